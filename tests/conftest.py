@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(1)  # two workers share two cores; more threads each only contend
+
+settings.register_profile(
+    "ci", max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
+settings.register_profile("deep", max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--goldens",
+        type=Path,
+        default=Path(__file__).parent / "goldens",
+        help="folder of .npz files made by the original code; every file in it must be recognised and pass",
+    )

@@ -1,0 +1,93 @@
+"""attnres_*.npz"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import twoaxis
+from tests.golden_formats.base import FORWARD, Golden, finish, put, rms_norm, stacked, tanh_of, trace
+from twoaxis.depth.stream import State, Stream
+from twoaxis.kernels.weighted_sum import rms_logits, weighted_sum
+
+
+def check_attention_residuals(g: Golden) -> None:
+    count, size = g.number("L"), max(g.number("block_size"), 1)
+    window = g.number("window") if "window" in g else None
+    evaluations = ["direct"] if window is not None else ["direct", "two_phase"]
+    for evaluation in evaluations:
+        x0, w = g.tensor("x0", grad=True), g.tensor("W", grad=True)
+        stream = twoaxis.stream(
+            "attention_residuals",
+            blocks=count,
+            width=x0.shape[-1],
+            kinds=("mlp",),
+            block_size=size,
+            window=window,
+            eps=g.number("eps"),
+            evaluation=evaluation,
+        ).double()
+        query, norm_weight = stream.get_parameter("query"), stream.get_parameter("norm_weight")
+        put(query, g.tensor("query"))
+        put(norm_weight, g.tensor("norm_weight"))
+        out, steps, state = trace(stream, x0, [tanh_of(w[i]) for i in range(count)])
+        g.equal("h", stacked(steps, lambda s: s["seen"].x))
+        g.equal("f_out", stacked(steps, lambda s: s["y"]))
+        check_depth_weights(g, stream, [s["before"] for s in steps] + [state])
+        if "block_rep" in g:
+            check_block_sums(g, steps, state, evaluation)
+        leaves = {"grad_x0": x0, "grad_W": w, "grad_query": query, "grad_norm_weight": norm_weight}
+        finish(g, out, leaves, key="output")
+
+
+def check_depth_weights(g: Golden, stream: Stream, states: list[State]) -> None:
+    alpha = g.tensor("alpha")
+    ours = torch.zeros_like(alpha)
+    for i, (site, state) in enumerate(zip(stream.layout.sites, states, strict=True)):
+        weights = stream.weights(state, site)
+        assert weights is not None
+        n = weights.shape[-1]
+        assert n == g.arrays["n_sources"][i] == len(stream.sources(site))
+        ours[i, :n] = weights.squeeze(-2).movedim(-1, 0).detach()
+    g.equal("alpha", ours)
+
+
+def check_block_sums(g: Golden, steps: list[dict[str, Any]], state: State, evaluation: str) -> None:
+    """Block sums, running partials and, in two phases, the batched reads with their log-sum-exps."""
+    final = state.value
+    sums = [slot.x for slot in final.slots] + ([final.part] if final.part is not None else [])
+    g.equal("block_rep", torch.stack(sums))
+    after = [step["state"].value for step in steps]
+    g.equal("partial", torch.stack([v.slots[-1].x if v.part is None else v.part for v in after]))
+    if evaluation == "direct":
+        return
+    o, m, mass = g.tensor("phase1_o"), g.tensor("phase1_m"), g.tensor("phase1_l")
+    for i, step in enumerate(steps):
+        ahead = step["before"].value.ahead
+        if ahead is None:
+            continue  # the first group reads the embedding alone
+        read, lse = ahead.reads[i - ahead.row], ahead.lse[..., 0, i - ahead.row]
+        assert (read - o[i] / mass[i].unsqueeze(-1)).abs().max() <= FORWARD * o.abs().max()
+        assert (lse - (m[i] + mass[i].log())).abs().max() <= FORWARD * lse.abs().max().clamp_min(1)
+        g.compared += 1
+
+
+def check_attention_residuals_op(g: Golden) -> None:
+    d = g.tensor("query").shape[0]
+    for tag, scale in (("plain", 1.0), ("scaled", d**-0.5), ("outnorm", 1.0)):
+        v, query = g.tensor("V", grad=True), g.tensor("query", grad=True)
+        weight, out_weight = g.tensor("norm_weight", grad=True), g.tensor("output_norm_weight", grad=True)
+        u = (query * weight * scale).view(1, 1, d)
+        sources = list(v.unbind(0))
+        logits = torch.stack([rms_logits(s, u, g.number("eps"))[..., 0, 0] for s in sources], dim=-1)
+        alpha = logits.softmax(-1)
+        out = weighted_sum(sources, token=alpha.unsqueeze(-2))[0]
+        g.equal(f"{tag}_alpha", alpha.movedim(-1, 0))
+        leaves = {f"{tag}_grad_V": v, f"{tag}_grad_query": query, f"{tag}_grad_norm_weight": weight}
+        if tag == "outnorm":
+            out = rms_norm(out_weight, g.number("eps"))(out)
+            leaves[f"{tag}_grad_output_norm_weight"] = out_weight
+        g.equal(f"{tag}_out", out)
+        grads = torch.autograd.grad((out * g.tensor("G")).sum(), list(leaves.values()))
+        g.gradients(dict(zip(leaves, grads, strict=True)))

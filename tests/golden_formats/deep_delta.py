@@ -1,0 +1,76 @@
+"""ddl_*.npz"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+import twoaxis
+from tests.golden_formats.base import Golden, finish, put, rms_norm, stacked, tanh_of, trace
+from twoaxis.depth.deep_delta import DeepDelta
+
+PARAMETERS = {
+    "beta_in_weight": "gate_in",
+    "beta_weight": "gate_weight",
+    "beta_bias": "gate_bias",
+    "v_weight": "value_weight",
+    "v_bias": "value_bias",
+    "compress_weight": "compress_weight",
+    "compress_read": "compress_read",
+    "readout_weight": "readout_weight",
+    "readout_read": "readout_read",
+    "ec_weight": "expand_weight",
+}
+
+
+def options(g: Golden, meta: dict[str, Any], width: int) -> dict[str, Any]:
+    accelerated = bool(meta.get("accelerated"))
+    found: dict[str, Any] = {
+        "value_channels": meta["dv"],
+        # the accelerated file measures the direction with width times the squared epsilon, always uses the sigmoid
+        # value, and is the only one that honours the causal flag
+        "k_eps": meta["k_eps"] * (width**0.5 if accelerated else 1.0),
+        "value": "sigmoid" if accelerated else {"const": "constant"}.get(meta["v_mode"], meta["v_mode"]),
+        "value_scale": meta["v_scale"],
+        "value_constant": meta["v_const"],
+        "channel_padding": "causal" if accelerated and meta["causal"] else "same",
+    }
+    variant = meta["variant"]
+    if variant != "vdim1":
+        found["compress"] = "token" if variant.startswith("TC") else "channel"
+        found["expand"] = "conv" if variant.endswith("EC") else "repeat"
+    if "beta_in_weight" in g:
+        found |= {"gate": "two_layer", "gate_hidden": g.arrays["beta_in_weight"].shape[1]}
+    if variant.startswith("TC"):
+        found["token_taps"] = g.arrays["compress_weight"].shape[-1]
+    if "ec_weight" in g:
+        found["expand_taps"] = g.arrays["ec_weight"].shape[-1]
+    return found
+
+
+def check_deep_delta(g: Golden) -> None:
+    meta = json.loads(str(g.arrays["meta"]))
+    x0, w, norm_weight = (g.tensor(key, grad=True) for key in ("x0", "W", "norm_weight"))
+    count, width = w.shape[0], x0.shape[-1]
+    kinds = [("attention", "mlp")[: count - 2 * b] for b in range(-(-count // 2))]
+    stream = twoaxis.stream("deep_delta", blocks=len(kinds), kinds=kinds, width=width, **options(g, meta, width))
+    assert isinstance(stream, DeepDelta)
+    ours = dict(stream.double().named_parameters())
+    held = {theirs: name for theirs, name in PARAMETERS.items() if theirs in g and name in ours}
+    assert set(ours) == set(held.values()), f"parameters without a golden: {set(ours) - set(held.values())}"
+    for theirs, name in held.items():
+        put(ours[name], g.tensor(theirs))
+    norms = [rms_norm(norm_weight[i], meta["norm_eps"]) for i in range(count)]
+    out, steps, _ = trace(stream, x0, [tanh_of(w[i]) for i in range(count)], norms)
+    g.equal("state_init", steps[0]["before"].value.x)
+    g.equal("x_in", stacked(steps, lambda s: s["seen"].x))
+    g.equal("sub_in", stacked(steps, lambda s: s["c"].x))
+    g.equal("sub_out", stacked(steps, lambda s: s["y"]))
+    g.equal("state", stacked(steps, lambda s: s["state"].value.x))
+    g.equal("beta", torch.stack([stream.gate(i, s["c"].x) for i, s in enumerate(steps)]))
+    values = torch.stack([stream.values(i, s["seen"].x) for i, s in enumerate(steps)])
+    g.equal("v", values.squeeze(-1) if g.arrays["v"].ndim == values.ndim - 1 else values)
+    leaves = {"grad_x0": x0, "grad_W": w, "grad_norm_weight": norm_weight}
+    finish(g, out, leaves | {f"grad_{theirs}": ours[name] for theirs, name in held.items()})

@@ -1,0 +1,66 @@
+"""twoaxis: residual streams and local mixers for decoder language models.
+
+Names are imported on first use, so that `twoaxis --help` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twoaxis.depth.blend import Blend as Blend
+    from twoaxis.depth.compose import compose as compose
+    from twoaxis.depth.registry import register as register
+    from twoaxis.depth.registry import stream as stream
+    from twoaxis.depth.registry import stream_names as stream_names
+    from twoaxis.depth.site import Placement as Placement
+    from twoaxis.depth.site import Site as Site
+    from twoaxis.depth.stream import Seen as Seen
+    from twoaxis.depth.stream import State as State
+    from twoaxis.depth.stream import Stream as Stream
+    from twoaxis.model.config import DecoderConfig as DecoderConfig
+    from twoaxis.model.decoder import Decoder as Decoder
+    from twoaxis.sequence.registry import mixer as mixer
+    from twoaxis.sequence.registry import mixer_names as mixer_names
+    from twoaxis.sequence.short_swa import ShortSWA as ShortSWA
+    from twoaxis.window import Ring as Ring
+    from twoaxis.window import document_reach as document_reach
+    from twoaxis.window import padding_reach as padding_reach
+    from twoaxis.window import window_attention as window_attention
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Blend": "twoaxis.depth.blend",
+    "Decoder": "twoaxis.model.decoder",
+    "DecoderConfig": "twoaxis.model.config",
+    "Placement": "twoaxis.depth.site",
+    "Ring": "twoaxis.window",
+    "Seen": "twoaxis.depth.stream",
+    "ShortSWA": "twoaxis.sequence.short_swa",
+    "Site": "twoaxis.depth.site",
+    "State": "twoaxis.depth.stream",
+    "Stream": "twoaxis.depth.stream",
+    "compose": "twoaxis.depth.compose",
+    "document_reach": "twoaxis.window",
+    "mixer": "twoaxis.sequence.registry",
+    "mixer_names": "twoaxis.sequence.registry",
+    "padding_reach": "twoaxis.window",
+    "register": "twoaxis.depth.registry",
+    "stream": "twoaxis.depth.registry",
+    "stream_names": "twoaxis.depth.registry",
+    "window_attention": "twoaxis.window",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'twoaxis' has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

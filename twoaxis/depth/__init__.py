@@ -1,0 +1,1 @@
+"""The depth axis: the stream contract and one file per method."""

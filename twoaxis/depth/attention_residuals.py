@@ -1,0 +1,441 @@
+"""Attention Residuals: every sub-layer reads a softmax-weighted average of all earlier sub-layer outputs.
+
+Kimi Team: Attention Residuals, arXiv 2603.15031 (2026). Runs in Kimi-K3. Code agreed with: Kimi-K3's model file,
+flash-linear-attention, tokenbender/nanogpt-attnres-repro (all equal to 1e-14).
+
+    v_0 = embedding, v_i = f_i(h_i)                          sources: sub-layer outputs, not running sums
+    r_i = ( mean(v_i²) + eps )^(-1/2)
+    s_i = < w_l ⊙ g_l , v_i r_i >                            fixed query w_l against RMS-normalised keys
+    h_l = Σ_i softmax_i(s) v_i                               values are the raw sources
+
+    block form: sources are b_0 = embedding, the sums b_n over runs of `block_size` sub-layers, and the sum of the
+    current run so far, if it has one (an absent partial is absent, not zero)
+
+    b_0 ─┬──────────┬───────────┬──────────┬───────────────┐
+         ▼          ▼           ▼          ▼               ▼
+       site 0     site 1      site 2     site 3    ...    out
+         │ y_0      ▲│ y_1      ▲ ▲│ y_2   ▲ ▲
+         └──partial─┘└──► b_1 ──┴─┼┼───────┘ │
+                                  └┴─partial─┘
+
+There is no other residual path: h_l replaces the running sum. With w = 0 (the initial value) every read is the plain
+average, so the network equals the plain one up to the pre-norm's epsilon: an average over n sources multiplies the
+effective epsilon by n², which is a large error for small states. `read="sum"` reads n times the average instead and is
+exact to rounding.
+
+Because the queries do not depend on the input, a finished source gets its logits for all later sites from one small
+matrix product; `evaluation="two_phase"` also batches the reads of finished sources over a group of sites and merges
+the rest in by their log-sum-exp, which is the same algebra.
+
+Readings where the paper is silent: the input-dependent query is a map of the newest source; sigmoid weights are not
+normalised; input-independent scalars pass through the softmax; heads split query, keys and values into channel groups
+under one full-width RMS; the depth window counts sources besides the embedding and also holds for the final read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.depth.site import Site
+from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.kernels.precision import routing_dtype, widen
+from twoaxis.kernels.weighted_sum import rms_logits, source_dots, weighted_sum
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionResidualsConfig:
+    """Options of Attention Residuals; the defaults are the full form of the paper."""
+
+    block_size: int = 1
+    """Sub-layers summed into one source; 1 is the full form. Kimi-K3 counts Transformer layers: twice as many."""
+    window: int | None = None
+    """How many of the newest sources are read; None is all of them."""
+    keep_first: bool = True
+    """The embedding is always read and does not count in the window."""
+    overflow: Literal["drop", "sum"] = "drop"
+    """Sources that leave the window are forgotten, or summed into one more source."""
+    read: Literal["average", "sum"] = "average"
+    """The published average, or its multiple that equals the plain residual exactly at the start."""
+    evaluation: Literal["direct", "two_phase"] = "direct"
+    """Each read on its own, or reads of finished sources batched over a group of sites."""
+    group: int | None = None
+    """Sub-layers per group of the two-phase evaluation; None is block_size, or about sqrt(sub-layers) when that is 1."""
+    query: Literal["static", "input", "none"] = "static"
+    """A learned vector per site; a learned map of the newest source; or no query, just a scalar per source."""
+    weighting: Literal["softmax", "sigmoid"] = "softmax"
+    """How logits become weights."""
+    key_norm: bool = True
+    """RMS-normalise the keys."""
+    heads: int = 1
+    """Channel groups with weights of their own."""
+    scale: float = 1.0
+    """Of the logits; the paper has none."""
+    eps: float = 1e-6
+    """Inside the keys' mean square; Kimi-K3 uses 1e-5."""
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise ValueError(f"block_size must be at least 1 (1 is the full form), got {self.block_size}")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1 or None for all sources, got {self.window}")
+        if self.heads < 1:
+            raise ValueError(f"heads must be at least 1, got {self.heads}")
+        for field, known in _CHOICES.items():
+            if getattr(self, field) not in known:
+                raise ValueError(f"unknown {field} {getattr(self, field)!r}; it is one of {', '.join(known)}")
+        if self.evaluation == "two_phase":
+            if self.window is not None or self.query != "static" or self.weighting != "softmax":
+                raise ValueError(
+                    "two_phase needs window=None, query='static' and weighting='softmax', got "
+                    f"window={self.window}, query={self.query!r}, weighting={self.weighting!r}"
+                )
+            if self.group is not None and (self.group < 1 or self.group % self.block_size):
+                raise ValueError(f"group ({self.group}) must be a multiple of block_size ({self.block_size})")
+        if self.query == "none" and self.heads != 1:
+            raise ValueError(f"scalar weights have no heads: query='none' needs heads=1, got {self.heads}")
+
+
+_CHOICES = {
+    "overflow": ("drop", "sum"),
+    "read": ("average", "sum"),
+    "evaluation": ("direct", "two_phase"),
+    "query": ("static", "input", "none"),
+    "weighting": ("softmax", "sigmoid"),
+}
+
+
+class Slot(NamedTuple):
+    """A finished source: its number, its value, and its logits (..., H, n) for the n reading sites from `row` on."""
+
+    number: int
+    x: Tensor
+    logits: Tensor | None
+    row: int
+
+
+class Ahead(NamedTuple):
+    """The first phase for the reading sites from `row` on: normalised reads (None once used), log-sum-exps (..., H, n)."""
+
+    reads: tuple[Tensor | None, ...]
+    lse: Tensor
+    row: int
+
+
+class Bank(NamedTuple):
+    """Finished sources, what left the window, the running partial, and what is derived from them.
+
+    `total` is the plain residual, kept only if some site reads plainly. `ahead` is set in two-phase evaluation only.
+    """
+
+    slots: tuple[Slot, ...]
+    overflow: Tensor | None
+    part: Tensor | None
+    total: Tensor | None
+    ahead: Ahead | None
+
+
+class AttentionResiduals(Stream):
+    """Softmax reads over sub-layer outputs."""
+
+    name = "attention_residuals"
+    Config = AttentionResidualsConfig
+    config: AttentionResidualsConfig
+
+    def __init__(self, config: AttentionResidualsConfig, layout: Layout) -> None:
+        super().__init__(config, layout)
+        width, used = layout.width, layout.used()
+        if width % config.heads:
+            raise ValueError(f"heads ({config.heads}) must divide the width ({width})")
+        self.rows = {site.index: row for row, site in enumerate(used)}
+        """Row of each reading site in the stacked parameters."""
+        self.rows_before = [sum(u.index < i for u in used) for i in range(len(layout.sites) + 1)]
+        """For each site: how many reading sites come before it."""
+        numbers = range(len(layout.sublayers) // config.block_size + 1)
+        self.rows_reading = {n: self._rows_reading(n) for n in numbers}
+        """For each finished source: rows of the sites that read it, which are consecutive."""
+        self.plain_sites = len(used) < len(layout.sites)
+        self.group = config.group or (config.block_size if config.block_size > 1 else _root(len(layout.sublayers)))
+        self.register_parameter("query", None)
+        self.register_parameter("query_map", None)
+        self.register_parameter("norm_weight", None)
+        self.scalars = nn.ParameterList()
+        if config.query == "static":
+            self.query = nn.Parameter(torch.empty(len(used), width))
+        elif config.query == "input":
+            self.query_map = nn.Parameter(torch.empty(len(used), width, width))
+        else:
+            self.scalars.extend(nn.Parameter(torch.empty(self._count(site))) for site in used)
+        if config.query != "none" and config.key_norm:
+            self.norm_weight = nn.Parameter(torch.empty(len(used), width))
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Queries and scalars zero, the key norm's scale one: every read is the plain average."""
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                parameter.fill_(1.0 if name == "norm_weight" else 0.0)
+
+    def neutral_(self) -> None:
+        """The initial values are neutral, unless the window forgets sources."""
+        if self.neutral == "none":
+            super().neutral_()
+        self.reset_parameters()
+
+    @property
+    def neutral(self) -> Neutral:
+        """The sum form is exact to rounding; the average rescales the stream; a forgetful window is never plain."""
+        if self.config.overflow == "drop" and any(self._lost(site) for site in self.layout.used()):
+            return "none"
+        return "rounding" if self.config.read == "sum" else "scale"
+
+    # Which sources a site reads: a function of its index alone.
+
+    def _numbers(self, index: int) -> range:
+        """Numbers of the finished sources that the window leaves at site `index`."""
+        size = self.config.block_size
+        finished, newest = index // size, -(-index // size)  # the partial, if there is one, counts as newest
+        first = 0 if self.config.window is None else newest - self.config.window + 1
+        return range(max(first, 1 if self.config.keep_first else 0), finished + 1)
+
+    def _lost(self, site: Site) -> bool:
+        """Whether sources have left the window at `site`."""
+        return self._numbers(site.index).start > (1 if self.config.keep_first else 0)
+
+    def _has_part(self, index: int) -> bool:
+        return index % self.config.block_size != 0
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        """The sources `site` reads, oldest first."""
+        if not self.uses(site):
+            return ()
+        unit = "sub-layer" if self.config.block_size == 1 else "run"
+        names = ["embedding"] if self.config.keep_first else []
+        if self.config.overflow == "sum" and self._lost(site):
+            names.append("overflow")
+        names += ["embedding" if n == 0 else f"{unit} {n - 1}" for n in self._numbers(site.index)]
+        return tuple(names + ["partial"] if self._has_part(site.index) else names)
+
+    def _count(self, site: Site) -> int:
+        return len(self.sources(site))
+
+    # The reads.
+
+    def _queries(self, rows: slice) -> Tensor:
+        """Folded queries w ⊙ g · scale of some sites: (n, H, D/H)."""
+        assert self.query is not None
+        u = widen(self.query[rows]) * self.config.scale
+        if self.norm_weight is not None:
+            u = u * widen(self.norm_weight[rows])
+        return u.unflatten(-1, (self.config.heads, -1))
+
+    def _slot(self, x: Tensor, number: int, index: int) -> Slot:
+        """A finished source with its logits for every site from `index` on that will read it."""
+        rows = self.rows_reading[number]
+        row = max(rows.start, self.rows_before[index])
+        if self.config.query != "static" or row >= rows.stop:
+            return Slot(number, x, None, row)
+        return Slot(number, x, self._logits(x, slice(row, rows.stop)), row)
+
+    def _rows_reading(self, number: int) -> range:
+        pinned = number == 0 and self.config.keep_first
+        rows = [row for i, row in self.rows.items() if pinned or number in self._numbers(i)]
+        return range(rows[0], rows[-1] + 1) if rows else range(0)
+
+    def _logits(self, x: Tensor, rows: slice) -> Tensor:
+        return rms_logits(x, self._queries(rows), self.config.eps if self.config.key_norm else None)
+
+    def _gather(self, value: Bank, site: Site, oldest: int = -1) -> tuple[list[Tensor], list[Tensor]]:
+        """Sources of `site` numbered above `oldest`, and their logits (..., H) where queries are static."""
+        row = self.rows[site.index]
+        static = self.config.query == "static"
+        sources, logits = [], []
+        for slot in value.slots:
+            if slot.number > oldest:
+                sources.append(slot.x)
+                if static:
+                    assert slot.logits is not None
+                    logits.append(slot.logits[..., row - slot.row])
+        if value.overflow is not None:
+            sources.insert(1 if self.config.keep_first else 0, value.overflow)
+            if static:
+                column = self._logits(value.overflow, slice(row, row + 1))[..., 0]
+                logits.insert(1 if self.config.keep_first else 0, column)
+        if value.part is not None:
+            sources.append(value.part)
+            if static:
+                logits.append(self._logits(value.part, slice(row, row + 1))[..., 0])
+        return sources, logits
+
+    def _weigh(self, value: Bank, site: Site) -> tuple[list[Tensor], Tensor]:
+        """The sources of `site` and their weights (..., H, S)."""
+        sources, columns = self._gather(value, site)
+        row, config = self.rows[site.index], self.config
+        if config.query == "static":
+            logits = torch.stack(columns, dim=-1)
+        elif config.query == "input":
+            logits = self._input_logits(sources, row)
+        else:
+            wide = routing_dtype(sources[0].dtype)
+            logits = self.scalars[row].to(wide).expand(*sources[0].shape[:-1], 1, -1)
+        if config.weighting == "sigmoid":
+            return sources, logits.sigmoid() * (2.0 if config.read == "sum" else 1.0)
+        return sources, logits.softmax(-1) * (len(sources) if config.read == "sum" else 1.0)
+
+    def _input_logits(self, sources: list[Tensor], row: int) -> Tensor:
+        """Logits of a query made from the newest source: (..., H, S)."""
+        assert self.query_map is not None
+        q = widen(sources[-1]) @ widen(self.query_map[row]).mT * self.config.scale
+        if self.norm_weight is not None:
+            q = q * widen(self.norm_weight[row])
+        heads = (self.config.heads, -1)
+        logits = source_dots(q.unflatten(-1, heads).unsqueeze(-2), [s.unflatten(-1, heads) for s in sources]).squeeze(
+            -2
+        )
+        if not self.config.key_norm:
+            return logits
+        inverse = [torch.rsqrt(widen(s).square().mean(-1) + self.config.eps) for s in sources]
+        return logits * torch.stack(inverse, dim=-1).unsqueeze(-2)
+
+    def _mix(self, sources: list[Tensor], weights: Tensor) -> Tensor:
+        heads = self.config.heads
+        if heads == 1:
+            return weighted_sum(sources, token=weights)[0]
+        return weighted_sum([s.unflatten(-1, (heads, -1)) for s in sources], token=weights.unsqueeze(-2))[0].flatten(-2)
+
+    def _read(self, value: Bank, site: Site) -> Seen:
+        if not self.uses(site):
+            assert value.total is not None
+            return Seen(value.total)
+        if self._count(site) == 1 and self.config.weighting == "softmax":
+            return Seen(self._gather(value, site)[0][0])  # the softmax of one logit is one
+        if value.ahead is None:
+            return Seen(self._mix(*self._weigh(value, site)))
+        return Seen(self._second_phase(value, site))
+
+    # Two phases: finished sources batched over a group of sites, then the rest merged in by log-sum-exp.
+
+    def _first_phase(self, value: Bank, index: int) -> Bank:
+        """Reads of the sources finished when the group of site `index` began, for its sites from `index` on."""
+        if self.config.evaluation == "direct":
+            return value
+        start = index // self.group * self.group
+        finished = [slot for slot in value.slots if slot.number <= start // self.config.block_size]
+        row = self.rows_before[index]
+        stop = self.rows_before[min(start + self.group, len(self.layout.sites))]
+        if len(finished) < 2 or row >= stop:
+            return value._replace(ahead=None)
+        columns = [slot.logits[..., row - slot.row : stop - slot.row] for slot in finished if slot.logits is not None]
+        logits = torch.stack(columns, dim=-1)  # (..., H, n, S)
+        heads = (self.config.heads, -1)
+        reads = weighted_sum([slot.x.unflatten(-1, heads) for slot in finished], token=logits.softmax(-1))
+        return value._replace(ahead=Ahead(tuple(r.flatten(-2) for r in reads), logits.logsumexp(-1), row))
+
+    def _second_phase(self, value: Bank, site: Site) -> Tensor:
+        """The merge: the batched read is one more source, its log-sum-exp the logit."""
+        assert value.ahead is not None
+        reads, lse, row = value.ahead
+        start, position = site.index // self.group * self.group, self.rows[site.index] - row
+        batched = reads[position]
+        assert batched is not None
+        sources, columns = self._gather(value, site, oldest=start // self.config.block_size)
+        scale = self._count(site) if self.config.read == "sum" else 1.0
+        if not sources and scale == 1.0:
+            return batched
+        logits = torch.stack([lse[..., position], *columns], dim=-1)
+        return self._mix([batched, *sources], logits.softmax(-1) * scale)
+
+    # The state machine.
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Bank:
+        bank = Bank((self._slot(x, 0, 0),), None, None, x if self.plain_sites else None, None)
+        return self._first_phase(bank, 0)
+
+    def _write(self, value: Bank, site: Site, y: Tensor, seen: Seen, c: Seen) -> Bank:
+        index, size = site.index + 1, self.config.block_size
+        part = y if value.part is None else value.part + y
+        total = None if value.total is None else value.total + y
+        slots, overflow = list(value.slots), value.overflow
+        if index % size == 0:
+            slots.append(self._slot(part, index // size, index))
+        stay = self._numbers(index)
+        pinned = 0 if self.config.keep_first else -1
+        kept = tuple(slot for slot in slots if slot.number in stay or slot.number == pinned)
+        if self.config.overflow == "sum":
+            for slot in slots:
+                if slot.number not in stay and slot.number != pinned:
+                    overflow = slot.x if overflow is None else overflow + slot.x
+        ahead = _spent(value.ahead, self.rows.get(site.index))
+        bank = Bank(kept, overflow, part if index % size else None, total, ahead)
+        return self._first_phase(bank, index) if index % self.group == 0 else bank
+
+    def _pack(self, value: Bank, site: Site) -> tuple[Tensor, ...]:
+        rest = (value.overflow, value.part, value.total)
+        return (*(slot.x for slot in value.slots), *(t for t in rest if t is not None))
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Bank:
+        queue = iter(tensors)
+        numbers = ([0] if self.config.keep_first else []) + list(self._numbers(site.index))
+        slots = tuple(self._slot(next(queue), n, site.index) for n in numbers)
+        overflow = next(queue) if self.config.overflow == "sum" and self._lost(site) else None
+        part = next(queue) if self._has_part(site.index) else None
+        total = next(queue) if self.plain_sites else None
+        return self._first_phase(Bank(slots, overflow, part, total, None), site.index)
+
+    def _weights(self, value: Bank, site: Site) -> Tensor | None:
+        return self._weigh(value, site)[1] if self.uses(site) else None
+
+    # What it declares.
+
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """Nothing is published; vectors and scalars are not decayed, the input-dependent query's map is."""
+        names = [name for name, _ in self.named_parameters()]
+        groups = [
+            ParameterGroup(tuple(n for n in names if n != "query_map")),
+            ParameterGroup(tuple(n for n in names if n == "query_map"), decay=True),
+        ]
+        return tuple(g for g in groups if g.names)
+
+    def dead(self) -> dict[str, str]:
+        """A softmax over one source is one whatever its logit: the site's row gets a gradient of exactly zero."""
+        if self.config.weighting == "sigmoid":
+            return {}
+        lone = [self.rows[site.index] for site in self.layout.used() if self._count(site) == 1]
+        names = ["scalars.{}"] if self.config.query == "none" else [f"{n}[{{}}]" for n, _ in self.named_parameters()]
+        return {name.format(row): "the site has one source, its softmax is constant" for row in lone for name in names}
+
+    def cost(self) -> Cost:
+        """Per source read a dot product and a multiply-add; per source one mean square."""
+        width, used = self.layout.width, self.layout.used()
+        counts = [self._count(site) for site in used]
+        reads = sum(n for n in counts if n > 1 or self.config.weighting == "sigmoid")
+        flops = 2 * width * reads
+        if self.config.query != "none":
+            flops += 2 * width * reads
+        if self.config.query == "input":
+            flops += 2 * width * width * sum(n > 1 or self.config.weighting == "sigmoid" for n in counts)
+        parameters = sum(p.numel() for p in self.parameters())
+        held = [self._held(i) for i in range(len(self.layout.sites))]
+        return Cost(parameters=parameters, flops=flops, reads=reads, live=max(held) * width)
+
+    def _held(self, index: int) -> int:
+        """Vectors in the state at site `index`, without the derived ones."""
+        site = self.layout.sites[index]
+        lost = self.config.overflow == "sum" and self._lost(site)
+        finished = len(self._numbers(index)) + int(self.config.keep_first)
+        return finished + int(lost) + int(self._has_part(index)) + int(self.plain_sites)
+
+
+def _spent(ahead: Ahead | None, row: int | None) -> Ahead | None:
+    """Forget the batched read of the site with this row: it has just been used."""
+    if ahead is None or row is None:
+        return ahead
+    return ahead._replace(reads=tuple(None if i == row - ahead.row else r for i, r in enumerate(ahead.reads)))
+
+
+def _root(count: int) -> int:
+    """The group size near sqrt(count), where two-phase reads of the full form touch fewest sources."""
+    return max(1, round(math.sqrt(count)))

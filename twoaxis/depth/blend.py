@@ -1,0 +1,126 @@
+"""Blend: any method on a pretrained model without changing it at step 0.
+
+    every site and way sees   lerp( plain.x , method.way , gate )        one float32 gate per site, zero at the start
+
+    y ──┬──► plain stream  ──► p ──┐
+        └──► method        ──► m ──┴─ p + g (m - p) ──► norm ──► sub-layer ──► y
+
+The plain stream and the method both receive every sub-layer output, each continuing from its own un-blended read. A gate of
+zero is the plain model and a gate of one the method, both to the last bit. At gate zero the method's parameters have no
+gradient; they get one as soon as the gate moves. A method whose read is not finite while its gate is zero raises instead
+of leaking NaN into a model that should not notice it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.depth.site import Site
+from twoaxis.depth.stream import Cost, Neutral, ParameterGroup, Seen, State, Stream, Tokens
+from twoaxis.kernels.precision import widen
+
+
+class Both(NamedTuple):
+    """The plain residual and the method's own state."""
+
+    plain: Tensor
+    method: State
+
+
+class Blend(Stream):
+    """A method faded in over the plain residual.
+
+    Args:
+        method: the stream to fade in.
+    """
+
+    name = "blend"
+
+    def __init__(self, method: Stream) -> None:
+        super().__init__(method.config, method.layout)
+        self._owner = f"blend of {method._owner}"
+        self.method = method
+        self.gate = nn.Parameter(torch.zeros(len(method.layout.sites), dtype=torch.float32))
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """The method's own start, behind closed gates."""
+        self.method.reset_parameters(generator)
+        self.neutral_()
+
+    def neutral_(self) -> None:
+        """Close every gate."""
+        with torch.no_grad():
+            self.gate.zero_()
+
+    @property
+    def neutral(self) -> Neutral:
+        """A closed gate is the plain model to a bit, whatever the method."""
+        return "bitwise"
+
+    def ways(self, site: Site) -> tuple[str, ...]:
+        """The method's."""
+        return self.method.ways(site)
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        """The method's."""
+        return self.method.sources(site)
+
+    def dead(self) -> dict[str, str]:
+        """The method's; its parameters have no gradient while every gate is closed."""
+        return {f"method.{name}": why for name, why in self.method.dead().items()}
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Both:
+        return Both(x, self.method.open(x, tokens.past, reach=tokens.reach, keep=tokens.keep))
+
+    def _read(self, value: Both, site: Site) -> Seen:
+        seen, plain = self.method.read(value.method, site), value.plain
+        gate = self.gate[site.index]
+        ways = {name: way for name in ("x", "q", "k", "v") if (way := getattr(seen, name)) is not None}
+        for name, way in ways.items():
+            finite = torch.isfinite(way).all() | (gate != 0)
+            torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
+                finite,
+                f"{self.method.name} read a non-finite {name} at site {site.index} behind a closed gate",
+            )
+            ways[name] = _lerp(plain, way, gate)
+        return Seen(**ways, aux=seen)
+
+    def _write(self, value: Both, site: Site, y: Tensor, seen: Seen, c: Seen) -> Both:
+        return Both(value.plain + y, self.method.write(value.method, site, y, seen.aux, c))
+
+    def _memory(self, value: Both) -> tuple[Any, ...]:
+        return self.method.memory(value.method)
+
+    def _weights(self, value: Both, site: Site) -> Tensor | None:
+        return self.method.weights(value.method, site)
+
+    def _pack(self, value: Both, site: Site) -> tuple[Tensor, ...]:
+        return (value.plain, *self.method.pack(value.method))
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Both:
+        method = self.method.unpack(tensors[1:], site, tokens.past, reach=tokens.reach, keep=tokens.keep)
+        return Both(tensors[0], method)
+
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """The gates, never decayed, and the method's own groups."""
+        groups = (g._replace(names=tuple(f"method.{n}" for n in g.names)) for g in self.method.parameter_groups())
+        return (ParameterGroup(("gate",)), *groups)
+
+    def cost(self) -> Cost:
+        """The method's, the plain residual beside it and one interpolation per site and way."""
+        cost, width = self.method.cost(), self.layout.width
+        ways = sum(max(1, len(self.ways(site))) for site in self.layout.sites)
+        return cost._replace(
+            parameters=cost.parameters + self.gate.numel(),
+            flops=cost.flops + 3 * width * ways + width * len(self.layout.sublayers),
+            live=cost.live + width,
+        )
+
+
+def _lerp(plain: Tensor, way: Tensor, gate: Tensor) -> Tensor:
+    """`plain` at gate 0 and `way` at gate 1, exactly; in float32 at least."""
+    wide = widen(plain)
+    return torch.lerp(wide, way.to(wide.dtype), gate.to(wide.dtype)).to(plain.dtype)

@@ -1,0 +1,364 @@
+"""Deep Delta Learning: the shortcut itself is a learned rank-one rewrite of the state.
+
+Zhang et al.: Deep Delta Learning (2026). Code: yifanzhang-pro/deep-delta-learning, all variants agreed with.
+
+    x_in = X (d_v = 1)  or  compress(X)                       what the sub-layer reads
+    h    = F(norm(x_in))
+    k    = h / sqrt(|h|² + k_eps²)                            direction
+    β    = 2 σ(w_β · norm(x_in) + b_β)                        gate in (0, 2), one per token
+    v    = 4 σ(W_v x_in + b_v)                                value, from the read before its norm
+    X⁺   = X + β k ⊗ (v - kᵀX)                                erase along k, write v
+
+    X ──┬───────────────────────────────(I - β k kᵀ)──(+)── X⁺
+        ├─compress─┬─norm─┬─ F ─ h ─► k ──────┘        │
+        │          │      └──► β ─────────────┘   β k ⊗ v
+        │          └───────────► v ───────────────────┘
+
+β = 0 keeps the state, β = 1 makes kᵀX⁺ = v, β = 2 mirrors about v (a Householder reflection); the error kᵀX - v shrinks
+by exactly 1 - β|k|². Nothing is remembered over depth.
+
+With value_channels d_v > 1 the state is (d, d_v). It opens as copies of the embedding or, with expand="conv" (EC), as
+a short causal convolution of it; it is compressed by a convolution along the value channels (compress="channel", CC)
+or along tokens (compress="token", TC), then a read vector; the head has a compressor of its own. One compressor serves all
+sub-layers of a block. TC and EC look at earlier tokens: they need `past` when decoding and `reach` for packed documents.
+
+No parameters make this the plain residual, so the neutral class is none; put it on a pretrained model through `Blend`.
+Controls: update="write" writes without erasing, update="add" keeps the expanded state and adds h to every channel.
+
+map="k" is the official form: the sub-layer gives the direction, a linear map the value. map="v" is named in an earlier version of the
+paper without code; the reading here: the sub-layer's output gives the value, v = 4 σ(W_v h + b_v), and a linear map of
+the normalised read gives the direction.
+
+Quirks kept from the code: the value reads the un-normalised input and has a bias and a sigmoid, where the paper has
+neither; the two-layer gate has no first bias; compressor weights start at N(0, 0.5/sqrt(d)), so small that the
+pre-norm's epsilon dominates the first reads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twoaxis.depth.site import OUT, Site
+from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.kernels.precision import full_precision, widen
+from twoaxis.kernels.taps import causal_taps, with_history
+from twoaxis.window import Ring
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepDeltaConfig:
+    """Options of Deep Delta Learning; the paper's default for d_v > 1 is value_channels=4, expand="conv"."""
+
+    value_channels: int = 1
+    """d_v: columns of the state."""
+    compress: Literal["channel", "token"] = "channel"
+    """CC or TC; only for d_v > 1."""
+    expand: Literal["repeat", "conv"] = "repeat"
+    """Without or with EC; only for d_v > 1."""
+    update: Literal["delta", "write", "add"] = "delta"
+    """The delta rule, or one of the controls: write without erasing, plain addition on the expanded state."""
+    map: Literal["k", "v"] = "k"
+    """Whether the sub-layer's output gives the direction or the value."""
+    gate: Literal["linear", "two_layer"] = "linear"
+    """Form of the gate's logit."""
+    gate_hidden: int = 128
+    """Hidden width of the two-layer gate."""
+    gate_start: float = 1.0
+    """β at the start, between 0 and 2."""
+    value: Literal["sigmoid", "linear", "constant"] = "sigmoid"
+    """Form of the value."""
+    value_scale: float = 4.0
+    """Of the sigmoid value."""
+    value_constant: float = 2.0
+    """The constant value."""
+    token_taps: int = 4
+    """Taps of TC's convolution."""
+    expand_taps: int = 4
+    """Taps of EC's convolution."""
+    channel_padding: Literal["same", "causal"] = "same"
+    """Padding of CC's convolution along the value channels."""
+    k_eps: float = 1e-5
+    """In the direction's length."""
+
+    def __post_init__(self) -> None:
+        for field, known in _CHOICES.items():
+            if getattr(self, field) not in known:
+                raise ValueError(f"unknown {field} {getattr(self, field)!r}; it is one of {', '.join(known)}")
+        for field in ("value_channels", "gate_hidden", "token_taps", "expand_taps"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+        if self.value_channels == 1 and self.expand == "conv":
+            raise ValueError("expand='conv' needs value_channels > 1, got value_channels=1")
+        if not 0.0 <= self.gate_start <= 2.0:
+            raise ValueError(f"gate_start must lie between 0 and 2, got {self.gate_start}")
+
+
+_CHOICES = {
+    "compress": ("channel", "token"),
+    "expand": ("repeat", "conv"),
+    "update": ("delta", "write", "add"),
+    "map": ("k", "v"),
+    "gate": ("linear", "two_layer"),
+    "value": ("sigmoid", "linear", "constant"),
+    "channel_padding": ("same", "causal"),
+}
+
+
+class Matrix(NamedTuple):
+    """The state X, (B, T, D) or (B, T, D, d_v), the sequence side, and the rings later tokens will need."""
+
+    x: Tensor
+    tokens: Tokens
+    kept: tuple[Ring, ...]
+
+
+class DeepDelta(Stream):
+    """Rank-one rewrites of a vector or matrix state."""
+
+    name = "deep_delta"
+    Config = DeepDeltaConfig
+    config: DeepDeltaConfig
+    gate_in: nn.Parameter | None
+    gate_weight: nn.Parameter
+    gate_bias: nn.Parameter
+    value_weight: nn.Parameter
+    value_bias: nn.Parameter
+    key_map: nn.Parameter
+    compress_weight: nn.Parameter
+    compress_read: nn.Parameter
+    readout_weight: nn.Parameter
+    readout_read: nn.Parameter
+    expand_weight: nn.Parameter
+
+    def __init__(self, config: DeepDeltaConfig, layout: Layout) -> None:
+        super().__init__(config, layout)
+        d, dv = layout.width, config.value_channels
+        writing = [site for site in layout.used() if site.kind != OUT]
+        n = len(writing) if config.update != "add" else 0
+        self.rows = {site.index: row for row, site in enumerate(writing)}
+        self.wide = dv > 1
+        self.by_token = self.wide and config.compress == "token"
+        compressing = sorted({site.block for site in writing}) if self.wide else []
+        self.block_rows = {block: row for row, block in enumerate(compressing)}
+        self.reads_out = self.wide and self.uses(layout.out)
+        taps = (config.token_taps,) if self.by_token else ()
+
+        def parameter(name: str, *shape: int, needed: bool = True) -> None:
+            self.register_parameter(name, nn.Parameter(torch.empty(*shape)) if needed and 0 not in shape else None)
+
+        hidden = config.gate_hidden if config.gate == "two_layer" else d
+        parameter("gate_in", n, hidden, d, needed=config.gate == "two_layer")
+        parameter("gate_weight", n, hidden)
+        parameter("gate_bias", n)
+        parameter("value_weight", n, dv, d, needed=config.value != "constant")
+        parameter("value_bias", n, dv, needed=config.value != "constant")
+        parameter("key_map", n, d, d, needed=config.map == "v")
+        parameter("compress_weight", len(compressing), d, dv, *taps, needed=self.wide)
+        parameter("compress_read", len(compressing), dv, needed=self.wide)
+        parameter("readout_weight", d, dv, *taps, needed=self.reads_out)
+        parameter("readout_read", dv, needed=self.reads_out)
+        parameter("expand_weight", d, dv, config.expand_taps, needed=config.expand == "conv")
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """The original's effective start: matrices N(0, 0.5/sqrt(d)), reads 1/d_v, EC the identity, gate at gate_start."""
+        d, dv = self.layout.width, self.config.value_channels
+        share = min(max(self.config.gate_start / 2, 1e-6), 1 - 1e-6)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name == "gate_bias":
+                    parameter.fill_(math.log(share / (1 - share)))
+                elif name == "value_bias":
+                    parameter.uniform_(-(d**-0.5), d**-0.5, generator=generator)
+                elif name in ("compress_read", "readout_read"):
+                    parameter.fill_(1 / dv)
+                elif name == "expand_weight":
+                    parameter.zero_()[..., -1] = 1.0
+                else:
+                    parameter.normal_(0.0, 0.5 * d**-0.5, generator=generator)
+
+    @property
+    def neutral(self) -> Neutral:
+        """Only the additive control has a plain setting."""
+        if self.config.update != "add" and self.rows:
+            return "none"
+        return "rounding" if self.wide else "bitwise"
+
+    def neutral_(self) -> None:
+        """For the additive control: compressors that average the channels of the current token, no convolution of the input."""
+        if self.neutral == "none":
+            super().neutral_()
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name in ("compress_read", "readout_read"):
+                    parameter.fill_(1 / self.config.value_channels)
+                elif name == "expand_weight" or self.by_token:
+                    parameter.zero_()[..., -1] = 1.0
+                else:
+                    parameter.zero_()[..., self._channel_offset] = 1.0
+
+    # Expansion and compression.
+
+    @property
+    def _channel_offset(self) -> int:
+        """p: which tap of CC's kernel meets its own channel."""
+        dv = self.config.value_channels
+        return dv - 1 if self.config.channel_padding == "causal" else (dv - 1) // 2
+
+    def _fold(self, weight: Tensor, read: Tensor) -> Tensor:
+        """CC's convolution and read as one weight: w_eff[i,m] = Σ_q read[q] w[i, m-q+p]  (D, d_v)."""
+        dv, p = self.config.value_channels, self._channel_offset
+        columns = []
+        for m in range(dv):
+            terms = [read[q] * weight[:, m - q + p] for q in range(dv) if 0 <= m - q + p < dv]
+            columns.append(sum(terms[1:], terms[0]))
+        return torch.stack(columns, dim=-1)
+
+    def _compress(self, value: Matrix, weight: Tensor, read: Tensor, call: int) -> tuple[Tensor, Ring | None]:
+        """The state as a vector (B, T, D), and the ring of TC's call number `call`."""
+        weight, read = widen(weight), widen(read)
+        if not self.by_token:
+            return (widen(value.x) * self._fold(weight, read)).sum(-1).to(value.x.dtype), None
+        taps, tokens = self.config.token_taps, value.tokens
+        history, ring = with_history(value.x, self._past(tokens, call), taps)
+        total: Tensor | None = None
+        for s, shifted in enumerate(causal_taps(history, taps, tokens.reach)):
+            term = (widen(shifted) * (weight[..., s] * read)).sum(-1)
+            total = term if total is None else total + term
+        assert total is not None
+        return total.to(value.x.dtype), ring
+
+    def _past(self, tokens: Tokens, call: int) -> Ring | None:
+        """The ring of one convolution; EC's comes first, then TC's in the order of the sites, the read-out's last."""
+        return tokens.past[call] if tokens.past else None
+
+    def _calls_before(self, site: Site) -> int:
+        """Convolutions along tokens that run before the one at `site`."""
+        rows = sum(index < site.index for index in self.rows) if self.by_token else 0
+        return rows + (self.config.expand == "conv")
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Matrix:
+        if not self.wide:
+            return Matrix(x, tokens, ())
+        if (self.by_token or self.config.expand == "conv") and x.dim() != 3:
+            raise ValueError(f"a stream that mixes tokens needs (batch, time, width), got {x.dim()} dimensions")
+        if tokens.past and len(tokens.past) != (want := len(self._call_taps())):
+            raise ValueError(f"past has {len(tokens.past)} rings, this stream keeps {want}")
+        if self.config.expand == "repeat":
+            return Matrix(x.unsqueeze(-1).expand(*x.shape, self.config.value_channels), tokens, ())
+        history, ring = with_history(x, self._past(tokens, 0), self.config.expand_taps)
+        weight = widen(self.expand_weight)
+        taps = causal_taps(history, self.config.expand_taps, tokens.reach)
+        terms = [widen(shifted).unsqueeze(-1) * weight[..., s] for s, shifted in enumerate(taps)]
+        return Matrix(sum(terms[1:], terms[0]).to(x.dtype), tokens, (ring,) if tokens.keep else ())
+
+    def _call_taps(self) -> list[int]:
+        """Taps of every convolution along tokens, in the order of `memory`."""
+        calls = [self.config.expand_taps] if self.config.expand == "conv" else []
+        if self.by_token:
+            calls += [self.config.token_taps] * (len(self.rows) + self.reads_out)
+        return calls
+
+    # Reads and writes.
+
+    def _read(self, value: Matrix, site: Site) -> Seen:
+        if not self.wide:
+            return Seen(value.x)
+        if not self.uses(site):
+            # equal channels give exactly that channel: the plain residual stays plain to a bit
+            base = value.x[..., 0]
+            return Seen(base + (value.x - base.unsqueeze(-1)).mean(-1))
+        call = self._calls_before(site)
+        if site.kind == OUT:
+            return Seen(self._compress(value, self.readout_weight, self.readout_read, call)[0])
+        row = self.block_rows[site.block]
+        x, ring = self._compress(value, self.compress_weight[row], self.compress_read[row], call)
+        return Seen(x, aux=ring)
+
+    def _write(self, value: Matrix, site: Site, y: Tensor, seen: Seen, c: Seen) -> Matrix:
+        kept = value.kept
+        if self.by_token and value.tokens.keep and self.uses(site):
+            kept = (*kept, seen.aux)
+        if self.uses(site) and self.config.update != "add":
+            x = self._rewrite(value.x, self.rows[site.index], y, seen.x, c.x)
+        else:
+            x = value.x + (y.unsqueeze(-1) if self.wide else y)
+        return Matrix(x, value.tokens, kept)
+
+    @full_precision
+    def _rewrite(self, state: Tensor, row: int, y: Tensor, x_in: Tensor, c: Tensor) -> Tensor:
+        """X + β k ⊗ (v - kᵀX), in float32 at least; the d_v axis is always there."""
+        config, h, x = self.config, widen(y), widen(state)
+        x = x if self.wide else x.unsqueeze(-1)
+        k = h if config.map == "k" else F.linear(widen(c), widen(self.key_map[row]))
+        k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + config.k_eps**2)
+        beta = self.gate(row, c)
+        v = self.values(row, widen(x_in) if config.map == "k" else h)
+        if config.update == "delta":
+            v = v - torch.einsum("...d,...dv->...v", k, x)
+        x = x + (beta.unsqueeze(-1) * k).unsqueeze(-1) * v.unsqueeze(-2)
+        return (x if self.wide else x.squeeze(-1)).to(state.dtype)
+
+    def gate(self, row: int, c: Tensor) -> Tensor:
+        """β (...) of the site with parameter row `row`, from the normalised read."""
+        inner = widen(c)
+        if self.gate_in is not None:
+            inner = torch.tanh(F.linear(inner, widen(self.gate_in[row])))
+        return 2.0 * torch.sigmoid(inner @ widen(self.gate_weight[row]) + widen(self.gate_bias[row]))
+
+    def values(self, row: int, x: Tensor) -> Tensor:
+        """v (..., d_v) of the site with parameter row `row`."""
+        config = self.config
+        if config.value == "constant":
+            return x.new_full((*x.shape[:-1], config.value_channels), config.value_constant)
+        v = F.linear(x, widen(self.value_weight[row]), widen(self.value_bias[row]))
+        return v if config.value == "linear" else config.value_scale * torch.sigmoid(v)
+
+    # Sequence side, stage boundaries, declarations.
+
+    def _memory(self, value: Matrix) -> tuple[Ring, ...]:
+        if not value.tokens.keep:
+            raise ValueError("nothing was kept for later tokens: open the pass with keep=True")
+        if not (self.by_token and self.reads_out):
+            return value.kept
+        call = self._calls_before(self.layout.out)
+        return (*value.kept, with_history(value.x, self._past(value.tokens, call), self.config.token_taps)[1])
+
+    def _pack(self, value: Matrix, site: Site) -> tuple[Tensor, ...]:
+        return (value.x,)
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Matrix:
+        return Matrix(tensors[0], tokens, ())
+
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """Nothing is published; matrices are decayed like any linear layer's, biases, reads and EC are not."""
+        names = [name for name, _ in self.named_parameters()]
+        free = ("gate_bias", "value_bias", "compress_read", "readout_read", "expand_weight")
+        groups = [
+            ParameterGroup(tuple(n for n in names if n not in free), decay=True),
+            ParameterGroup(tuple(n for n in names if n in free)),
+        ]
+        return tuple(g for g in groups if g.names)
+
+    def cost(self) -> Cost:
+        """Direction, gate, value, read, compare and write of d x d_v numbers, and the compressors."""
+        d, dv, config = self.layout.width, self.config.value_channels, self.config
+        n = 0 if config.update == "add" else len(self.rows)
+        per_site = 2 * d + d  # the direction's length and scaling
+        per_site += 2 * d if config.gate == "linear" else 2 * d * config.gate_hidden
+        per_site += 0 if config.value == "constant" else 2 * d * dv
+        per_site += (2 * d * dv if config.update == "delta" else 0) + d + 2 * d * dv
+        per_site += 2 * d * d if config.map == "v" else 0
+        calls = (len(self.rows) + self.reads_out) if self.wide else 0
+        taps = config.token_taps if self.by_token else 1
+        flops = n * per_site + calls * 2 * d * dv * taps
+        flops += 2 * d * dv * config.expand_taps if config.expand == "conv" else 0
+        kept = (config.expand_taps - 1) * d if config.expand == "conv" else 0
+        kept += calls * (taps - 1) * d * dv
+        parameters = sum(p.numel() for p in self.parameters())
+        return Cost(parameters=parameters, flops=flops, reads=0, live=d * dv, kept=kept)

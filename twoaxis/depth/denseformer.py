@@ -1,0 +1,141 @@
+"""DenseFormer: a learned weighted sum of all earlier block outputs after each block.
+
+Pagliardini, Mohtashami, Fleuret, Jaggi: DenseFormer, arXiv 2402.02622 (2024). Code: epfml/DenseFormer (the package).
+
+    X_0 = embedding        X_j = Block_j(Y_{j-1})                     slot j
+    Y_j = Σ_s α_{j,s} X_s  over s ≤ j with s ≡ j (mod dilation)       if period divides j
+    Y_j = X_j                                                         otherwise
+
+    X_0 ──► Block_1 ──► X_1 ──► Block_2 ──► X_2 ──► ...
+     │                   │  ▲                │  ▲
+     └───────────────────┴──┘ α_1            │  │
+     └───────────────────┴───────────────────┴──┘ α_2
+
+The slots hold block outputs before the average. Weights are free real scalars: no softmax, no bias, negative allowed.
+The average after block j is what the first site of block j+1 reads (for the last block: what the head reads), so the
+residual inside a block continues from it. Slots of other residue classes are never touched, and a slot is dropped
+after its last reader. At the initial values (one on the newest slot, zero elsewhere) it is the plain residual bit
+for bit. The original puts the weights into the weight-decay group, where they decay towards zero, the diagonal
+included; `parameter_groups` says so too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.depth.site import Site
+from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.kernels.weighted_sum import weighted_sum
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseFormerConfig:
+    """Options of DenseFormer; the paper recommends dilation 4, period 5 for deep models."""
+
+    dilation: int = 1
+    """Average every `dilation`-th slot, counted back from the newest."""
+    period: int = 1
+    """Average after every `period`-th block."""
+
+    def __post_init__(self) -> None:
+        for field in ("dilation", "period"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+
+
+class Slots(NamedTuple):
+    """The running residual inside a block and the block outputs somebody will still read."""
+
+    x: Tensor
+    slots: tuple[Tensor | None, ...]
+
+
+class DenseFormer(Stream):
+    """Depth-weighted averages of block outputs."""
+
+    name = "denseformer"
+    Config = DenseFormerConfig
+    config: DenseFormerConfig
+
+    def __init__(self, config: DenseFormerConfig, layout: Layout) -> None:
+        super().__init__(config, layout)
+        first_sites = [s for s in layout.sites if s.first and s.block > 0]
+        averaged = [s.block for s in first_sites if s.block % config.period == 0 and self.uses(s)]
+        self.read_slots = {j: tuple(range(j % config.dilation, j + 1, config.dilation)) for j in averaged}
+        """For each averaged block: the slots its average reads, oldest first."""
+        self.last_reader = {s: j for j in averaged for s in self.read_slots[j]}
+        """For each slot: the last block whose average reads it."""
+        self.alpha = nn.ParameterDict({str(j): nn.Parameter(torch.empty(len(s))) for j, s in self.read_slots.items()})
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """One on the newest slot, zero on the others: the plain residual."""
+        with torch.no_grad():
+            for alpha in self.alpha.values():
+                alpha.zero_()[-1] = 1.0
+
+    def neutral_(self) -> None:
+        """The initial values are neutral."""
+        self.reset_parameters()
+
+    @property
+    def neutral(self) -> Neutral:
+        """Zero times a slot adds nothing to a bit."""
+        return "bitwise"
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Slots:
+        return Slots(x, self._push((), x, 0))
+
+    def _read(self, value: Slots, site: Site) -> Seen:
+        if not site.first or site.block not in self.read_slots:
+            return Seen(value.x)
+        return Seen(weighted_sum(self._gather(value, site), static=self.alpha[str(site.block)][None])[0])
+
+    def _write(self, value: Slots, site: Site, y: Tensor, seen: Seen, c: Seen) -> Slots:
+        x, ahead = seen.x + y, site.block + 1
+        slots = tuple(s if self.last_reader.get(i, 0) >= ahead else None for i, s in enumerate(value.slots))
+        return Slots(x, self._push(slots, x, ahead) if site.last else slots)
+
+    def _gather(self, value: Slots, site: Site) -> list[Tensor]:
+        slots = [value.slots[s] for s in self.read_slots[site.block]]
+        return [s for s in slots if s is not None]
+
+    def _push(self, slots: tuple[Tensor | None, ...], x: Tensor, number: int) -> tuple[Tensor | None, ...]:
+        """Add slot `number`, if anybody will read it."""
+        return (*slots, x if number in self.last_reader else None)
+
+    def _pack(self, value: Slots, site: Site) -> tuple[Tensor, ...]:
+        # the newest slot, where it is live, is x itself
+        return (value.x, *(s for s in value.slots[:-1] if s is not None))
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Slots:
+        x, *rest = tensors
+        older = iter(rest)
+        slots = [next(older) if self.last_reader.get(i, 0) >= site.block else None for i in range(site.block)]
+        return Slots(x, (*slots, x if site.block in self.last_reader else None))
+
+    def _weights(self, value: Slots, site: Site) -> Tensor | None:
+        if not site.first or site.block not in self.read_slots:
+            return None
+        alpha = self.alpha[str(site.block)]
+        return alpha.expand(*value.x.shape[:-1], 1, len(alpha))
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        """The slots the average before `site` reads."""
+        slots = self.read_slots.get(site.block, ()) if site.first else ()
+        return tuple("embedding" if s == 0 else f"block {s - 1}" for s in slots)
+
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """As in the original: decayed like any matrix."""
+        names = tuple(name for name, _ in self.named_parameters())
+        return (ParameterGroup(names, decay=True),) if names else ()
+
+    def cost(self) -> Cost:
+        """One multiply-add per channel and slot read."""
+        reads = sum(len(s) for s in self.read_slots.values())
+        # at a boundary the newest slot is the running residual itself; inside a block it stands beside it
+        live = 1 + max(sum(s <= j < last for s, last in self.last_reader.items()) for j in range(self.layout.blocks))
+        return Cost(parameters=reads, flops=2 * reads * self.layout.width, reads=reads, live=live * self.layout.width)

@@ -1,0 +1,220 @@
+"""Depth attention: the sequence operator on the transposed tensor (Residual Stream Duality, section 2.2).
+
+Zhang: Residual Stream Duality in Modern Transformer Architectures ("Transformer²"), arXiv 2603.16039 (2026).
+
+    W_l = [ h_{l-K+1} ; ... ; h_l ]                        the last K states of one token, the current one included
+    z_l = softmax( h_l W_Q (W_l W_K)ᵀ / sqrt(d_k) ) W_l W_V
+    add:      input = h_l + z_l W_O,  the residual continues from it
+    replace:  input = z_l W_O,        the residual continues from h_l
+
+    token t      h_0 ──► h_1 ──► h_2 ──► h_3                 time axis: ShortSWA reads t-w+1 .. t of one layer
+                  └───────┴───────┴──► z ──(+)──► sub-layer   depth axis: this reads l-K+1 .. l of one token
+
+The projections are shared along depth, as a sequence operator shares its own along time; `shared=False` gives each site
+its own, and a state still gets its keys and values once, from the set of the site it arrives at. The operator is `twoaxis.window_attention` on the depth axis, and going layer by layer is decoding with its
+ring. The paper leaves open how z enters the block, hence `inject`. With `add`, W_O starts at zero: neutral to a bit.
+Sources are states of the residual stream, not increments. The out site reads the last state plainly unless
+`read_out` is set: the paper's read feeds blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twoaxis.depth.site import OUT, Site
+from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.kernels.weighted_sum import source_dots
+from twoaxis.window import Ring
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthAttentionConfig:
+    """Options of depth attention."""
+
+    window: int | None = 4
+    """K: how many states are seen, the current one included; None is all of them."""
+    heads: int = 4
+    """Query heads."""
+    kv_heads: int | None = None
+    """Key and value heads; None is as many as query heads."""
+    head_width: int | None = None
+    """Width of a head; None is width / heads."""
+    inject: Literal["add", "replace"] = "add"
+    """How the read enters the sub-layer."""
+    shared: bool = True
+    """One set of projections for all depths, as the paper has it."""
+    granularity: Literal["sublayer", "block"] = "sublayer"
+    """Whether every sub-layer reads and is a state, or every block."""
+    read_out: bool = False
+    """Whether the head reads over depth too."""
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1 or None for all states, got {self.window}")
+        for field in ("heads", "kv_heads", "head_width"):
+            if (given := getattr(self, field)) is not None and given < 1:
+                raise ValueError(f"{field} must be at least 1, got {given}")
+        if self.heads % (self.kv_heads or self.heads):
+            raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
+        if self.inject not in ("add", "replace"):
+            raise ValueError(f"unknown inject {self.inject!r}; it is one of add, replace")
+        if self.granularity not in ("sublayer", "block"):
+            raise ValueError(f"unknown granularity {self.granularity!r}; it is one of sublayer, block")
+
+
+class Depths(NamedTuple):
+    """The running residual and the ring of keys and values over depth."""
+
+    x: Tensor
+    ring: Ring
+
+
+class DepthAttention(Stream):
+    """Causal windowed attention over the states of a token."""
+
+    name = "depth_attention"
+    Config = DepthAttentionConfig
+    config: DepthAttentionConfig
+
+    def __init__(self, config: DepthAttentionConfig, layout: Layout) -> None:
+        super().__init__(config, layout)
+        width, heads = layout.width, config.heads
+        if config.head_width is None and width % heads:
+            raise ValueError(f"heads ({heads}) must divide the width ({width}), or give head_width")
+        self.head_width = config.head_width or width // heads
+        self.kv_heads = config.kv_heads or heads
+        reading = [site for site in layout.sites if self._reads(site)]
+        self.rows = {site.index: 0 if config.shared else row for row, site in enumerate(reading)}
+        """Which projections a reading site uses."""
+        depths = [site for site in layout.sites if self._is_state(site)]
+        last = max((site.index for site in reading), default=-1)
+        self.key_rows = {s.index: self._key_row(s) for s in depths if s.index <= last}
+        """Which projections make the keys and values of the state that arrives at a site."""
+        sets = min(len(reading), 1) if config.shared else len(reading)
+        self.query = nn.Parameter(torch.empty(sets, heads * self.head_width, width))
+        self.key = nn.Parameter(torch.empty(sets, self.kv_heads * self.head_width, width))
+        self.value = nn.Parameter(torch.empty(sets, self.kv_heads * self.head_width, width))
+        self.output = nn.Parameter(torch.empty(sets, width, heads * self.head_width))
+        self.reading = len(reading)
+
+    def _is_state(self, site: Site) -> bool:
+        """Whether the stream's state on arrival at `site` is one of the depths."""
+        return site.first or self.config.granularity == "sublayer"
+
+    def _reads(self, site: Site) -> bool:
+        """Whether `site` reads over depth."""
+        return self.uses(site) and self._is_state(site) and (site.kind != OUT or self.config.read_out)
+
+    def _key_row(self, site: Site) -> int:
+        """A state is projected once, by the first set that can see it: its own site's, or the next reading one's."""
+        return next(self.rows[i] for i in sorted(self.rows) if i >= site.index)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Projections N(0, 1/width); with `add` the output projection is zero, so the start is the plain residual."""
+        with torch.no_grad():
+            for weight in (self.query, self.key, self.value):
+                weight.normal_(0.0, self.layout.width**-0.5, generator=generator)
+            if self.config.inject == "add":
+                self.output.zero_()
+            else:
+                self.output.normal_(0.0, self.output.shape[-1] ** -0.5, generator=generator)
+
+    def neutral_(self) -> None:
+        """Zero output projections, with `add`."""
+        if self.neutral == "none":
+            super().neutral_()
+        with torch.no_grad():
+            self.output.zero_()
+
+    @property
+    def neutral(self) -> Neutral:
+        """Adding zero changes no bit; a replaced input is never the plain one."""
+        return "bitwise" if self.config.inject == "add" or not self.reading else "none"
+
+    def _arrive(self, x: Tensor, ring: Ring, index: int) -> Depths:
+        """The state on arrival at site `index`: project it once, when it is one of the depths anybody will read."""
+        row = self.key_rows.get(index)
+        if row is None:
+            return Depths(x, ring)
+        k, v = (F.linear(x, w[row]).unflatten(-1, (self.kv_heads, -1)) for w in (self.key, self.value))
+        return Depths(x, ring.append(k.unsqueeze(-3), v.unsqueeze(-3)))
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Depths:
+        return self._arrive(x, Ring(self.config.window, x.dim() - 1, merge=False), 0)
+
+    def _read(self, value: Depths, site: Site) -> Seen:
+        if not self._reads(site):
+            return Seen(value.x)
+        row = self.rows[site.index]
+        q = F.linear(value.x, self.query[row]).unflatten(-1, (self.config.heads, -1)).unsqueeze(-3)
+        z = value.ring.attend(q).squeeze(-3).flatten(-2)
+        read = F.linear(z, self.output[row])
+        return Seen(value.x + read if self.config.inject == "add" else read)
+
+    def _write(self, value: Depths, site: Site, y: Tensor, seen: Seen, c: Seen) -> Depths:
+        base = seen.x if self.config.inject == "add" else value.x
+        return self._arrive(base + y, value.ring, site.index + 1)
+
+    def _pack(self, value: Depths, site: Site) -> tuple[Tensor, ...]:
+        return (value.x, *(t.squeeze(-3) for piece in value.ring.pieces for t in piece))
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Depths:
+        x, *rest = tensors
+        seen = sum(i <= site.index for i in self.key_rows)
+        pieces = tuple((k.unsqueeze(-3), v.unsqueeze(-3)) for k, v in zip(rest[::2], rest[1::2], strict=True))
+        return Depths(x, Ring(self.config.window, x.dim() - 1, merge=False, seen=seen, pieces=pieces))
+
+    def _weights(self, value: Depths, site: Site) -> Tensor | None:
+        if not self._reads(site):
+            return None
+        q = F.linear(value.x, self.query[self.rows[site.index]])
+        q = q.unflatten(-1, (self.kv_heads, -1, self.head_width))
+        keys = [piece[0].squeeze(-3) for piece in value.ring.pieces]
+        return (source_dots(q, keys) * self.head_width**-0.5).softmax(-1).flatten(-3, -2)
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        """The states `site` reads, oldest first."""
+        if not self._reads(site):
+            return ()
+        names = ["embedding" if i == 0 else f"state before site {i}" for i in sorted(self.key_rows) if i <= site.index]
+        return tuple(names if self.config.window is None else names[-self.config.window :])
+
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """Projections like any attention's: decayed, in the model's dtype."""
+        names = tuple(name for name, _ in self.named_parameters())
+        return (ParameterGroup(names, decay=True, float32=False),)
+
+    def dead(self) -> dict[str, str]:
+        """A softmax over one state is one whatever the query: such queries, and keys nobody compares, never learn."""
+        seen = {}
+        for site in (s for s in self.layout.sites if self._reads(s)):
+            row = self.rows[site.index]
+            seen[row] = max(seen.get(row, 0), len(self.sources(site)))
+        lone = {
+            f"query[{row}]": "its sites see one state, the softmax is constant" for row, n in seen.items() if n == 1
+        }
+        if seen and max(seen.values()) == 1:
+            lone |= {f"key[{row}]": "no site sees more than one state" for row in range(self.key.shape[0])}
+        return lone
+
+    def cost(self) -> Cost:
+        """Four projections per reading site and state, a dot product and a multiply-add per head and state seen."""
+        width, inner, kv = (
+            self.layout.width,
+            self.config.heads * self.head_width,
+            self.kv_heads * self.head_width,
+        )
+        counts = [len(self.sources(site)) for site in self.layout.sites if self._reads(site)]
+        projections = len(counts) * 2 * 2 * width * inner + len(self.key_rows) * 2 * 2 * width * kv
+        window = self.config.window or len(self.key_rows)
+        return Cost(
+            parameters=sum(p.numel() for p in self.parameters()),
+            flops=projections + sum(counts) * 4 * inner,
+            reads=sum(counts),
+            live=width + 2 * kv * min(window, len(self.key_rows)),
+        )

@@ -1,0 +1,64 @@
+"""Standard: the plain residual stream of a pre-norm decoder.
+
+    x_{l+1} = x_l + f_l(x_l)
+
+    x ──┬────────────(+)──┬────────────(+)── out
+        └─norm──attn──┘   └─norm──mlp──┘
+
+The stream every other method is compared with. It has no parameters and is its own neutral point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from twoaxis.depth.site import Site
+from twoaxis.depth.stream import Cost, Neutral, Seen, Stream, Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandardConfig:
+    """The plain residual has no options."""
+
+
+class Plain(NamedTuple):
+    """The running sum."""
+
+    x: Tensor
+
+
+class Standard(Stream):
+    """The plain residual stream."""
+
+    name = "standard"
+    Config = StandardConfig
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Plain:
+        return Plain(x)
+
+    def _read(self, value: Plain, site: Site) -> Seen:
+        return Seen(value.x)
+
+    def _write(self, value: Plain, site: Site, y: Tensor, seen: Seen, c: Seen) -> Plain:
+        return Plain(value.x + y)
+
+    def _pack(self, value: Plain, site: Site) -> tuple[Tensor, ...]:
+        return (value.x,)
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Plain:
+        return Plain(*tensors)
+
+    @property
+    def neutral(self) -> Neutral:
+        """The plain residual equals itself."""
+        return "bitwise"
+
+    def neutral_(self) -> None:
+        """Nothing to set."""
+
+    def cost(self) -> Cost:
+        """Nothing is added to the plain residual."""
+        return Cost(parameters=0, flops=0, reads=0, live=self.layout.width)

@@ -1,0 +1,353 @@
+"""The stream contract: how sub-layers read from and write to each other along depth.
+
+The decoder knows no method by name; its trunk is these lines:
+
+    state = stream.open(embedding)
+    for site in sites:
+        seen  = stream.read(state, site)              # Seen(x, q, k, v, aux)
+        c     = norm[site](seen)                      # one scale per entry of stream.ways(site)
+        y     = sublayer[site](c)                     # the increment, without its residual
+        state = stream.write(state, site, y, seen, c)
+    return final_norm(stream.close(state))            # close is the read of the out site
+
+A method is one file with a subclass of `Stream` that fills in `_open`, `_read`, `_write` (and `_pack`, `_unpack`,
+`cost`). They are pure: the state is a value, nothing is kept on the module, so that passes may interleave, be
+recomputed by activation checkpointing, deep-copied and compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.card import Card
+from twoaxis.depth.site import OUT, Placement, Site, make_sites
+
+Neutral = Literal["bitwise", "rounding", "scale", "none"]
+"""How exactly a method at its neutral parameters equals the plain residual.
+
+bitwise: to the last bit. rounding: up to the order of summation. scale: up to the pre-norm's epsilon, because the
+method's read is a multiple of the plain one. none: no parameters make it plain; use `Blend`.
+"""
+
+
+class Seen(NamedTuple):
+    """What a site reads. After the pre-norm the same shape carries the normalised ways.
+
+    Attributes:
+        x: the residual way.
+        q, k, v: the attention's ways, only where the method gives them separately.
+        aux: opaque; what `read` computed and `write` needs.
+    """
+
+    x: Tensor
+    q: Tensor | None = None
+    k: Tensor | None = None
+    v: Tensor | None = None
+    aux: Any = None
+
+
+class Tokens(NamedTuple):
+    """The sequence side of one pass, for the few streams that mix tokens.
+
+    Attributes:
+        past: what `Stream.memory` returned for the tokens before these; empty at the start.
+        reach: (B, T) how many earlier positions belong to the token's document; see `twoaxis.document_reach`.
+        keep: whether `memory` will be asked for.
+    """
+
+    past: tuple[Any, ...] = ()
+    reach: Tensor | None = None
+    keep: bool = False
+
+
+class State(NamedTuple):
+    """What a stream carries from one site to the next during one forward pass: a value, never mutated.
+
+    Attributes:
+        owner: the stream that made it, as text; another stream refuses it.
+        index: the site that comes next.
+        value: the method's own NamedTuple.
+    """
+
+    owner: str
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
+    value: Any
+
+
+class ParameterGroup(NamedTuple):
+    """How an optimiser should treat some of a stream's parameters.
+
+    Attributes:
+        names: parameter names, as `named_parameters` gives them.
+        decay: whether weight decay applies.
+        rate: multiplier of the learning rate.
+        float32: keep in float32 whatever the model's dtype.
+    """
+
+    names: tuple[str, ...]
+    decay: bool = False
+    rate: float = 1.0
+    float32: bool = True
+
+
+class Cost(NamedTuple):
+    """What a method adds to the plain residual, as exact counts for one layout and width.
+
+    Attributes:
+        parameters: numbers learned.
+        flops: floating-point operations per token and forward pass that grow with the width (a multiply-add is 2).
+        reads: source vectors of the model's width that reads touch, per token and forward pass.
+        live: numbers per token alive across sites at their most, in units of one number (the plain residual: width).
+        kept: numbers per sequence kept between tokens when decoding.
+    """
+
+    parameters: int
+    flops: int
+    reads: int
+    live: int
+    kept: int = 0
+
+
+class Layout(NamedTuple):
+    """The shape a stream is built for.
+
+    Attributes:
+        width: D, the width of the residual stream.
+        sites: every site, out last.
+        placement: which of them use the method.
+    """
+
+    width: int
+    sites: tuple[Site, ...]
+    placement: Placement
+
+    @staticmethod
+    def make(
+        blocks: int,
+        width: int,
+        kinds: Sequence[str] | Sequence[Sequence[str]] = ("attention", "mlp"),
+        placement: Placement | str | dict[str, Any] | None = None,
+    ) -> Layout:
+        """A layout from the number of blocks, the width and the sub-layers of a block."""
+        if not isinstance(width, int) or width < 1:
+            raise ValueError(f"width must be a positive integer, got {width!r}")
+        sites = make_sites(blocks, kinds)
+        parsed = Placement.parse(placement)
+        parsed.check(blocks)
+        return Layout(width, sites, parsed)
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return self.sites[-1].block
+
+    @property
+    def out(self) -> Site:
+        """The out site."""
+        return self.sites[-1]
+
+    @property
+    def sublayers(self) -> tuple[Site, ...]:
+        """Every site but out."""
+        return self.sites[:-1]
+
+    def used(self) -> tuple[Site, ...]:
+        """The sites that use the method."""
+        return tuple(s for s in self.sites if self.placement.uses(s))
+
+
+class Stream(nn.Module):
+    """A residual-stream method. Subclasses fill in the underscored methods; see the module's docstring."""
+
+    name: ClassVar[str]
+    """What the registry calls it."""
+    Config: ClassVar[type]
+    """Its options: a frozen keyword-only dataclass."""
+    card: ClassVar[Card]
+    """Its row of the map of methods."""
+
+    def __init__(self, config: Any, layout: Layout) -> None:
+        super().__init__()
+        self.config = config
+        self.layout = layout
+        self._owner = f"{config} with {len(layout.sublayers)} sub-layers of width {layout.width}"
+
+    # What a method fills in.
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} does not define _open")
+
+    def _read(self, value: Any, site: Site) -> Seen:
+        raise NotImplementedError(f"{type(self).__name__} does not define _read")
+
+    def _write(self, value: Any, site: Site, y: Tensor, seen: Seen, c: Seen) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} does not define _write")
+
+    def _pack(self, value: Any, site: Site) -> tuple[Tensor, ...]:
+        raise NotImplementedError(f"{type(self).__name__} does not define _pack")
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} does not define _unpack")
+
+    def _memory(self, value: Any) -> tuple[Any, ...]:
+        return ()
+
+    def _weights(self, value: Any, site: Site) -> Tensor | None:
+        return None
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Set every parameter to the method's published initial value."""
+
+    def neutral_(self) -> None:
+        """Set every parameter to a value at which the method equals the plain residual, up to its neutral class."""
+        raise ValueError(
+            f"{self.name} with these options has no neutral parameters: its neutral class is none; use Blend"
+        )
+
+    @property
+    def neutral(self) -> Neutral:
+        """The neutral class of the method with these options."""
+        return "none"
+
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """How an optimiser should treat the parameters; each is in exactly one group."""
+        names = tuple(name for name, _ in self.named_parameters())
+        return (ParameterGroup(names),) if names else ()
+
+    def dead(self) -> dict[str, str]:
+        """Parameters, or rows of them (`name[row]`), that can never get a gradient, and why."""
+        return {}
+
+    def cost(self) -> Cost:
+        """What the method adds; see `Cost`."""
+        raise NotImplementedError(f"{type(self).__name__} does not define cost")
+
+    def ways(self, site: Site) -> tuple[str, ...]:
+        """Which entries of `Seen` the pre-norm of `site` normalises, each with its own scale."""
+        return ("x",)
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        """Names of the sources that `weights` speaks of, in its order."""
+        return ()
+
+    # What callers use.
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Every sub-layer's site, in order; the out site is `layout.out`."""
+        return self.layout.sublayers
+
+    def open(
+        self,
+        x: Tensor,
+        past: tuple[Any, ...] = (),
+        *,
+        reach: Tensor | None = None,
+        keep: bool = False,
+    ) -> State:
+        """Begin a pass.
+
+        Args:
+            x: (..., D) the embedding; (B, T, D) for streams that mix tokens.
+            past: what `memory` returned for the tokens before these.
+            reach: (B, T) how many earlier positions belong to the token's document; None is all of them.
+            keep: whether `memory` will be asked for.
+        """
+        if x.shape[-1] != self.layout.width:
+            raise ValueError(
+                f"the embedding has width {x.shape[-1]}, the stream was built for width {self.layout.width}"
+            )
+        return State(self._owner, 0, self._open(x, Tokens(tuple(past), reach, keep)))
+
+    def read(self, state: State, site: Site) -> Seen:
+        """What the sub-layer at `site` sees."""
+        self._check(state, site)
+        return self._read(state.value, site)
+
+    def write(self, state: State, site: Site, y: Tensor, seen: Seen, c: Seen) -> State:
+        """Hand the sub-layer's increment back to the stream.
+
+        Args:
+            state: the state that was read.
+            site: the site that was read.
+            y: (..., D) the sub-layer's output without its residual.
+            seen: what `read` returned.
+            c: the normalised read that the sub-layer got.
+        """
+        self._check(state, site)
+        if site.kind == OUT:
+            raise ValueError("the out site is read by close and never written")
+        if y.shape[-1] != self.layout.width:
+            raise ValueError(
+                f"the sub-layer at site {site.index} ({site.kind} of block {site.block}) returned width {y.shape[-1]}, "
+                f"the stream has width {self.layout.width}"
+            )
+        return State(self._owner, site.index + 1, self._write(state.value, site, y, seen, c))
+
+    def advance(self, state: State, site: Site, y: Tensor, seen: Seen, c: Seen, next_site: Site) -> tuple[State, Seen]:
+        """A write and the following read; a method may fuse them."""
+        state = self.write(state, site, y, seen, c)
+        return state, self.read(state, next_site)
+
+    def close(self, state: State) -> Tensor:
+        """The read of the out site: what the final norm and the head get."""
+        return self.read(state, self.layout.out).x
+
+    def memory(self, state: State) -> tuple[Any, ...]:
+        """What later tokens need of these; a tuple of rings, empty for streams that do not mix tokens."""
+        self._check(state, self.layout.out)
+        return self._memory(state.value)
+
+    def weights(self, state: State, site: Site) -> Tensor | None:
+        """What `site` reads from which source: (..., W, S), or None where the method has no such weights."""
+        self._check(state, site)
+        return self._weights(state.value, site)
+
+    def pack(self, state: State) -> tuple[Tensor, ...]:
+        """The state as tensors for a stage boundary; only between blocks, where its structure is fixed."""
+        return self._pack(state.value, self._boundary(state.index, state.owner))
+
+    def unpack(
+        self,
+        tensors: Sequence[Tensor],
+        site: Site,
+        past: tuple[Any, ...] = (),
+        *,
+        reach: Tensor | None = None,
+        keep: bool = False,
+    ) -> State:
+        """The state that `pack` gave at `site`, the first of a block; derived state is rebuilt."""
+        site = self._boundary(site.index, self._owner)
+        return State(self._owner, site.index, self._unpack(tuple(tensors), site, Tokens(tuple(past), reach, keep)))
+
+    def uses(self, site: Site) -> bool:
+        """Whether the method acts at `site`; elsewhere the read and the write are plain."""
+        return self.layout.placement.uses(site)
+
+    def _boundary(self, index: int, owner: str) -> Site:
+        if owner != self._owner:
+            raise ValueError(f"this state belongs to another stream: {owner}; this one is {self._owner}")
+        site = self.layout.sites[index]
+        if not site.first:
+            raise ValueError(
+                f"a state packs between blocks only: site {index} ({site.kind} of block {site.block}) is inside one"
+            )
+        return site
+
+    def _check(self, state: State, site: Site) -> None:
+        if not isinstance(state, State) or state.owner != self._owner:
+            made_by = state.owner if isinstance(state, State) else type(state).__name__
+            raise ValueError(f"this state belongs to another stream: {made_by}; this one is {self._owner}")
+        if site.index != state.index or self.layout.sites[site.index] != site:
+            raise ValueError(
+                f"sites out of order: the state is at site {state.index} of {len(self.layout.sites)}, "
+                f"asked for site {site.index} ({site.kind} of block {site.block})"
+            )
+
+    def extra_repr(self) -> str:
+        """The options, for printing the module."""
+        return f"{self.config}, blocks={self.layout.blocks}, width={self.layout.width}"

@@ -1,0 +1,46 @@
+"""The precision rule of the house: routing weights, norms and softmaxes run in float32 at least."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def routing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype routing runs in for activations of `dtype`: float64 stays, everything else is float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def widen(x: Tensor) -> Tensor:
+    """`x` in its routing dtype; no copy when it already has it."""
+    return x.to(routing_dtype(x.dtype))
+
+
+def _device_of(values: Any) -> str | None:
+    for value in values:
+        if isinstance(value, Tensor):
+            return value.device.type
+        if isinstance(value, list | tuple) and (found := _device_of(value)) is not None:
+            return found
+    return None
+
+
+def full_precision(fn: Callable[P, R]) -> Callable[P, R]:
+    """Run `fn` with autocast off, so that a mixed-precision region does not narrow the routing."""
+
+    @wraps(fn)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        device = _device_of(args) or _device_of(kwargs.values()) or "cpu"
+        if not torch.is_autocast_enabled(device):
+            return fn(*args, **kwargs)
+        with torch.autocast(device_type=device, enabled=False):
+            return fn(*args, **kwargs)
+
+    return run

@@ -1,0 +1,371 @@
+"""The one operator: causal windowed attention along any ordered axis, and the ring that carries it step by step.
+
+A decoder has two ordered axes. The mixer ShortSWA calls `window_attention` with the time axis of (B, T, H, D); a
+depth read calls it with the depth axis of (B, T, L, H, D). It is the same function on a transposed tensor: the
+residual stream duality is this file.
+
+    axis   ... i-3  i-2  i-1   i          window = 3: position i sees i-2, i-1 and itself
+                     └────┴────┴─► out_i = softmax( q_i · k_j · scale + bias ) v_j      j in {i-2, i-1, i}
+
+Running a network layer by layer is decoding along depth, so the same `Ring` that keeps the last tokens for a mixer
+keeps the last layers for a depth read.
+
+Axis letters: N queries, M keys along the ordered axis, H query heads, G query heads per key head, D head width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from twoaxis.kernels.precision import full_precision, widen
+from twoaxis.kernels.weighted_sum import source_dots, weighted_sum
+
+
+def window_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None = None,
+    axis: int = -3,
+    *,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+    sink: Tensor | None = None,
+    reach: Tensor | None = None,
+) -> Tensor:
+    """Causal attention along `axis`: each position sees itself and the `window - 1` before it.
+
+    Args:
+        q: (..., H, D) with the ordered axis anywhere before the last two dimensions.
+        k: like q, with a number of heads that divides H (grouped-query attention). The axis may be longer than the
+            queries': the queries are then the last N of the M positions, which is a chunk with a prefix.
+        v: like k; its head width may differ.
+        window: how many positions are visible, the current one included; None is the full prefix. A window larger
+            than the axis is allowed.
+        axis: the ordered axis.
+        scale: of the logits; 1/sqrt(D) unless given.
+        bias: added to the logits, broadcastable to (..., H, N, M) with the ordered axis taken out of the `...`.
+        sink: (H,) a logit per head that joins the softmax and carries no value.
+        reach: integers (..., N), the ordered axis last: how many earlier positions belong to the query's document.
+            See `document_reach` and `padding_reach`. Does not depend on how a sequence is cut into chunks.
+
+    Returns:
+        Shaped like q with v's head width, in q's dtype; computed in float32 at least.
+    """
+    axis = _check_attention(q, k, v, window, axis)
+    q, k, v = (t.movedim(axis, -2) for t in (q, k, v))  # (..., H, N, D)
+    n, m = q.shape[-2], k.shape[-2]
+    if bias is None and window is not None and m > n + window - 1:
+        k, v = k[..., m - (n + window - 1) :, :], v[..., m - (n + window - 1) :, :]
+        m = k.shape[-2]
+    if window is not None and window >= m:
+        window = None
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    plain = window is None and bias is None and sink is None and reach is None
+    if plain and (n == m or n == 1):
+        out = _causal(q, k, v, scale)
+    elif window is not None and bias is None and m > 2 * (_chunk(window) + window):
+        out = _banded(q, k, v, window, scale, sink, reach)
+    else:
+        out = _dense(q, k, v, window, scale, bias, sink, reach)
+    return out.movedim(-2, axis)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Full causal attention through the library's fused kernel."""
+    lead, dtype = q.shape[:-3], q.dtype
+    if q.device.type == "cpu":
+        q, k, v = (
+            widen(q),
+            widen(k),
+            widen(v),
+        )  # narrow types have no fast units here; widening is faster and exact
+    q, k, v = (t.reshape(-1, *t.shape[-3:]) for t in (q, k, v))
+    grouped = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[-2] > 1, scale=scale, enable_gqa=grouped)
+    return out.reshape(*lead, *out.shape[1:]).to(dtype)
+
+
+@full_precision
+def _dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None,
+    scale: float,
+    bias: Tensor | None,
+    sink: Tensor | None,
+    reach: Tensor | None,
+) -> Tensor:
+    """The definition: all N x M logits, a mask, a softmax. Also the readable reference of the banded form."""
+    n, m, heads, kv_heads = q.shape[-2], k.shape[-2], q.shape[-3], k.shape[-3]
+    lag = torch.arange(m - n, m, device=q.device)[:, None] - torch.arange(m, device=q.device)[None, :]  # (N, M)
+    seen = lag >= 0
+    if window is not None:
+        seen = seen & (lag < window)
+    if reach is not None:
+        seen = seen & (lag <= reach[..., None, :, None])  # (..., 1, N, M)
+    q_g = widen(q).unflatten(-3, (kv_heads, heads // kv_heads))  # (..., Hkv, G, N, D)
+    logits = q_g.flatten(-3, -2) @ widen(k).transpose(-2, -1) * scale  # (..., Hkv, G*N, M)
+    logits = logits.unflatten(-2, (heads // kv_heads, n)).flatten(-4, -3)  # (..., H, N, M)
+    if bias is not None:
+        logits = logits + bias
+    logits = logits.masked_fill(~seen, -math.inf)
+    weights = _softmax(logits, None if sink is None else sink[:, None, None])
+    weights = weights.unflatten(-3, (kv_heads, heads // kv_heads)).flatten(-3, -2)  # (..., Hkv, G*N, M)
+    out = (weights @ widen(v)).unflatten(-2, (heads // kv_heads, n)).flatten(-4, -3)
+    return out.to(q.dtype)
+
+
+def _chunk(window: int) -> int:
+    """Queries per chunk of the banded form: at least the window's halo, in multiples of 16."""
+    return max(16, -(-(window - 1) // 16) * 16)
+
+
+@full_precision
+def _banded(
+    q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, sink: Tensor | None, reach: Tensor | None
+) -> Tensor:
+    """Linear in the axis: chunks of c queries, each against its own c keys and the w-1 before them.
+
+    keys    | halo w-1 |      own c       |
+    queries            |  c rows of a band of width w
+    """
+    n, m, heads, kv_heads = q.shape[-2], k.shape[-2], q.shape[-3], k.shape[-3]
+    groups, c, halo = heads // kv_heads, _chunk(window), window - 1
+    prefix, chunks = m - n, -(-n // c)
+    tail = chunks * c - n
+
+    def chunked(t: Tensor) -> Tensor:  # (..., Hkv, M, D) -> (..., Hkv, chunks, halo + c, D)
+        t = F.pad(widen(t), (0, 0, c - prefix, tail)).unflatten(-2, (chunks + 1, c))
+        return torch.cat([t[..., :-1, c - halo :, :], t[..., 1:, :, :]], dim=-2)
+
+    q_c = F.pad(widen(q), (0, 0, 0, tail)).unflatten(-2, (chunks, c)).unflatten(-4, (kv_heads, groups))
+    q_c = q_c.transpose(-4, -3)  # (..., Hkv, chunks, G, c, D)
+    logits = (q_c.flatten(-3, -2) @ chunked(k).transpose(-2, -1) * scale).unflatten(-2, (groups, c))
+    row = torch.arange(c, device=q.device)[:, None]
+    slot = torch.arange(halo + c, device=q.device)[None, :]
+    lag = row + halo - slot  # (c, halo + c)
+    start = torch.arange(chunks, device=q.device)[:, None, None] * c
+    seen = (lag >= 0) & (lag < window) & (start + slot - halo >= -prefix)  # (chunks, c, halo + c)
+    if reach is not None:
+        reach_c = F.pad(reach, (0, tail)).unflatten(-1, (chunks, c))
+        seen = seen & (lag <= reach_c[..., None])  # (..., chunks, c, halo + c)
+        seen = seen.unsqueeze(-4)  # the heads
+    logits = logits.masked_fill(~seen.unsqueeze(-3), -math.inf)
+    weights = _softmax(logits, None if sink is None else sink.view(kv_heads, 1, groups, 1, 1))
+    out = (weights.flatten(-3, -2) @ chunked(v)).unflatten(-2, (groups, c))  # (..., Hkv, chunks, G, c, Dv)
+    out = out.transpose(-4, -3).flatten(-5, -4).flatten(-3, -2)  # (..., H, chunks * c, Dv)
+    return out[..., :n, :].to(q.dtype)
+
+
+def _softmax(logits: Tensor, sink: Tensor | None) -> Tensor:
+    """Softmax over the last dimension; a sink takes its share of the mass and is then dropped."""
+    if sink is None:
+        return logits.softmax(-1)
+    column = sink.to(logits.dtype).expand(*logits.shape[:-1], 1)
+    return torch.cat([logits, column], dim=-1).softmax(-1)[..., :-1]
+
+
+def document_reach(documents: Tensor) -> Tensor:
+    """How many earlier positions belong to the same document, for packed sequences.
+
+    Args:
+        documents: integers (..., T); a new document starts wherever the number changes.
+
+    Returns:
+        (..., T) integers: 0 at the first token of each document, then 1, 2, ...
+    """
+    position = torch.arange(documents.shape[-1], device=documents.device).expand(documents.shape)
+    starts = torch.ones_like(documents, dtype=torch.bool)
+    starts[..., 1:] = documents[..., 1:] != documents[..., :-1]
+    return position - torch.where(starts, position, 0).cummax(-1).values
+
+
+def padding_reach(mask: Tensor) -> Tensor:
+    """How many earlier positions are real tokens, for left-padded batches.
+
+    Args:
+        mask: (B, T), non-zero where a token is real; padding stands on the left.
+    """
+    real = mask.to(torch.long)
+    if bool((real.diff(dim=-1) < 0).any()):
+        raise ValueError("padding must stand on the left: the mask falls from 1 to 0 along a row")
+    return (real.cumsum(-1) - 1).clamp_min(0)
+
+
+class Ring(NamedTuple):
+    """What an operator remembers along an ordered axis: the last positions of one or several tensors.
+
+    A value: every method returns a new ring and leaves the old one intact, so passes may interleave and a rejected
+    draft is undone by keeping the earlier ring. Memory is constant in the axis when `window` is set. Exact for any
+    chunking: `step` attends before it evicts.
+
+    Attributes:
+        window: positions an operator sees, the current one included; None keeps everything.
+        axis: the ordered axis of the tensors, counted from the front.
+        spare: positions kept beyond the window, so that up to that many can be trimmed.
+        merge: True joins the pieces into one tensor (sequence axis); False keeps them as they came, by reference
+            and without a copy (depth axis, where autograd needs them anyway).
+        seen: positions appended so far.
+        pieces: the stored positions, oldest first; each piece is a tuple of tensors.
+    """
+
+    window: int | None
+    axis: int
+    spare: int = 0
+    merge: bool = True
+    seen: int = 0
+    pieces: tuple[tuple[Tensor, ...], ...] = ()
+
+    @property
+    def stored(self) -> int:
+        """Positions kept right now."""
+        return sum(piece[0].shape[self.axis] for piece in self.pieces)
+
+    def append(self, *tensors: Tensor) -> Ring:
+        """Add n positions; drops only what none of them can see."""
+        n = tensors[0].shape[self.axis]
+        for t in tensors:
+            if t.shape[self.axis] != n:
+                raise ValueError(f"tensors of one append differ along axis {self.axis}: {n} and {t.shape[self.axis]}")
+        if self.pieces and len(self.pieces[0]) != len(tensors):
+            raise ValueError(f"this ring holds {len(self.pieces[0])} tensors a position, got {len(tensors)}")
+        pieces = (*self.pieces, tensors)
+        if self.merge and len(pieces) > 1:
+            pieces = (tuple(torch.cat(column, dim=self.axis) for column in zip(*pieces, strict=True)),)
+        return self._replace(pieces=pieces, seen=self.seen + n)._keep(n)
+
+    def evict(self) -> Ring:
+        """Drop what no later position can see."""
+        return self._keep(0)
+
+    def _keep(self, new: int) -> Ring:
+        """Keep the positions that the last `new` and all later ones can see, and the spare ones."""
+        if self.window is None:
+            return self
+        limit = self.window - 1 + max(new, self.spare)
+        extra, pieces = self.stored - limit, list(self.pieces)
+        while extra > 0:
+            length = pieces[0][0].shape[self.axis]
+            if length <= extra:
+                pieces.pop(0)
+            else:
+                kept = (t.narrow(self.axis, extra, length - extra) for t in pieces[0])
+                # a copy where a short view would keep the long tensor behind it alive
+                pieces[0] = tuple(t.clone() if extra > length - extra else t for t in kept)
+            extra -= length
+        return self._replace(pieces=tuple(pieces))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The stored positions, joined along the axis."""
+        if not self.pieces:
+            raise ValueError("the ring is empty: append positions first")
+        if len(self.pieces) == 1:
+            return self.pieces[0]
+        return tuple(torch.cat(column, dim=self.axis) for column in zip(*self.pieces, strict=True))
+
+    def attend(
+        self,
+        q: Tensor,
+        *,
+        scale: float | None = None,
+        sink: Tensor | None = None,
+        reach: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of the newest positions over a ring of (k, v); equals `window_attention` over the whole axis."""
+        n = q.shape[self.axis]
+        separate = len(self.pieces) > 1 and n == 1 and sink is None and reach is None
+        if separate and all(piece[0].shape[self.axis] == 1 for piece in self.pieces):
+            return self._attend_pieces(q, scale)
+        k, v = self.tensors()
+        return window_attention(q, k, v, self.window, self.axis, scale=scale, sink=sink, reach=reach)
+
+    def _attend_pieces(self, q: Tensor, scale: float | None) -> Tensor:
+        """The newest position over separate pieces: nothing is stacked but the logits."""
+        pieces = self.pieces if self.window is None else self.pieces[-self.window :]
+        keys = [piece[0].squeeze(self.axis) for piece in pieces]  # (..., Hkv, D)
+        values = [piece[1].squeeze(self.axis) for piece in pieces]
+        q_g = q.squeeze(self.axis).unflatten(-2, (keys[0].shape[-2], -1))  # (..., Hkv, G, D)
+        scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+        weights = (source_dots(q_g, keys) * scale).softmax(-1)  # (..., Hkv, G, S)
+        ways = weighted_sum(values, token=weights)  # G tensors (..., Hkv, Dv)
+        out = ways[0] if len(ways) == 1 else torch.stack(ways, dim=-2).flatten(-3, -2)
+        return out.unsqueeze(self.axis)
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, *, sink: Tensor | None = None, reach: Tensor | None = None
+    ) -> tuple[Tensor, Ring]:
+        """Append a chunk of any length, attend, and only then evict."""
+        ring = self.append(k, v)
+        return ring.attend(q, sink=sink, reach=reach), ring.evict()
+
+    def trim(self, count: int) -> Ring:
+        """Take back the last `count` positions, for instance a rejected draft."""
+        if count < 0 or count > self.seen:
+            raise ValueError(f"cannot trim {count} positions of a ring that has seen {self.seen}")
+        if count == 0:
+            return self
+        left, need = self.stored - count, self.seen - count
+        if self.window is not None:
+            need = min(need, self.window - 1)
+        if left < need:
+            raise ValueError(
+                f"cannot trim {count} positions: {max(left, 0)} would remain and a window of {self.window} needs "
+                f"{need}; make the ring with spare >= {count} to keep enough of them"
+            )
+        pieces, rest = list(self.pieces), count
+        while rest > 0:
+            length = pieces[-1][0].shape[self.axis]
+            if length <= rest:
+                pieces.pop()
+            else:
+                pieces[-1] = tuple(t.narrow(self.axis, 0, length - rest) for t in pieces[-1])
+            rest -= length
+        return self._replace(pieces=tuple(pieces), seen=self.seen - count)
+
+    def reorder(self, index: Tensor) -> Ring:
+        """Rows of the batch (dimension 0) in another order, or a selection of them."""
+        return self._replace(pieces=tuple(tuple(t.index_select(0, index) for t in p) for p in self.pieces))
+
+    def repeat(self, times: int) -> Ring:
+        """Each row of the batch `times` times, next to each other."""
+        return self._replace(pieces=tuple(tuple(t.repeat_interleave(times, 0) for t in p) for p in self.pieces))
+
+    def nbytes(self) -> int:
+        """Bytes of the stored positions."""
+        return sum(t.numel() * t.element_size() for piece in self.pieces for t in piece)
+
+
+def _check_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None, axis: int) -> int:
+    """Validate the arguments and return the axis counted from the front."""
+    dims = q.dim()
+    if window is not None and (not isinstance(window, int) or window < 1):
+        raise ValueError(f"window must be a positive integer or None for the full prefix, got {window!r}")
+    if k.dim() != dims or v.dim() != dims:
+        raise ValueError(f"q, k and v must have as many dimensions, got {dims}, {k.dim()} and {v.dim()}")
+    if dims < 3 or not -dims <= axis < dims or axis % dims >= dims - 2:
+        raise ValueError(
+            f"axis {axis} of a {dims}-dimensional tensor is no ordered axis: the last two are heads and head width"
+        )
+    axis %= dims
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"head widths of q ({q.shape[-1]}) and k ({k.shape[-1]}) differ")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(f"k and v differ before the head width: {tuple(k.shape)} and {tuple(v.shape)}")
+    if q.shape[-2] % k.shape[-2]:
+        raise ValueError(f"{q.shape[-2]} query heads cannot share {k.shape[-2]} key heads")
+    if q.shape[axis] > k.shape[axis]:
+        raise ValueError(
+            f"{q.shape[axis]} queries but {k.shape[axis]} keys: queries are the last positions of the keys"
+        )
+    lead_q = [s for d, s in enumerate(q.shape[:-2]) if d != axis]
+    lead_k = [s for d, s in enumerate(k.shape[:-2]) if d != axis]
+    if lead_q != lead_k:
+        raise ValueError(f"q and k differ in their leading dimensions: {lead_q} and {lead_k}")
+    return axis
