@@ -41,6 +41,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from twoaxis.card import Card, Published
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype, widen
@@ -145,6 +146,59 @@ class AttentionResiduals(Stream):
     name = "attention_residuals"
     Config = AttentionResidualsConfig
     config: AttentionResidualsConfig
+    variants = (
+        {},
+        {"block_size": 3},
+        {"block_size": 2, "read": "sum", "evaluation": "two_phase"},
+        {"evaluation": "two_phase", "group": 3, "heads": 2},
+        {"window": 2},
+        {"block_size": 2, "window": 2, "overflow": "sum", "read": "sum"},
+        {"window": 3, "keep_first": False, "overflow": "sum"},
+        {"query": "input", "block_size": 2, "heads": 2},
+        {"query": "none", "read": "sum"},
+        {"weighting": "sigmoid", "key_norm": False, "read": "sum"},
+    )
+    card = Card(
+        title="Attention Residuals",
+        axis="depth",
+        source="sub-layer output, or the sum over a run of them; slot 0 is the embedding",
+        query="a learned vector per site",
+        key="RMS-normalised sources",
+        value="raw sources",
+        literal_qkv=True,
+        normaliser="softmax",
+        adaptivity="per token",
+        window="all earlier sources (block form: sums of S sub-layers)",
+        granularity="per sub-layer",
+        ways="one",
+        injection="replaces the input; there is no other residual path",
+        sharing="none over depth, shared by all tokens",
+        gating="-",
+        depth_state="every source so far",
+        token_state="none",
+        paper="Kimi Team, Attention Residuals, arXiv 2603.15031",
+        year=2026,
+        quirks=(
+            "The first site's query never gets a gradient: it has one source.",
+            "At the start the read is an average, so the pre-norm's epsilon weighs n² times more than in the plain model; "
+            "read='sum' avoids it.",
+            "Block sizes count sub-layers here and in the paper, Transformer layers in Kimi-K3.",
+            "The partial sum of a run that has not begun is absent, not a zero source.",
+        ),
+        published=(
+            Published(
+                "MoE 194M to 528M, validation loss baseline/block/full: 1.931/1.909/1.899 ... 1.719/1.693/1.692; 1.25x compute",
+                "arXiv 2603.15031, table 2 and fits",
+            ),
+            Published(
+                "Depth window of 8 outputs and the embedding: 1.764 against 1.737 full, 1.766 baseline", "table 4"
+            ),
+            Published(
+                "Data-matched MoE d512/d768: throughput-adjusted speed-up 1.01 / 1.19", "marin issue 9290 (third party)"
+            ),
+            Published("A reviewer could not replicate a gain at d18", "nanochat pull request 646 (third party)"),
+        ),
+    )
 
     def __init__(self, config: AttentionResidualsConfig, layout: Layout) -> None:
         super().__init__(config, layout)

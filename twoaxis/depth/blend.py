@@ -64,6 +64,15 @@ class Blend(Stream):
         """The method's."""
         return self.method.ways(site)
 
+    @property
+    def output_scale(self) -> float:
+        """The plain residual's: a blended model starts as the plain one."""
+        return 1.0
+
+    def memory_windows(self) -> tuple[int, ...]:
+        """The method's."""
+        return self.method.memory_windows()
+
     def sources(self, site: Site) -> tuple[str, ...]:
         """The method's."""
         return self.method.sources(site)

@@ -44,6 +44,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from twoaxis.card import Card, Published
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import full_precision, widen
@@ -124,6 +125,55 @@ class DeepDelta(Stream):
     name = "deep_delta"
     Config = DeepDeltaConfig
     config: DeepDeltaConfig
+    variants = (
+        {},
+        {"gate": "two_layer", "gate_hidden": 6, "value": "linear"},
+        {"map": "v"},
+        {"update": "write", "value": "constant"},
+        {"update": "add"},
+        {"value_channels": 4, "expand": "conv"},
+        {"value_channels": 3, "channel_padding": "causal", "update": "write"},
+        {"value_channels": 2, "compress": "token", "token_taps": 3},
+        {"value_channels": 2, "compress": "token", "expand": "conv", "map": "v"},
+        {"value_channels": 4, "expand": "conv", "update": "add"},
+    )
+    card = Card(
+        title="Deep Delta Learning",
+        axis="depth",
+        source="the state itself",
+        query="-",
+        key="the sub-layer's output, normalised",
+        value="a gated map of the read",
+        literal_qkv=False,
+        normaliser="unit direction",
+        adaptivity="per token",
+        window="the current state only",
+        granularity="per sub-layer",
+        ways="one",
+        injection="rewrites the shortcut",
+        sharing="compressor shared inside a block",
+        gating="β in (0, 2), one per token",
+        depth_state="d x d_v numbers, no history",
+        token_state="none; EC keeps 3 embeddings, TC 3 states per sub-layer",
+        paper="Zhang et al., Deep Delta Learning",
+        year=2026,
+        quirks=(
+            "No parameters give x + F(x); use Blend on a pretrained model.",
+            "The value reads the un-normalised input, has a bias and a sigmoid; the paper has none of the three.",
+            "Compressors start so small that the pre-norm's epsilon dominates the first reads (d_v > 1).",
+        ),
+        published=(
+            Published(
+                "124M, 49B tokens, validation loss: baseline 2.8543, d_v=1 2.8482, CC 2.8329, TC 2.8299 (one run each)",
+                "Deep Delta Learning, main table",
+            ),
+            Published(
+                "353M: baseline 2.6053, d_v=1 2.6039, CC 2.5758, TC 2.5905 (one run each); the authors call the d_v=1 gain "
+                "not statistically resolved",
+                "Deep Delta Learning, main table",
+            ),
+        ),
+    )
     gate_in: nn.Parameter | None
     gate_weight: nn.Parameter
     gate_bias: nn.Parameter
@@ -247,7 +297,7 @@ class DeepDelta(Stream):
             return Matrix(x, tokens, ())
         if (self.by_token or self.config.expand == "conv") and x.dim() != 3:
             raise ValueError(f"a stream that mixes tokens needs (batch, time, width), got {x.dim()} dimensions")
-        if tokens.past and len(tokens.past) != (want := len(self._call_taps())):
+        if tokens.past and len(tokens.past) != (want := len(self.memory_windows())):
             raise ValueError(f"past has {len(tokens.past)} rings, this stream keeps {want}")
         if self.config.expand == "repeat":
             return Matrix(x.unsqueeze(-1).expand(*x.shape, self.config.value_channels), tokens, ())
@@ -257,12 +307,10 @@ class DeepDelta(Stream):
         terms = [widen(shifted).unsqueeze(-1) * weight[..., s] for s, shifted in enumerate(taps)]
         return Matrix(sum(terms[1:], terms[0]).to(x.dtype), tokens, (ring,) if tokens.keep else ())
 
-    def _call_taps(self) -> list[int]:
-        """Taps of every convolution along tokens, in the order of `memory`."""
-        calls = [self.config.expand_taps] if self.config.expand == "conv" else []
-        if self.by_token:
-            calls += [self.config.token_taps] * (len(self.rows) + self.reads_out)
-        return calls
+    def memory_windows(self) -> tuple[int, ...]:
+        """Taps of every convolution along tokens: EC's, then TC's in the order of the sites, the read-out's last."""
+        calls = (self.config.expand_taps,) if self.config.expand == "conv" else ()
+        return calls + ((self.config.token_taps,) * (len(self.rows) + self.reads_out) if self.by_token else ())
 
     # Reads and writes.
 

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from twoaxis.card import Card, Published
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.weighted_sum import source_dots
@@ -80,6 +81,36 @@ class DepthAttention(Stream):
     name = "depth_attention"
     Config = DepthAttentionConfig
     config: DepthAttentionConfig
+    variants = (
+        {"heads": 2, "window": 3},
+        {"heads": 2, "window": None, "read_out": True},
+        {"heads": 4, "kv_heads": 2, "head_width": 4, "window": 2, "shared": False},
+        {"heads": 2, "granularity": "block", "window": 2},
+        {"heads": 2, "inject": "replace", "read_out": True},
+    )
+    card = Card(
+        title="Depth attention",
+        axis="depth",
+        source="residual state before a sub-layer",
+        query="the current state",
+        key="states in the window",
+        value="states in the window",
+        literal_qkv=True,
+        normaliser="softmax",
+        adaptivity="per token and head",
+        window="last K states, the current one included",
+        granularity="per sub-layer (or block)",
+        ways="one",
+        injection="added to the state (or replaces the input)",
+        sharing="projections shared along depth",
+        gating="-",
+        depth_state="last K keys and values, and the state",
+        token_state="none",
+        paper="Zhang, Residual Stream Duality, arXiv 2603.16039",
+        year=2026,
+        quirks=("The paper leaves open how the read enters the block; both ways are offered.",),
+        published=(Published("No experiment is reported for it", "arXiv 2603.16039"),),
+    )
 
     def __init__(self, config: DepthAttentionConfig, layout: Layout) -> None:
         super().__init__(config, layout)

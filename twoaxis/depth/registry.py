@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-from collections.abc import Callable, Iterable, Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from twoaxis.depth.site import Placement
 from twoaxis.depth.stream import Layout, Stream
+from twoaxis.registry import Registry
 
 METHODS: dict[str, str | type[Stream]] = {
     "standard": "twoaxis.depth.standard:Standard",
@@ -19,31 +17,20 @@ METHODS: dict[str, str | type[Stream]] = {
     "deep_delta": "twoaxis.depth.deep_delta:DeepDelta",
 }
 
+STREAMS: Registry[Stream] = Registry("stream", METHODS)
+
 
 def stream_names() -> tuple[str, ...]:
     """The names `stream` takes."""
-    return tuple(METHODS)
-
-
-def stream_class(name: str) -> type[Stream]:
-    """The class behind a name."""
-    if name not in METHODS:
-        raise ValueError(f"unknown stream {name!r}{_nearest(name, METHODS)}; the streams are {', '.join(METHODS)}")
-    found = METHODS[name]
-    if not isinstance(found, str):
-        return found
-    module, _, attribute = found.partition(":")
-    return getattr(import_module(module), attribute)
+    return STREAMS.names()
 
 
 def register(name: str) -> Callable[[type[Stream]], type[Stream]]:
     """Class decorator: make one's own stream available under `name`."""
 
     def add(cls: type[Stream]) -> type[Stream]:
-        if name in METHODS:
-            raise ValueError(f"there is already a stream named {name!r} ({METHODS[name]})")
+        STREAMS.add(name, cls)
         cls.name = name
-        METHODS[name] = cls
         return cls
 
     return add
@@ -72,26 +59,11 @@ def stream(
         blend: start from the plain residual whatever the method; see `Blend`.
         **options: the method's own; see its Config.
     """
-    cls = stream_class(name)
-    made = cls(make_config(cls.Config, name, options), Layout.make(blocks, width, kinds, placement))
+    cls = STREAMS.find(name)
+    made = cls(STREAMS.config(name, options), Layout.make(blocks, width, kinds, placement))
     made.reset_parameters()
     if not blend:
         return made
     from twoaxis.depth.blend import Blend
 
     return Blend(made)
-
-
-def make_config(config: type, name: str, options: dict[str, Any]) -> Any:
-    """A method's Config from options, refusing those it does not have."""
-    known = [field.name for field in dataclasses.fields(config)]
-    for option in options:
-        if option not in known:
-            listed = ", ".join(known) if known else "none"
-            raise ValueError(f"{name} has no option {option!r}{_nearest(option, known)}; its options are {listed}")
-    return config(**options)
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

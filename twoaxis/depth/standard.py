@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from twoaxis.card import Card
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Neutral, Seen, Stream, Tokens
 
@@ -35,6 +36,28 @@ class Standard(Stream):
 
     name = "standard"
     Config = StandardConfig
+    card = Card(
+        title="Plain residual",
+        axis="depth",
+        source="increment of a sub-layer",
+        query="-",
+        key="-",
+        value="raw increments",
+        literal_qkv=False,
+        normaliser="none: every weight is one",
+        adaptivity="fixed",
+        window="all earlier sub-layers",
+        granularity="per sub-layer",
+        ways="one",
+        injection="the running sum is the input",
+        sharing="-",
+        gating="-",
+        depth_state="one vector",
+        token_state="none",
+        paper="He, Zhang, Ren, Sun, Identity Mappings in Deep Residual Networks, arXiv 1603.05027",
+        year=2016,
+        quirks=("It is a causal depth read with uniform weights, times their number: `twoaxis verify` shows it.",),
+    )
 
     def _open(self, x: Tensor, tokens: Tokens) -> Plain:
         return Plain(x)

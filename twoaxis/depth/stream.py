@@ -17,7 +17,7 @@ recomputed by activation checkpointing, deep-copied and compiled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -169,6 +169,8 @@ class Stream(nn.Module):
     """Its options: a frozen keyword-only dataclass."""
     card: ClassVar[Card]
     """Its row of the map of methods."""
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    """Options that between them use every part of the method: what certificates and conformance tests run."""
 
     def __init__(self, config: Any, layout: Layout) -> None:
         super().__init__()
@@ -229,6 +231,15 @@ class Stream(nn.Module):
     def ways(self, site: Site) -> tuple[str, ...]:
         """Which entries of `Seen` the pre-norm of `site` normalises, each with its own scale."""
         return ("x",)
+
+    @property
+    def output_scale(self) -> float:
+        """Factor on the initial standard deviation of output projections, where a paper prescribes one."""
+        return 1.0
+
+    def memory_windows(self) -> tuple[int, ...]:
+        """Windows of the rings that `memory` returns, the current token included; empty unless tokens are mixed."""
+        return ()
 
     def sources(self, site: Site) -> tuple[str, ...]:
         """Names of the sources that `weights` speaks of, in its order."""

@@ -1,0 +1,1 @@
+"""A small Llama-style decoder around any stream and any mixer."""

@@ -1,0 +1,122 @@
+"""The decoder's configuration, validated when it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from twoaxis.depth.registry import stream
+from twoaxis.depth.site import Placement
+from twoaxis.depth.stream import Stream
+from twoaxis.sequence.mixer import Mixer
+from twoaxis.sequence.registry import mixer
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Shape of a decoder and its methods along the two axes."""
+
+    vocabulary: int = 256
+    """Number of tokens."""
+    width: int = 128
+    """D, the width of the residual stream."""
+    blocks: int = 4
+    """Number of blocks."""
+    heads: int = 4
+    """Query heads of the attention."""
+    kv_heads: int | None = None
+    """Key and value heads; None is as many as query heads."""
+    head_width: int | None = None
+    """Width of a head; None is width / heads."""
+    hidden: int | None = None
+    """Hidden width of the MLP; None is 8/3 of the width, rounded up to a multiple of 8."""
+    hidden_ramp: bool = False
+    """MUDDFormer's re-allocation: hidden widths from half of `hidden` in the first block to 1.5 times in the last."""
+    block: Literal["sequential", "parallel"] = "sequential"
+    """Attention then MLP, or both side by side in one site."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary positions."""
+    norm_eps: float = 1e-5
+    """Inside every RMSNorm."""
+    tied: bool = True
+    """The head shares the embedding's weights."""
+    std: float = 0.02
+    """Standard deviation of the initial weights."""
+    stream: str = "standard"
+    """Name of the residual stream; see `twoaxis.stream_names()`."""
+    stream_options: Mapping[str, Any] = field(default_factory=dict)
+    """Its options."""
+    placement: str | None = None
+    """Which blocks and sites use the stream's method, e.g. "2-3/attention"."""
+    blend: bool = False
+    """Start as the plain residual whatever the method; see `twoaxis.Blend`."""
+    mixer: str | None = None
+    """Name of the local mixer; see `twoaxis.mixer_names()`."""
+    mixer_options: Mapping[str, Any] = field(default_factory=dict)
+    """Its options."""
+    mixer_blocks: tuple[int, ...] | None = None
+    """Blocks that have the mixer; None is all of them."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "width", "blocks", "heads", "kv_heads", "head_width", "hidden"):
+            given = getattr(self, name)
+            if given is not None and (not isinstance(given, int) or given < 1):
+                raise ValueError(f"{name} must be a positive integer, got {given!r}")
+        if self.head_width is None and self.width % self.heads:
+            raise ValueError(f"heads ({self.heads}) must divide the width ({self.width}), or give head_width")
+        if self.heads % (self.kv_heads or self.heads):
+            raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
+        if self.head_size % 2:
+            raise ValueError(f"rotary positions need an even head width, got {self.head_size}")
+        if self.block not in ("sequential", "parallel"):
+            raise ValueError(f"unknown block {self.block!r}; it is one of sequential, parallel")
+        beyond = [b for b in self.mixer_blocks or () if not 0 <= b < self.blocks]
+        if beyond:
+            raise ValueError(f"mixer_blocks names block {beyond[0]}, the decoder has blocks 0 to {self.blocks - 1}")
+        if self.mixer is None and (self.mixer_options or self.mixer_blocks is not None):
+            raise ValueError("mixer_options or mixer_blocks are given but no mixer")
+
+    @property
+    def head_size(self) -> int:
+        """Width of an attention head."""
+        return self.head_width or self.width // self.heads
+
+    def hidden_width(self, block: int) -> int:
+        """Hidden width of the MLP of one block."""
+        hidden = self.hidden or -(-8 * self.width // 24) * 8
+        if not self.hidden_ramp or self.blocks == 1:
+            return hidden
+        ramped = 128 * round(hidden * (block / (self.blocks - 1) + 0.5) / 128)
+        if ramped < 128:
+            raise ValueError(
+                f"hidden_ramp rounds to multiples of 128: block {block} of {self.blocks} would get {ramped} of hidden={hidden}"
+            )
+        return ramped
+
+    def make_mixer(self) -> Mixer | None:
+        """The local mixer, if there is one."""
+        return None if self.mixer is None else mixer(self.mixer, **self.mixer_options)
+
+    def kinds(self) -> list[tuple[str, ...]]:
+        """The sub-layers of each block."""
+        made = self.make_mixer()
+        body = ("parallel",) if self.block == "parallel" else ("attention", "mlp")
+        has_site = made is not None and "site" in made.points
+        return [("mixer", *body) if has_site and self.has_mixer(b) else body for b in range(self.blocks)]
+
+    def has_mixer(self, block: int) -> bool:
+        """Whether `block` has the mixer."""
+        return self.mixer is not None and (self.mixer_blocks is None or block in self.mixer_blocks)
+
+    def make_stream(self) -> Stream:
+        """The residual stream for this shape."""
+        return stream(
+            self.stream,
+            blocks=self.blocks,
+            width=self.width,
+            kinds=self.kinds(),
+            placement=Placement.parse(self.placement),
+            blend=self.blend,
+            **self.stream_options,
+        )

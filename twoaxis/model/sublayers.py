@@ -1,0 +1,188 @@
+"""The sub-layers of the decoder: grouped-query attention with RoPE, SwiGLU, a mixer, and attention beside MLP.
+
+A sub-layer maps the normalised read `c` to an increment, without its residual:
+
+    y, rings = sublayer(c, past, reach)
+
+`past` is a tuple of rings, one per operator that remembers tokens, or None when nothing is to be remembered (training); then
+`rings` is None too. Attention takes the ways q, k, v where the stream gives them and the residual way where it does not.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twoaxis.depth.stream import Seen
+from twoaxis.model.config import DecoderConfig
+from twoaxis.sequence.mixer import Local, Mixer
+from twoaxis.sequence.rope import rotate
+from twoaxis.window import Ring
+
+Rings = tuple[Ring, ...] | None
+
+
+class SiteNorm(nn.Module):
+    """The pre-norm of one site: RMSNorm with one learned scale per way.
+
+    Args:
+        ways: which entries of `Seen` it normalises.
+        width: D.
+        eps: inside the mean square.
+    """
+
+    def __init__(self, ways: tuple[str, ...], width: int, eps: float) -> None:
+        super().__init__()
+        self.ways, self.eps = ways, eps
+        self.weight = nn.Parameter(torch.ones(len(ways), width))
+
+    def forward(self, seen: Seen) -> Seen:
+        """`seen` with its ways normalised; a way that is not given separately is the residual way."""
+        entries = {}
+        for weight, way in zip(self.weight, self.ways, strict=True):
+            tensor = getattr(seen, way)
+            tensor = seen.x if tensor is None else tensor
+            entries[way] = F.rms_norm(tensor, (tensor.shape[-1],), weight, self.eps)
+        return seen._replace(**entries, aux=None)
+
+
+class _Points(nn.Module):
+    """The local operators a sub-layer hosts, and the running of them over its rings."""
+
+    def __init__(self, mixer: Mixer | None, channels: dict[str, int], width: int) -> None:
+        super().__init__()
+        acting = [] if mixer is None else [point for point in channels if point in mixer.points]
+        self.locals = nn.ModuleDict({p: mixer.build(p, width, channels[p]) for p in acting if mixer is not None})
+
+    def start(self, spare: int) -> dict[str, Ring]:
+        return {point: self._local(point).start(spare) for point in self.locals}
+
+    def _local(self, point: str) -> Local:
+        found = self.locals[point]
+        assert isinstance(found, Local)
+        return found
+
+    def apply(self, point: str, x: Tensor, rings: dict[str, Ring] | None, reach: Tensor | None) -> Tensor:  # type: ignore[override]
+        """`x` through the operator at `point`, if there is one; the ring is replaced in `rings`."""
+        if point not in self.locals:
+            return x
+        if rings is None:
+            return self._local(point)(x, reach=reach)
+        y, rings[point] = self._local(point).step(x, rings[point], reach=reach)
+        return y
+
+
+class Sublayer(nn.Module):
+    """What every sub-layer offers."""
+
+    def start(self, spare: int = 0) -> tuple[Ring, ...]:
+        """Its memory before the first token."""
+        return ()
+
+    def forward(self, c: Seen, past: Rings, reach: Tensor | None) -> tuple[Tensor, Rings]:
+        """The increment, and the memory after these tokens."""
+        raise NotImplementedError(f"{type(self).__name__} does not define forward")
+
+
+class Attention(Sublayer):
+    """Causal grouped-query attention: `window_attention` over the full prefix of the time axis."""
+
+    def __init__(self, config: DecoderConfig, mixer: Mixer | None = None) -> None:
+        super().__init__()
+        width, size = config.width, config.head_size
+        kv_heads = config.kv_heads or config.heads
+        self.size, self.theta = size, config.rope_theta
+        self.query = nn.Linear(width, config.heads * size, bias=False)
+        self.key = nn.Linear(width, kv_heads * size, bias=False)
+        self.value = nn.Linear(width, kv_heads * size, bias=False)
+        self.output = nn.Linear(config.heads * size, width, bias=False)
+        self.points = _Points(mixer, {"attention": width, "qkv": (config.heads + 2 * kv_heads) * size}, width)
+
+    def start(self, spare: int = 0) -> tuple[Ring, ...]:
+        """The keys and values, then the rings of the operators inside."""
+        return (Ring(None, axis=1), *self.points.start(spare).values())
+
+    def forward(self, c: Seen, past: Rings, reach: Tensor | None) -> tuple[Tensor, Rings]:
+        """Attention over the ways q, k, v."""
+        rings = None if past is None else dict(zip(self.points.locals, past[1:], strict=True))
+        ways = [c.x if way is None else way for way in (c.q, c.k, c.v)]
+        if "attention" in self.points.locals:
+            if any(way is not ways[0] for way in ways):
+                raise ValueError("a mixer inside the attention branch needs a stream with one way into the attention")
+            ways = [self.points.apply("attention", ways[0], rings, reach)] * 3
+        q, k, v = self.query(ways[0]), self.key(ways[1]), self.value(ways[2])
+        if "qkv" in self.points.locals:
+            joined = self.points.apply("qkv", torch.cat([q, k, v], dim=-1), rings, reach)
+            q, k, v = joined.split([q.shape[-1], k.shape[-1], v.shape[-1]], dim=-1)
+        q, k, v = (t.unflatten(-1, (-1, self.size)) for t in (q, k, v))
+        memory = Ring(None, axis=1) if past is None else past[0]
+        # only distances count, so positions start wherever the memory does, padding included
+        positions = torch.arange(memory.seen, memory.seen + q.shape[1], device=q.device)
+        q, k = rotate(q, positions, self.theta), rotate(k, positions, self.theta)
+        mixed, memory = memory.step(q, k, v, reach=reach)
+        y = self.output(mixed.flatten(-2))
+        return y, None if rings is None else (memory, *rings.values())
+
+
+class MLP(Sublayer):
+    """SwiGLU."""
+
+    def __init__(self, config: DecoderConfig, hidden: int, mixer: Mixer | None = None) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.width, hidden, bias=False)
+        self.up = nn.Linear(config.width, hidden, bias=False)
+        self.down = nn.Linear(hidden, config.width, bias=False)
+        self.points = _Points(mixer, {"mlp": config.width, "hidden": 2 * hidden}, config.width)
+
+    def start(self, spare: int = 0) -> tuple[Ring, ...]:
+        """The rings of the operators inside."""
+        return tuple(self.points.start(spare).values())
+
+    def forward(self, c: Seen, past: Rings, reach: Tensor | None) -> tuple[Tensor, Rings]:
+        """down( silu(gate x) · up x )."""
+        rings = None if past is None else dict(zip(self.points.locals, past, strict=True))
+        x = self.points.apply("mlp", c.x, rings, reach)
+        gate, up = self.gate(x), self.up(x)
+        if "hidden" in self.points.locals:
+            joined = self.points.apply("hidden", torch.cat([gate, up], dim=-1), rings, reach)
+            gate, up = joined.chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up), None if rings is None else tuple(rings.values())
+
+
+class Parallel(Sublayer):
+    """Attention on q, k, v and MLP on x, side by side in one site."""
+
+    def __init__(self, attention: Attention, mlp: MLP) -> None:
+        super().__init__()
+        self.attention, self.mlp = attention, mlp
+
+    def start(self, spare: int = 0) -> tuple[Ring, ...]:
+        """Both memories, the attention's first."""
+        return (*self.attention.start(spare), *self.mlp.start(spare))
+
+    def forward(self, c: Seen, past: Rings, reach: Tensor | None) -> tuple[Tensor, Rings]:
+        """The sum of both increments."""
+        cut = len(self.attention.start())
+        a, first = self.attention(c, None if past is None else past[:cut], reach)
+        m, second = self.mlp(c, None if past is None else past[cut:], reach)
+        return a + m, None if first is None or second is None else (*first, *second)
+
+
+class MixerSublayer(Sublayer):
+    """A mixer at a site of its own."""
+
+    def __init__(self, local: Local) -> None:
+        super().__init__()
+        self.local = local
+
+    def start(self, spare: int = 0) -> tuple[Ring, ...]:
+        """The mixer's ring."""
+        return (self.local.start(spare),)
+
+    def forward(self, c: Seen, past: Rings, reach: Tensor | None) -> tuple[Tensor, Rings]:
+        """The mixer on the residual way."""
+        if past is None:
+            return self.local(c.x, reach=reach), None
+        y, ring = self.local.step(c.x, past[0], reach=reach)
+        return y, (ring,)

@@ -1,0 +1,1 @@
+"""The sequence axis: the mixer contract and one file per local mixer."""

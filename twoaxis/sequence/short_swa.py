@@ -1,0 +1,207 @@
+"""ShortSWA: causal sliding-window attention with a short window, as a local mixer.
+
+Zhang: Residual Stream Duality (Algorithm 1), arXiv 2603.16039 (2026); idea: Rethinking-SWA (2025).
+
+    S  = H + ShortSWA(norm(H); w)          where="residual": a sub-layer of its own, before the attention
+    A  = H + Attn(n + ShortSWA(n))         where="branch":   inside the attention branch, n = norm(H)
+
+    ShortSWA(x):  q, k, v = x W_q, x W_k, x W_v   (own heads and head width; RoPE on q and k)
+                  o_i = Σ_j softmax_j( q_i · k_j / sqrt(d_h) ) v_j        j in {i-w+1, ..., i}
+                  out = concat(o) W_o
+
+    tokens   t-3   t-2   t-1    t
+                   └─────┴─────┴──► out_t            window w = 3
+
+The operator is `twoaxis.window_attention` on the time axis; a depth read is the same function on the depth axis. The blog
+post that named it acts on the projected branches of a mixer and fixes neither heads, initialisation nor numbers; the block
+above is the paper's. W_o starts at zero, so the model starts as the one without the mixer, to a bit. It can be thin: heads and
+head width are its own, and for w ≤ 128 the projections are nearly all of its cost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twoaxis.card import Card, Published
+from twoaxis.sequence.mixer import Local, LocalCost, Mixer
+from twoaxis.sequence.rope import rotate
+from twoaxis.window import Ring
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortSWAConfig:
+    """Options of ShortSWA."""
+
+    window: int = 16
+    """w: tokens seen, the current one included. 64 or 128 suit chunked kernels on a GPU."""
+    heads: int = 4
+    """Query heads."""
+    kv_heads: int | None = None
+    """Key and value heads; None is as many as query heads."""
+    head_width: int | None = None
+    """Width of a head; None is width / heads. A small one makes the mixer thin."""
+    where: Literal["residual", "branch"] = "residual"
+    """A residual sub-layer of its own, or inside the attention branch."""
+    rope: bool = True
+    """Rotary positions on queries and keys."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary positions."""
+    qk_norm: bool = False
+    """RMS-normalise queries and keys per head, before RoPE."""
+    sink: bool = False
+    """A learned logit per head that takes mass and carries no value."""
+    start: Literal["zero", "normal"] = "zero"
+    """Initial output projection: zero makes the model start as without the mixer."""
+
+    def __post_init__(self) -> None:
+        for field in ("window", "heads", "kv_heads", "head_width"):
+            if (given := getattr(self, field)) is not None and given < 1:
+                raise ValueError(f"{field} must be at least 1, got {given}")
+        if self.heads % (self.kv_heads or self.heads):
+            raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
+        if self.where not in ("residual", "branch"):
+            raise ValueError(f"unknown where {self.where!r}; it is one of residual, branch")
+        if self.start not in ("zero", "normal"):
+            raise ValueError(f"unknown start {self.start!r}; it is one of zero, normal")
+        if self.rope and self.head_width is not None and self.head_width % 2:
+            raise ValueError(f"rotary positions need an even head_width, got {self.head_width}; or set rope=False")
+
+
+class ShortSWA(Local):
+    """The operator: (B, T, D) to (B, T, D).
+
+    Args:
+        width: D.
+        config: the options; or give them as keywords: `ShortSWA(768, window=16, heads=2, head_width=32)`.
+    """
+
+    def __init__(self, width: int, config: ShortSWAConfig | None = None, **options: object) -> None:
+        super().__init__()
+        if config is None:
+            from twoaxis.sequence.registry import MIXERS
+
+            config = MIXERS.config("short_swa", dict(options))
+            assert config is not None
+        elif options:
+            raise ValueError(f"give a config or options, not both: got {', '.join(options)}")
+        if config.head_width is None and width % config.heads:
+            raise ValueError(f"heads ({config.heads}) must divide the width ({width}), or give head_width")
+        self.config, self.width = config, width
+        self.head_width = config.head_width or width // config.heads
+        if config.rope and self.head_width % 2:
+            raise ValueError(f"rotary positions need an even head width, got {self.head_width}; or set rope=False")
+        self.kv_heads = config.kv_heads or config.heads
+        self.query = nn.Linear(width, config.heads * self.head_width, bias=False)
+        self.key = nn.Linear(width, self.kv_heads * self.head_width, bias=False)
+        self.value = nn.Linear(width, self.kv_heads * self.head_width, bias=False)
+        self.output = nn.Linear(config.heads * self.head_width, width, bias=False)
+        self.sink = nn.Parameter(torch.zeros(config.heads)) if config.sink else None
+        self.query_norm = nn.Parameter(torch.ones(self.head_width)) if config.qk_norm else None
+        self.key_norm = nn.Parameter(torch.ones(self.head_width)) if config.qk_norm else None
+        self.reset_parameters()
+
+    def reset_parameters(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
+        """Projections N(0, std); the output projection zero (or N(0, std)); sinks zero; norms one."""
+        with torch.no_grad():
+            for linear in (self.query, self.key, self.value, self.output):
+                linear.weight.normal_(0.0, std, generator=generator)
+            if self.config.start == "zero":
+                self.output.weight.zero_()
+            if self.sink is not None:
+                self.sink.zero_()
+            for norm in (self.query_norm, self.key_norm):
+                if norm is not None:
+                    norm.fill_(1.0)
+
+    def start(self, spare: int = 0) -> Ring:
+        """An empty ring of keys and values over time."""
+        return Ring(self.config.window, axis=1, spare=spare)
+
+    def step(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> tuple[Tensor, Ring]:
+        """Mix the next tokens; see `Local.step`."""
+        if x.shape[-1] != self.width:
+            raise ValueError(f"the input has width {x.shape[-1]}, the mixer was built for {self.width}")
+        q, k, v = (linear(x).unflatten(-1, (-1, self.head_width)) for linear in (self.query, self.key, self.value))
+        if self.query_norm is not None and self.key_norm is not None:
+            q = F.rms_norm(q, (self.head_width,), self.query_norm.to(q.dtype))
+            k = F.rms_norm(k, (self.head_width,), self.key_norm.to(k.dtype))
+        if self.config.rope:
+            # only distances count, so positions start wherever the memory does
+            positions = torch.arange(past.seen, past.seen + x.shape[1], device=x.device)
+            q, k = rotate(q, positions, self.config.rope_theta), rotate(k, positions, self.config.rope_theta)
+        mixed, ring = past.step(q, k, v, sink=self.sink, reach=reach)
+        y = self.output(mixed.flatten(-2))
+        return (x + y if self.config.where == "branch" else y), ring
+
+    def cost(self) -> LocalCost:
+        """Four projections and a band of w dot products and multiply-adds per head."""
+        inner, kv, w = self.config.heads * self.head_width, self.kv_heads * self.head_width, self.config.window
+        return LocalCost(
+            parameters=sum(p.numel() for p in self.parameters()),
+            flops=2 * self.width * (2 * inner + 2 * kv) + 4 * w * inner,
+            kept=2 * (w - 1) * kv,
+        )
+
+
+class ShortSWAMixer(Mixer):
+    """ShortSWA at its own site or inside the attention branch."""
+
+    name = "short_swa"
+    Config = ShortSWAConfig
+    config: ShortSWAConfig
+    variants = (
+        {"window": 3, "start": "normal"},
+        {"window": 1, "heads": 2, "head_width": 2, "rope": False, "start": "normal"},
+        {"window": 4, "kv_heads": 2, "sink": True, "qk_norm": True, "start": "normal"},
+        {"window": 20, "heads": 2, "head_width": 4, "where": "branch", "start": "normal"},
+    )
+    card = Card(
+        title="ShortSWA",
+        axis="sequence",
+        source="token",
+        query="the current token's read",
+        key="tokens in the window",
+        value="tokens in the window",
+        literal_qkv=True,
+        normaliser="softmax, optionally with a sink",
+        adaptivity="per token and head",
+        window="last w tokens",
+        granularity="per block",
+        ways="one",
+        injection="own residual sub-layer, or the attention's input",
+        sharing="own projections per block, shared over tokens",
+        gating="-",
+        depth_state="none",
+        token_state="last w-1 keys and values",
+        paper="Zhang, Residual Stream Duality, arXiv 2603.16039",
+        year=2026,
+        quirks=(
+            "The paper's block gives it a norm and a residual of its own; the blog post that named it acts on projected "
+            "branches inside a mixer instead.",
+            "No source fixes heads, initialisation or results for it.",
+        ),
+        published=(
+            Published(
+                "No controlled result for ShortSWA before attention exists. For sliding windows that replace attention in "
+                "5 of 6 layers (32B): MMLU 57.3 all global, 54.9 W=128, 58.3 W=128 with sink, 58.3 W=512 with sink; "
+                "MRCR 32.5, -, 34.4, 19.6",
+                "MiMo-V2-Flash report, arXiv 2601.02780, tables 2-4",
+            ),
+        ),
+    )
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """Its own site, or the attention branch."""
+        return ("site",) if self.config.where == "residual" else ("attention",)
+
+    def build(self, point: str, width: int, channels: int | None = None) -> ShortSWA:
+        """The operator for one block."""
+        if point not in self.points:
+            raise ValueError(f"short_swa with where={self.config.where!r} does not act at {point!r}")
+        return ShortSWA(width, self.config)
