@@ -70,7 +70,9 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(nn.ModuleDict() for _ in range(config.blocks))
         self.norms = nn.ModuleList(nn.ModuleDict() for _ in range(config.blocks))
         for site in self.stream.sites:
-            cast(nn.ModuleDict, self.blocks[site.block])[site.kind] = _make_sublayer(config, site)
+            cast(nn.ModuleDict, self.blocks[site.block])[site.kind] = _make_sublayer(
+                config, site, self.stream.ways(site)
+            )
             norm = SiteNorm(self.stream.ways(site), config.width, config.norm_eps)
             cast(nn.ModuleDict, self.norms[site.block])[site.kind] = norm
         self.final_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
@@ -140,12 +142,12 @@ class Decoder(nn.Module):
         return tokens
 
 
-def _make_sublayer(config: DecoderConfig, site: Site) -> Sublayer:
+def _make_sublayer(config: DecoderConfig, site: Site, ways: tuple[str, ...]) -> Sublayer:
     mixer = config.make_mixer() if config.has_mixer(site.block) else None
     if site.kind == "mixer":
         assert mixer is not None
         return MixerSublayer(mixer.build("site", config.width))
     if site.kind == "attention":
-        return Attention(config, mixer)
+        return Attention(config, mixer, separate="q" in ways)
     mlp = MLP(config, config.hidden_width(site.block), mixer)
-    return mlp if site.kind == "mlp" else Parallel(Attention(config, mixer), mlp)
+    return mlp if site.kind == "mlp" else Parallel(Attention(config, mixer, separate="q" in ways), mlp)

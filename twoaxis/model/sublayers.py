@@ -48,28 +48,43 @@ class SiteNorm(nn.Module):
 
 
 class _Points(nn.Module):
-    """The local operators a sub-layer hosts, and the running of them over its rings."""
+    """The local operators a sub-layer hosts, and the running of them over its rings.
 
-    def __init__(self, mixer: Mixer | None, channels: dict[str, int], width: int) -> None:
+    Args:
+        mixer: where the operators come from; None has none.
+        channels: width of the tensor at each point the sub-layer offers.
+        width: D.
+        ways: how many tensors pass through a point one after the other, each with a memory of its own; 1 unless said.
+    """
+
+    def __init__(self, mixer: Mixer | None, channels: dict[str, int], width: int, ways: dict[str, int] | None = None):
         super().__init__()
         acting = [] if mixer is None else [point for point in channels if point in mixer.points]
         self.locals = nn.ModuleDict({p: mixer.build(p, width, channels[p]) for p in acting if mixer is not None})
+        self.keys = [(point, way) for point in acting for way in range((ways or {}).get(point, 1))]
 
-    def start(self, spare: int) -> dict[str, Ring]:
-        return {point: self._local(point).start(spare) for point in self.locals}
+    def start(self, spare: int = 0) -> tuple[Ring, ...]:
+        """One empty ring per operator and way."""
+        return tuple(self._local(point).start(spare) for point, _ in self.keys)
+
+    def unpack(self, past: Rings) -> dict[tuple[str, int], Ring] | None:
+        """The rings by point and way."""
+        return None if past is None else dict(zip(self.keys, past, strict=True))
 
     def _local(self, point: str) -> Local:
         found = self.locals[point]
         assert isinstance(found, Local)
         return found
 
-    def apply(self, point: str, x: Tensor, rings: dict[str, Ring] | None, reach: Tensor | None) -> Tensor:  # type: ignore[override]
-        """`x` through the operator at `point`, if there is one; the ring is replaced in `rings`."""
+    def run(
+        self, point: str, x: Tensor, rings: dict[tuple[str, int], Ring] | None, reach: Tensor | None, way: int = 0
+    ) -> Tensor:
+        """`x` through the operator at `point`, if there is one; its ring is replaced in `rings`."""
         if point not in self.locals:
             return x
         if rings is None:
             return self._local(point)(x, reach=reach)
-        y, rings[point] = self._local(point).step(x, rings[point], reach=reach)
+        y, rings[point, way] = self._local(point).step(x, rings[point, way], reach=reach)
         return y
 
 
@@ -86,9 +101,15 @@ class Sublayer(nn.Module):
 
 
 class Attention(Sublayer):
-    """Causal grouped-query attention: `window_attention` over the full prefix of the time axis."""
+    """Causal grouped-query attention: `window_attention` over the full prefix of the time axis.
 
-    def __init__(self, config: DecoderConfig, mixer: Mixer | None = None) -> None:
+    Args:
+        config: the decoder's.
+        mixer: may act on the attention's input and on its projections.
+        separate: whether the stream gives q, k and v separately.
+    """
+
+    def __init__(self, config: DecoderConfig, mixer: Mixer | None = None, separate: bool = False) -> None:
         super().__init__()
         width, size = config.width, config.head_size
         kv_heads = config.kv_heads or config.heads
@@ -97,23 +118,25 @@ class Attention(Sublayer):
         self.key = nn.Linear(width, kv_heads * size, bias=False)
         self.value = nn.Linear(width, kv_heads * size, bias=False)
         self.output = nn.Linear(config.heads * size, width, bias=False)
-        self.points = _Points(mixer, {"attention": width, "qkv": (config.heads + 2 * kv_heads) * size}, width)
+        channels = {"attention": width, "qkv": (config.heads + 2 * kv_heads) * size}
+        self.separate = separate
+        self.points = _Points(mixer, channels, width, {"attention": 3 if separate else 1})
 
     def start(self, spare: int = 0) -> tuple[Ring, ...]:
         """The keys and values, then the rings of the operators inside."""
-        return (Ring(None, axis=1), *self.points.start(spare).values())
+        return (Ring(None, axis=1), *self.points.start(spare))
 
     def forward(self, c: Seen, past: Rings, reach: Tensor | None) -> tuple[Tensor, Rings]:
         """Attention over the ways q, k, v."""
-        rings = None if past is None else dict(zip(self.points.locals, past[1:], strict=True))
+        rings = self.points.unpack(None if past is None else past[1:])
         ways = [c.x if way is None else way for way in (c.q, c.k, c.v)]
-        if "attention" in self.points.locals:
-            if any(way is not ways[0] for way in ways):
-                raise ValueError("a mixer inside the attention branch needs a stream with one way into the attention")
-            ways = [self.points.apply("attention", ways[0], rings, reach)] * 3
+        if self.separate:
+            ways = [self.points.run("attention", way, rings, reach, i) for i, way in enumerate(ways)]
+        else:
+            ways = [self.points.run("attention", ways[0], rings, reach)] * 3
         q, k, v = self.query(ways[0]), self.key(ways[1]), self.value(ways[2])
         if "qkv" in self.points.locals:
-            joined = self.points.apply("qkv", torch.cat([q, k, v], dim=-1), rings, reach)
+            joined = self.points.run("qkv", torch.cat([q, k, v], dim=-1), rings, reach)
             q, k, v = joined.split([q.shape[-1], k.shape[-1], v.shape[-1]], dim=-1)
         q, k, v = (t.unflatten(-1, (-1, self.size)) for t in (q, k, v))
         memory = Ring(None, axis=1) if past is None else past[0]
@@ -137,15 +160,15 @@ class MLP(Sublayer):
 
     def start(self, spare: int = 0) -> tuple[Ring, ...]:
         """The rings of the operators inside."""
-        return tuple(self.points.start(spare).values())
+        return self.points.start(spare)
 
     def forward(self, c: Seen, past: Rings, reach: Tensor | None) -> tuple[Tensor, Rings]:
         """down( silu(gate x) · up x )."""
-        rings = None if past is None else dict(zip(self.points.locals, past, strict=True))
-        x = self.points.apply("mlp", c.x, rings, reach)
+        rings = self.points.unpack(past)
+        x = self.points.run("mlp", c.x, rings, reach)
         gate, up = self.gate(x), self.up(x)
         if "hidden" in self.points.locals:
-            joined = self.points.apply("hidden", torch.cat([gate, up], dim=-1), rings, reach)
+            joined = self.points.run("hidden", torch.cat([gate, up], dim=-1), rings, reach)
             gate, up = joined.chunk(2, dim=-1)
         return self.down(F.silu(gate) * up), None if rings is None else tuple(rings.values())
 
