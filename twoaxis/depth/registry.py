@@ -15,6 +15,12 @@ METHODS: dict[str, str | type[Stream]] = {
     "denseformer": "twoaxis.depth.denseformer:DenseFormer",
     "attention_residuals": "twoaxis.depth.attention_residuals:AttentionResiduals",
     "deep_delta": "twoaxis.depth.deep_delta:DeepDelta",
+    "hyper_connections": "twoaxis.depth.hyper_connections:HyperConnections",
+    "manifold_hyper_connections": "twoaxis.depth.manifold_hyper_connections:ManifoldHyperConnections",
+    "elc_bert": "twoaxis.depth.elc_bert:ElcBert",
+    "vertical_attention": "twoaxis.depth.vertical_attention:VerticalAttention",
+    "deep_cross_attention": "twoaxis.depth.deep_cross_attention:DeepCrossAttention",
+    "muddformer": "twoaxis.depth.muddformer:MuddFormer",
 }
 
 STREAMS: Registry[Stream] = Registry("stream", METHODS)

@@ -34,10 +34,8 @@ def weighted_sum_reference(
     channel: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """The sum as one reads it: one multiply and one add per way and source."""
-    weights = [w for w in (static, token, channel) if w is not None]
-    ways = _ways(static, token, channel)
     outs = []
-    for w in range(ways):
+    for w in range(_ways(static, token, channel)):
         total: Tensor | None = None
         for s, source in enumerate(sources):
             x = widen(source)
@@ -45,7 +43,7 @@ def weighted_sum_reference(
                 if weight is not None:
                     term = x * _coefficient(weight, form, w, s)
                     total = term if total is None else total + term
-        assert total is not None and weights
+        assert total is not None
         outs.append(total.to(sources[0].dtype))
     return tuple(outs)
 
@@ -122,7 +120,7 @@ def _weight_gradients(
     d_static: Tensor | None, d_token: Tensor | None, d_channel: Tensor | None, product: Tensor, w: int, s: int
 ) -> None:
     if d_channel is not None:
-        d_channel[w, s] = product.flatten(0, -2).sum(0)
+        d_channel[w, s] = product.reshape(-1, product.shape[-1]).sum(0)
     if d_token is not None:
         d_token[..., w, s] = product.sum(-1)
     if d_static is not None:
@@ -220,7 +218,7 @@ def rms_logits_reference(source: Tensor, queries: Tensor, eps: float | None) -> 
     """`rms_logits` as one reads it."""
     x, u = widen(source), widen(queries)
     inverse_rms = 1.0 if eps is None else torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
-    n, heads, width = u.shape
+    _, heads, width = u.shape
     keys = (x * inverse_rms).unflatten(-1, (heads, width))  # (..., H, D/H)
     return torch.einsum("...hd,nhd->...hn", keys, u)
 
@@ -250,18 +248,23 @@ class _RmsLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, source: Tensor, queries: Tensor, eps: float | None) -> Tensor:
         x, u = widen(source), widen(queries)
-        n, heads, width = u.shape
+        _, heads, width = u.shape
         inverse_rms = None if eps is None else torch.rsqrt(x.square().mean(-1) + eps)  # (...)
         raw = torch.einsum("...hd,nhd->...hn", x.unflatten(-1, (heads, width)), u)
         logits = raw if inverse_rms is None else raw * inverse_rms[..., None, None]
         ctx.save_for_backward(source, queries, inverse_rms, logits if eps is not None else None)
+        ctx.eps = eps
         return logits
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
         source, queries, inverse_rms, logits = ctx.saved_tensors
         x, u = widen(source), widen(queries)
-        n, heads, width = u.shape
+        _, heads, width = u.shape
+        if torch.is_grad_enabled() and inverse_rms is not None:
+            # a second derivative sees through what was saved, so that is made anew from the source
+            inverse_rms = torch.rsqrt(x.square().mean(-1) + ctx.eps)
+            logits = rms_logits_reference(source, queries, ctx.eps)
         scaled = grad if inverse_rms is None else grad * inverse_rms[..., None, None]  # (..., H, n)
         d_source = d_queries = None
         if ctx.needs_input_grad[0]:

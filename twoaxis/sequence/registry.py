@@ -11,6 +11,8 @@ MIXERS: Registry[Mixer] = Registry(
     "mixer",
     {
         "short_swa": "twoaxis.sequence.short_swa:ShortSWAMixer",
+        "short_conv": "twoaxis.sequence.short_conv:ShortConvMixer",
+        "canon": "twoaxis.sequence.canon:CanonMixer",
     },
 )
 

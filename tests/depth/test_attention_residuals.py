@@ -1,0 +1,222 @@
+"""Attention Residuals: an outside oracle, the options one by one, and the published counts."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import twoaxis
+from twoaxis.depth.attention_residuals import AttentionResiduals
+from twoaxis.depth.compose import compose
+from twoaxis.depth.stream import Layout
+
+
+def make(blocks: int = 3, width: int = 8, *, spread: float = 0.5, **options: object) -> AttentionResiduals:
+    made = twoaxis.stream("attention_residuals", blocks=blocks, width=width, **options).double()
+    assert isinstance(made, AttentionResiduals)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter += spread * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return made
+
+
+def run(stream: twoaxis.Stream, x: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Reads, increments and output with fixed random sub-layers."""
+    generator = torch.Generator().manual_seed(4)
+    state, reads, outs = stream.open(x), [], []
+    for site in stream.sites:
+        m = torch.randn(x.shape[-1], x.shape[-1], generator=generator, dtype=torch.float64) / 3
+        seen = stream.read(state, site)
+        reads.append(seen.x)
+        outs.append(torch.tanh(seen.x @ m))
+        state = stream.write(state, site, outs[-1], seen, seen)
+    return reads, outs, stream.close(state)
+
+
+@pytest.fixture(scope="module")
+def naive_attnres() -> Callable[..., Tensor]:
+    """flash-linear-attention's reference, loaded from its file: the package itself wants a GPU compiler."""
+    pytest.importorskip("einops")
+    found = importlib.util.find_spec("fla")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("flash-linear-attention is not installed")
+    path = Path(found.submodule_search_locations[0]) / "ops" / "attnres" / "naive.py"
+    spec = importlib.util.spec_from_file_location("fla_naive_attnres", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.naive_attnres
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_equals_flash_linear_attention(naive_attnres: Callable[..., Tensor], size: int, scale: float) -> None:
+    stream = make(block_size=size, scale=scale)
+    assert stream.query is not None
+    assert stream.norm_weight is not None
+    x = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
+    reads, outs, out = run(stream, x)
+    for index, read in enumerate([*reads, out]):
+        bank = [x] + [sum(outs[i : i + size]) for i in range(0, index - index % size, size)]  # type: ignore[list-item]
+        if index % size:
+            bank.append(sum(outs[index - index % size : index]))  # type: ignore[arg-type]
+        theirs = naive_attnres(stream.query[index], bank, stream.norm_weight[index], scale=scale)
+        assert (read - theirs).abs().max() <= 2e-6  # the oracle computes in float32
+        if index:
+            ours_grad, their_grad = (
+                torch.autograd.grad(t.square().sum(), [x, stream.query], retain_graph=True) for t in (read, theirs)
+            )
+            for a, b in zip(ours_grad, their_grad, strict=True):
+                assert (a - b).abs().max() <= 2e-5 * max(1.0, b.abs().max().item())
+
+
+@given(
+    blocks=st.integers(1, 6),
+    size=st.integers(1, 13),
+    window=st.one_of(st.none(), st.integers(1, 8)),
+    keep_first=st.booleans(),
+    overflow=st.sampled_from(["drop", "sum"]),
+)
+def test_sources_follow_the_window(
+    blocks: int, size: int, window: int | None, keep_first: bool, overflow: str
+) -> None:
+    """With zero queries every read is the mean of the sources a plain state machine finds."""
+    stream = make(blocks, spread=0.0, block_size=size, window=window, keep_first=keep_first, overflow=overflow)
+    x = torch.randn(1, 2, 8, dtype=torch.float64)
+    reads, outs, out = run(stream, x)
+    for index, read in enumerate([*reads, out]):
+        finished = [outs[i : i + size] for i in range(0, index - index % size, size)]
+        slots = [x] + [torch.stack(f).sum(0) for f in finished]
+        if index % size:
+            slots.append(torch.stack(outs[index - index % size : index]).sum(0))
+        pinned, rest = (slots[:1], slots[1:]) if keep_first else ([], slots)
+        gone = rest[: max(0, len(rest) - window)] if window else []
+        kept = rest[len(gone) :]
+        spilled = [torch.stack(gone).sum(0)] if gone and overflow == "sum" else []
+        sources = [*pinned, *spilled, *kept]
+        assert len(sources) == len(stream.sources(stream.layout.sites[index]))
+        assert (read - torch.stack(sources).mean(0)).abs().max() <= 1e-12
+    declared = stream.neutral
+    forgets = any(window is not None and len(slots) - int(keep_first) > window for slots in [[0] * (-(-i // size) + 1) for i in range(len(reads) + 1)])
+    assert (declared == "none") == (forgets and overflow == "drop")
+
+
+@given(blocks=st.integers(1, 5), size=st.integers(1, 4), groups=st.integers(1, 4), heads=st.sampled_from([1, 2]), read=st.sampled_from(["average", "sum"]))
+def test_two_phase_equals_direct(blocks: int, size: int, groups: int, heads: int, read: str) -> None:
+    x = torch.randn(1, 3, 8, dtype=torch.float64)
+    direct = make(blocks, block_size=size, heads=heads, read=read)
+    phased = make(blocks, block_size=size, heads=heads, read=read, evaluation="two_phase", group=size * groups)
+    for a, b in zip(run(direct, x)[0] + [run(direct, x)[2]], run(phased, x)[0] + [run(phased, x)[2]], strict=True):
+        assert (a - b).abs().max() <= 1e-12
+
+
+def test_sum_form_is_the_average_times_the_sources() -> None:
+    x = torch.randn(1, 3, 8, dtype=torch.float64)
+    average, total = make(block_size=2), make(block_size=2, read="sum")
+    state, other = average.open(x), total.open(x)
+    for site in average.sites[:4]:
+        a, b = average.read(state, site), total.read(other, site)
+        assert (b.x - a.x * len(average.sources(site))).abs().max() <= 1e-12
+        y = torch.tanh(a.x)
+        state, other = average.write(state, site, y, a, a), total.write(other, site, y, b, b)
+
+
+def test_heads_weigh_channel_groups_on_their_own() -> None:
+    stream = make(heads=2)
+    assert stream.query is not None
+    assert stream.norm_weight is not None
+    x = torch.randn(1, 3, 8, dtype=torch.float64)
+    reads, outs, _ = run(stream, x)
+    sources = torch.stack([x, outs[0], outs[1]])
+    keys = stream.norm_weight[2] * sources * torch.rsqrt(sources.square().mean(-1, keepdim=True) + 1e-6)
+    for group in (slice(0, 4), slice(4, 8)):
+        alpha = torch.softmax(keys[..., group] @ stream.query[2, group], dim=0)
+        assert (reads[2][..., group] - (alpha.unsqueeze(-1) * sources[..., group]).sum(0)).abs().max() <= 1e-12
+
+
+def test_input_dependent_query_maps_the_newest_source() -> None:
+    stream = make(query="input", block_size=2)
+    assert stream.query_map is not None
+    assert stream.norm_weight is not None
+    x = torch.randn(1, 3, 8, dtype=torch.float64)
+    reads, outs, _ = run(stream, x)
+    sources = torch.stack([x, outs[0] + outs[1], outs[2]])
+    keys = stream.norm_weight[3] * sources * torch.rsqrt(sources.square().mean(-1, keepdim=True) + 1e-6)
+    query = outs[2] @ stream.query_map[3].mT
+    alpha = torch.softmax((keys * query).sum(-1), dim=0)
+    assert (reads[3] - (alpha.unsqueeze(-1) * sources).sum(0)).abs().max() <= 1e-12
+
+
+def test_scalars_and_sigmoid() -> None:
+    x = torch.randn(1, 3, 8, dtype=torch.float64)
+    scalars = make(query="none")
+    reads, outs, _ = run(scalars, x)
+    alpha = torch.softmax(scalars.scalars[1], dim=0)
+    assert (reads[1] - (alpha[0] * x + alpha[1] * outs[0])).abs().max() <= 1e-13
+    sigmoid = make(weighting="sigmoid", key_norm=False)
+    assert sigmoid.norm_weight is None
+    assert sigmoid.query is not None
+    reads, outs, _ = run(sigmoid, x)
+    weights = [torch.sigmoid(s @ sigmoid.query[1]).unsqueeze(-1) for s in (x, outs[0])]
+    assert (reads[1] - (weights[0] * x + weights[1] * outs[0])).abs().max() <= 1e-13
+
+
+def test_published_parameter_count() -> None:
+    kimi_k3 = Layout.make(93, 7168)
+    with torch.device("meta"):
+        stream = AttentionResiduals(AttentionResiduals.Config(block_size=24), kimi_k3)
+    cost = stream.cost()
+    assert cost.parameters == 2 * 7168 * 187 == 2_680_832
+    assert cost.reads == 1003 - 1  # the first site's single source is not a read
+
+
+def test_full_form_reads() -> None:
+    assert make(blocks=27, block_size=1).cost().reads == 55 * 56 // 2 - 1
+    assert make(blocks=27, block_size=6).cost().reads == 325 - 1
+
+
+def test_first_query_never_learns() -> None:
+    stream = make()
+    x = torch.randn(1, 3, 8, dtype=torch.float64)
+    run(stream, x)[2].square().sum().backward()
+    assert stream.query is not None
+    assert stream.query.grad is not None
+    assert stream.query.grad[0].abs().max() == 0
+    assert set(stream.dead()) == {"query[0]", "norm_weight[0]"}
+
+
+def test_an_absent_partial_is_not_a_zero_source() -> None:
+    stream = make(blocks=2, spread=0.0, block_size=2)
+    x = torch.ones(1, 1, 8, dtype=torch.float64)
+    run_ = compose(stream, [(s.kind, None, torch.zeros_like) for s in stream.sites])
+    state = stream.open(x)
+    assert torch.equal(stream.read(state, stream.sites[0]).x, x)
+    assert run_(x)[0, 0, 0].item() == pytest.approx(1 / 3)  # the embedding and two finished zero sums
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block_size": 0}, r"block_size must be at least 1 \(1 is the full form\), got 0"),
+        ({"block_size": -2}, "got -2"),
+        ({"window": 0}, "window must be at least 1 or None for all sources, got 0"),
+        ({"heads": 3}, r"heads \(3\) must divide the width \(8\)"),
+        ({"query": "dynamic"}, "unknown query 'dynamic'; it is one of static, input, none"),
+        ({"weighting": "relu"}, "unknown weighting 'relu'"),
+        ({"evaluation": "two_phase", "window": 3}, "two_phase needs window=None.*got window=3"),
+        ({"evaluation": "two_phase", "block_size": 4, "group": 6}, r"group \(6\) must be a multiple of block_size \(4\)"),
+        ({"query": "none", "heads": 2}, "query='none' needs heads=1, got 2"),
+    ],
+)
+def test_bad_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        twoaxis.stream("attention_residuals", blocks=2, width=8, **options)

@@ -1,0 +1,271 @@
+"""The contract: registry, layout, placement, refusals, Blend, compose."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import twoaxis
+from twoaxis.depth.site import Placement, Site, make_sites
+from twoaxis.depth.stream import Layout, Seen
+from twoaxis.verify.properties import instances
+
+STREAMS = [pytest.param(c, id=n) for n, c in instances() if c.mixer is None]
+
+
+def sublayers(stream: twoaxis.Stream, seed: int = 0) -> list[tuple[str, None, nn.Linear]]:
+    torch.manual_seed(seed)
+    width = stream.layout.width
+    return [(site.kind, None, Ways(len(stream.ways(site)), width)) for site in stream.sites]  # type: ignore[misc]
+
+
+class Ways(nn.Module):
+    """A sub-layer that takes as many ways as the site has."""
+
+    def __init__(self, ways: int, width: int) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(width, width, dtype=torch.float64) for _ in range(ways))
+
+    def forward(self, *ways: Tensor) -> Tensor:
+        return torch.stack([torch.tanh(m(w)) for m, w in zip(self.maps, ways, strict=True)]).sum(0)
+
+
+def test_unknown_names_and_options_list_what_exists() -> None:
+    with pytest.raises(ValueError, match=r"unknown stream 'densformer' \(did you mean 'denseformer'\?\); the streams are standard, "):
+        twoaxis.stream("densformer", blocks=2, width=8)
+    with pytest.raises(ValueError, match=r"no option 'dilution' \(did you mean 'dilation'\?\); its options are dilation, period"):
+        twoaxis.stream("denseformer", blocks=2, width=8, dilution=2)
+    with pytest.raises(ValueError, match=r"standard has no option 'x'; its options are none"):
+        twoaxis.stream("standard", blocks=2, width=8, x=1)
+    with pytest.raises(ValueError, match=r"unknown mixer 'canoon'.*short_swa"):
+        twoaxis.mixer("canoon")
+
+
+def test_sites_of_a_layout() -> None:
+    sites = make_sites(2, [("mixer", "attention", "mlp"), ("parallel",)])
+    assert [s.kind for s in sites] == ["mixer", "attention", "mlp", "parallel", "out"]
+    assert [s.block for s in sites] == [0, 0, 0, 1, 2]
+    assert [s.index for s in sites] == [0, 1, 2, 3, 4]
+    assert [(s.first, s.last) for s in sites] == [(True, False), (False, False), (False, True), (True, True), (True, True)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"blocks": 0}, "blocks must be a positive integer, got 0"),
+        ({"width": 0}, "width must be a positive integer, got 0"),
+        ({"kinds": ("attention", "moe")}, "unknown sub-layer kind 'moe' in block 0"),
+        ({"kinds": [("attention",)] * 3}, "kinds describe 3 blocks, the stream has 2"),
+        ({"kinds": [("attention",), ()]}, "block 1 has no sub-layer"),
+        ({"placement": "5-9"}, "names block 5, but the stream has blocks 0 to 1 and out 2"),
+        ({"placement": "0/mixerr"}, "unknown kind 'mixerr'"),
+        ({"placement": "1-x"}, "cannot read the placement '1-x'"),
+        ({"placement": {"layers": [1]}}, r"keys blocks and kinds, got \['layers'\]"),
+    ],
+)
+def test_bad_layouts_are_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        twoaxis.stream("standard", **({"blocks": 2, "width": 8} | arguments))  # type: ignore[arg-type]
+
+
+def test_placement_spellings() -> None:
+    assert Placement.parse("8-11") == Placement(blocks=(8, 9, 10, 11))
+    assert Placement.parse("0,2-3/attention+out") == Placement(blocks=(0, 2, 3), kinds=("attention", "out"))
+    assert Placement.parse("mlp") == Placement(kinds=("mlp",))
+    assert Placement.parse("none") == Placement(blocks=())
+    assert Placement.parse({"blocks": [1], "kinds": None}) == Placement(blocks=(1,))
+    assert Placement.parse(None) == Placement.parse("all") == Placement()
+
+
+@pytest.mark.parametrize("config", STREAMS)
+def test_refusals(config: twoaxis.DecoderConfig) -> None:
+    stream, other = config.make_stream(), twoaxis.stream("standard", blocks=7, width=16)
+    x = torch.zeros(1, 2, 16)
+    state, site = stream.open(x), stream.sites[0]
+    seen = stream.read(state, site)
+    with pytest.raises(ValueError, match="width 15, the stream was built for width 16"):
+        stream.open(torch.zeros(1, 2, 15))
+    with pytest.raises(ValueError, match="belongs to another stream"):
+        stream.read(other.open(x), site)
+    with pytest.raises(ValueError, match=r"sites out of order: the state is at site 0 of 7, asked for site 2"):
+        stream.read(state, stream.sites[2])
+    with pytest.raises(ValueError, match="sites out of order"):
+        stream.close(state)
+    with pytest.raises(ValueError, match="returned width 9, the stream has width 16"):
+        stream.write(state, site, torch.zeros(1, 2, 9), seen, seen)
+    middle = stream.write(state, site, x, seen, seen)
+    with pytest.raises(ValueError, match=r"between blocks only: site 1 \(mlp of block 0\)"):
+        stream.pack(middle)
+    with pytest.raises(ValueError, match="belongs to another stream"):
+        stream.pack(other.open(x))
+
+
+@pytest.mark.parametrize("config", STREAMS)
+@pytest.mark.parametrize("kinds", [("attention", "mlp"), ("mixer", "attention", "mlp"), ("parallel",)])
+def test_switched_off_everywhere_is_the_plain_residual(config: twoaxis.DecoderConfig, kinds: tuple[str, ...]) -> None:
+    stream = twoaxis.stream(
+        config.stream, blocks=3, width=16, kinds=kinds, placement="none", **config.stream_options
+    ).double()
+    assert sum(p.numel() for p in stream.parameters()) == stream.cost().parameters
+    plain = twoaxis.stream("standard", blocks=3, width=16, kinds=kinds)
+    functions = sublayers(plain)
+    ours = [(k, None, Joined(f, len(stream.ways(s)))) for s, (k, _, f) in zip(stream.sites, functions, strict=True)]
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    assert (twoaxis.compose(stream, ours)(x) - twoaxis.compose(plain, functions)(x)).abs().max() <= 1e-13  # type: ignore[arg-type]
+
+
+class Joined(nn.Module):
+    """A one-way sub-layer at a site with several ways, which must then be equal."""
+
+    def __init__(self, inner: nn.Module, ways: int) -> None:
+        super().__init__()
+        self.inner, self.ways = inner, ways
+
+    def forward(self, *ways: Tensor) -> Tensor:
+        assert len(ways) == self.ways
+        assert all(torch.allclose(w, ways[0], atol=1e-12) for w in ways)
+        return self.inner(ways[0])
+
+
+@pytest.mark.parametrize("config", STREAMS)
+@given(blocks=st.sets(st.integers(0, 3)), kinds=st.sets(st.sampled_from(["attention", "mlp", "out"])), data=st.data())
+def test_any_placement_runs_and_trains(
+    config: twoaxis.DecoderConfig, blocks: set[int], kinds: set[str], data: st.DataObject
+) -> None:
+    placement = Placement(
+        blocks=tuple(sorted(blocks)) if data.draw(st.booleans()) else None,
+        kinds=tuple(sorted(kinds)) if data.draw(st.booleans()) else None,
+    )
+    stream = twoaxis.stream(config.stream, blocks=3, width=16, placement=placement, **config.stream_options).double()
+    for site in stream.layout.sites:
+        assert stream.uses(site) == placement.uses(site)
+    x = torch.randn(1, 3, 16, dtype=torch.float64, requires_grad=True)
+    out = twoaxis.compose(stream, sublayers(stream))(x)  # type: ignore[arg-type]
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert sum(p.numel() for p in stream.parameters()) == stream.cost().parameters
+
+
+def test_parameters_are_in_one_group_each() -> None:
+    for _, config in instances():
+        for stream in (config.make_stream(), twoaxis.Blend(config.make_stream())):
+            grouped = [name for group in stream.parameter_groups() for name in group.names]
+            assert sorted(grouped) == sorted(name for name, _ in stream.named_parameters())
+
+
+class TestBlend:
+    def make(self, **options: object) -> twoaxis.Blend:
+        made = twoaxis.stream("deep_delta", blocks=2, width=8, blend=True, **options)
+        assert isinstance(made, twoaxis.Blend)
+        return made.double()
+
+    def test_method_learns_once_the_gate_moves(self) -> None:
+        blend = self.make()
+        run = twoaxis.compose(blend, sublayers(blend))  # type: ignore[arg-type]
+        x = torch.randn(1, 3, 8, dtype=torch.float64)
+        run(x).square().sum().backward()
+        assert blend.gate.grad is not None
+        assert blend.gate.grad[1:].abs().min() > 0  # the first read is the embedding on both sides
+        assert all(p.grad is None or p.grad.abs().max() == 0 for p in blend.method.parameters())
+        with torch.no_grad():
+            blend.gate.fill_(0.5)
+        run(x).square().sum().backward()
+        assert all(p.grad is not None and p.grad.abs().max() > 0 for p in blend.method.parameters())
+
+    def test_a_broken_method_behind_a_closed_gate_raises(self) -> None:
+        blend = self.make()
+        with torch.no_grad():
+            blend.method.get_parameter("gate_bias")[1] = torch.nan
+        run = twoaxis.compose(blend, sublayers(blend))  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="non-finite x at site 2 behind a closed gate"):
+            run(torch.randn(1, 3, 8, dtype=torch.float64))
+
+    def test_gate_is_float32_and_its_lerp_exact_in_bfloat16(self) -> None:
+        blend = self.make().to(torch.bfloat16)
+        blend.gate.data = blend.gate.data.float()
+        x = torch.randn(1, 3, 8, dtype=torch.bfloat16)
+        state = blend.open(x)
+        assert torch.equal(blend.read(state, blend.sites[0]).x, x)
+
+
+class TestCompose:
+    def test_runs_strangers_sublayers_with_their_arguments(self) -> None:
+        stream = twoaxis.stream("standard", blocks=1, width=4)
+        calls = []
+
+        def attention(c: Tensor, *, mask: float) -> Tensor:
+            calls.append(mask)
+            return c * mask
+
+        run = twoaxis.compose(stream, [("attention", nn.LayerNorm(4), attention), ("mlp", None, lambda c, mask: c + mask)])
+        x = torch.randn(2, 3, 4)
+        a = x + nn.functional.layer_norm(x, (4,)) * 2.0
+        assert torch.allclose(run(x, mask=2.0), a + (a + 2.0))
+        assert calls == [2.0]
+        assert [n for n, _ in run.named_parameters()] == ["norms.0.weight", "norms.0.bias"]
+
+    def test_refuses_sublayers_that_do_not_match(self) -> None:
+        stream = twoaxis.stream("standard", blocks=2, width=4)
+        with pytest.raises(ValueError, match="built for 4 sub-layers, got 1: too few or too many"):
+            twoaxis.compose(stream, [("attention", None, torch.tanh)])
+        with pytest.raises(ValueError, match="at 1 it is 'attention' instead of 'mlp'"):
+            twoaxis.compose(stream, [("attention", None, torch.tanh)] * 4)
+        with pytest.raises(ValueError, match="2 norms for the 1 ways x"):
+            twoaxis.compose(stream, [(s.kind, (torch.tanh, torch.tanh), torch.tanh) for s in stream.sites])
+
+    def test_carries_the_memory_of_streams_that_mix_tokens(self) -> None:
+        stream = twoaxis.stream("deep_delta", blocks=2, width=8, value_channels=2, compress="token", expand="conv").double()
+        run = twoaxis.compose(stream, sublayers(stream))  # type: ignore[arg-type]
+        x = torch.randn(2, 7, 8, dtype=torch.float64)
+        past, rows = (), []
+        for chunk in x.split([1, 3, 2, 1], dim=1):
+            out, past = run.run(chunk, past, keep=True)
+            rows.append(out)
+        assert (torch.cat(rows, dim=1) - run(x)).abs().max() <= 1e-13
+
+    def test_survives_a_deep_copy(self) -> None:
+        stream = twoaxis.stream("attention_residuals", blocks=2, width=8).double()
+        run = twoaxis.compose(stream, sublayers(stream))  # type: ignore[arg-type]
+        x = torch.randn(2, 3, 8, dtype=torch.float64)
+        assert torch.equal(copy.deepcopy(run)(x), run(x))
+
+
+def test_a_stream_of_ones_own_is_registered_once() -> None:
+    from twoaxis.depth.registry import METHODS
+    from twoaxis.depth.standard import Standard
+
+    class Mine(Standard):
+        pass
+
+    try:
+        twoaxis.register("mine")(Mine)
+        made = twoaxis.stream("mine", blocks=1, width=4)
+        assert made.name == "mine"
+        assert "mine" in twoaxis.stream_names()
+        with pytest.raises(ValueError, match="already a stream named 'mine'"):
+            twoaxis.register("mine")(Mine)
+    finally:
+        del METHODS["mine"]
+
+
+def test_advance_is_write_then_read() -> None:
+    stream = twoaxis.stream("denseformer", blocks=2, width=4).double()
+    x, y = torch.randn(2, 1, 3, 4, dtype=torch.float64)
+    state, (first, second) = stream.open(x), stream.sites[:2]
+    seen = stream.read(state, first)
+    after, next_seen = stream.advance(state, first, y, seen, seen, second)
+    assert after.index == 1
+    assert torch.equal(next_seen.x, stream.read(stream.write(state, first, y, seen, seen), second).x)
+
+
+def test_types_of_the_contract_are_tuples() -> None:
+    layout = Layout.make(2, 8)
+    assert layout.out == Site(2, "out", 4, True, True)
+    assert Seen(torch.zeros(1)).aux is None

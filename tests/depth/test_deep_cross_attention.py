@@ -1,0 +1,375 @@
+"""DeepCrossAttention: GRN versions, ways, k-DCA, the ReLU's slope, placement. Golden files: tests/test_goldens.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import twoaxis
+from tests.golden_formats.base import trace
+from twoaxis.depth.deep_cross_attention import DeepCrossAttention, Stack
+from twoaxis.depth.stream import State, Stream
+
+WIDTH, BLOCKS = 8, 5
+PLAIN_BLOCK, MIXED_BLOCK = ("attention", "mlp"), ("mixer", "attention", "mlp")
+
+
+def norm(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+def make(
+    kinds: Sequence[str] | Sequence[Sequence[str]] = PLAIN_BLOCK,
+    blocks: int = BLOCKS,
+    random: bool = True,
+    **options: Any,
+) -> DeepCrossAttention:
+    """A stream, with parameters far from their start unless told."""
+    stream = twoaxis.stream("deep_cross_attention", blocks=blocks, width=WIDTH, kinds=kinds, **options).double()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in stream.parameters() if random else ():
+            parameter.normal_(generator=generator)
+    assert isinstance(stream, DeepCrossAttention)
+    return stream
+
+
+def toy(kind: str, seed: int, dtype: torch.dtype = torch.float64) -> Callable[..., Tensor]:
+    generator = torch.Generator().manual_seed(100 + seed)
+    a, b, c, m = (torch.randn(4, WIDTH, WIDTH, generator=generator, dtype=torch.float64) / 4).to(dtype)
+
+    def run(q: Tensor, *rest: Tensor) -> Tensor:
+        k, v, x = (q, q, q) if not rest else (*rest, q)[:3]
+        attention = torch.tanh(q @ a + k @ b + v @ c)
+        mlp = torch.tanh(x @ m)
+        return {"attention": attention, "parallel": attention + mlp}.get(kind, mlp)
+
+    return run
+
+
+def embedding() -> Tensor:
+    x = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    return x.requires_grad_()
+
+
+def composed(stream: Stream, dtype: torch.dtype = torch.float64) -> Callable[[Tensor], Tensor]:
+    return twoaxis.compose(stream, [(s.kind, norm, toy(s.kind, s.index, dtype)) for s in stream.sites])
+
+
+def run(stream: Stream, x: Tensor) -> Tensor:
+    return composed(stream, x.dtype)(x)
+
+
+def standard(x: Tensor, kinds: Sequence[str] = PLAIN_BLOCK) -> Tensor:
+    return run(twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH, kinds=kinds), x)
+
+
+def stacked(history: Sequence[Tensor], k: int | None) -> Tensor:
+    """The embedding, the sum of the middle, the last k contributions."""
+    slots = list(history)
+    if k is not None and len(slots) > k + 1:
+        cut = len(slots) - k
+        slots = [slots[0], torch.stack(slots[1:cut]).sum(0), *slots[cut:]]
+    return torch.stack(slots)
+
+
+def grns(stream: DeepCrossAttention, block: int, stack: Tensor) -> list[Tensor]:
+    """Every way of one block as the paper writes it, on a stack (S, B, T, D)."""
+    out = []
+    for way, weights in enumerate(stream.static[str(block)]):
+        weights = weights if stream.config.version > 1 else weights[:, None]
+        coefficient = weights[:, None, None, :]  # (S, 1, 1, D)
+        if stream.config.version == 3:
+            dots = torch.einsum("sbtd,d->sbt", stack, stream.query[str(block)][way])
+            coefficient = coefficient + torch.relu(dots)[..., None]
+        out.append((coefficient * stack).sum(0))
+    return out
+
+
+def reference(stream: DeepCrossAttention, x: Tensor) -> Tensor:
+    """Block by block over the whole history."""
+    history, k, index = [x], stream.config.window, 0
+    for block in range(stream.layout.blocks):
+        ways = grns(stream, block, stacked(history, k))
+        q, key, v = ways if len(ways) == 3 else ways * 3
+        delta = torch.zeros_like(x)
+        for site in stream.sites:
+            if site.block != block:
+                continue
+            reads = [norm(q)]
+            if site.kind in ("attention", "parallel"):
+                reads = [norm(q), norm(key), norm(v), *reads]
+            y = toy(site.kind, index)(*reads)
+            index, delta = index + 1, delta + y
+            q, key, v = q + y, key + y, v + y
+        history.append(delta)
+    return grns(stream, stream.layout.blocks, stacked(history, k))[0]
+
+
+def close(ours: Tensor, want: Tensor, bound: float = 1e-12) -> None:
+    assert (ours - want).abs().max() <= bound * max(want.abs().max().item(), 1e-3)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("ways", ["qkv", "single"])
+@pytest.mark.parametrize("window", [None, 0, 1, 3, 99])
+@pytest.mark.parametrize("kinds", [PLAIN_BLOCK, MIXED_BLOCK, ("parallel",)])
+def test_equals_the_equations(version: int, ways: str, window: int | None, kinds: tuple[str, ...]) -> None:
+    stream = make(kinds, version=version, ways=ways, window=window)
+    x = embedding()
+    ours, want = run(stream, x), reference(stream, x)
+    close(ours, want)
+    leaves = [x, *stream.parameters()]
+    direction = torch.randn(want.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    mine = torch.autograd.grad((ours * direction).sum(), leaves)
+    theirs = torch.autograd.grad((want * direction).sum(), leaves)
+    for got, expected in zip(mine, theirs, strict=True):
+        close(got, expected, 1e-10)
+
+
+def test_the_start_is_ones_and_zeros() -> None:
+    stream = make(random=False)
+    assert all(torch.equal(p, torch.ones_like(p)) for p in stream.static.values())
+    assert all(torch.equal(p, torch.zeros_like(p)) for p in stream.query.values())
+    assert len(stream.static) == len(stream.query) == BLOCKS + 1
+    assert not make(version=2).query
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("ways", ["qkv", "single"])
+@pytest.mark.parametrize("window", [None, 0, 2])
+@pytest.mark.parametrize("placement", ["all", "1-3", "attention", "mixer+out", "2"])
+def test_neutral_is_plain_to_rounding(version: int, ways: str, window: int | None, placement: str) -> None:
+    stream = make(MIXED_BLOCK, version=version, ways=ways, window=window, placement=placement)
+    x = embedding()
+    want = standard(x, MIXED_BLOCK)
+    if stream.grns:
+        assert stream.neutral == "rounding"
+        assert (run(stream, x) - want).abs().max() > 1e-3
+    stream.neutral_()
+    close(run(stream, x), want, 1e-13)
+
+
+@pytest.mark.parametrize("relu", ["trainable", "literal"])
+def test_w_learns_only_with_a_slope_at_zero(relu: str) -> None:
+    """The published ReLU gives w a gradient of exactly zero at its start; the clamp does not."""
+    stream = make(random=False, relu=relu)
+    names = {f"query.{block}" for block in range(BLOCKS + 1)}
+    assert set(stream.dead()) == (names if relu == "literal" else set())
+    run(stream, embedding()).square().sum().backward()
+    for query in stream.query.values():
+        assert query.grad is not None
+        rows = query.grad.abs().amax(-1)
+        assert bool((rows == 0).all() if relu == "literal" else (rows > 0).all())
+
+
+def test_dead_names_rows_and_follows_the_values() -> None:
+    stream = make(relu="literal")
+    assert stream.dead() == {}
+    with torch.no_grad():
+        stream.query["2"][1].zero_()
+    assert set(stream.dead()) == {"query.2[1]"}
+    run(stream, embedding()).sum().backward()
+    grad = stream.query["2"].grad
+    assert grad is not None
+    assert (grad.abs().amax(-1) == 0).tolist() == [False, True, False]
+
+
+def test_both_forms_of_the_relu_are_one_function() -> None:
+    x = embedding()
+    assert torch.equal(run(make(relu="literal"), x), run(make(relu="trainable"), x))
+
+
+@pytest.mark.slow
+def test_the_slope_survives_the_compiler() -> None:
+    stream = make(random=False)
+    torch.compile(composed(stream), fullgraph=True)(embedding()).square().sum().backward()
+    compiled = [query.grad for query in stream.query.values()]
+    again = make(random=False)
+    run(again, embedding()).square().sum().backward()
+    for got, want in zip(compiled, (query.grad for query in again.query.values()), strict=True):
+        assert got is not None
+        assert want is not None
+        close(got, want, 1e-10)
+
+
+def count(version: int, slots: int, width: int) -> int:
+    return {1: slots, 2: slots * width, 3: slots * width + width}[version]
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("ways", ["qkv", "single"])
+@pytest.mark.parametrize("window", [None, 1, 4])
+def test_parameters(version: int, ways: str, window: int | None) -> None:
+    blocks, width = 6, 512
+    stream = twoaxis.stream(
+        "deep_cross_attention", blocks=blocks, width=width, version=version, ways=ways, window=window
+    )
+    seen = [i + 1 if window is None else min(i + 1, window + 2) for i in range(blocks + 1)]
+    per_block = 3 if ways == "qkv" else 1
+    want = per_block * sum(count(version, n, width) for n in seen[:-1]) + count(version, seen[-1], width)
+    assert stream.cost().parameters == want == sum(p.numel() for p in stream.parameters())
+    if version == 3 and ways == "qkv" and window is None:
+        assert want == 45568  # lucidrains' count for this size without its norm scales, 49152 - 7 * 512
+    extra = sum(len(stream.ways(site)) - 1 for site in stream.sites)
+    assert extra == (2 * blocks if ways == "qkv" else 0)
+
+
+def test_ways_and_sources() -> None:
+    stream = make(MIXED_BLOCK, window=2)
+    assert [stream.ways(site) for site in stream.sites[:3]] == [("x",), ("q", "k", "v"), ("x",)]
+    assert {make(("parallel",)).ways(s) for s in make(("parallel",)).sites} == {("q", "k", "v", "x")}
+    assert {make(ways="single").ways(s) for s in make().sites} == {("x",)}
+    first = {site.block: site for site in stream.layout.sites if site.first}
+    assert stream.sources(first[0]) == ("embedding",)
+    assert stream.sources(first[2]) == ("embedding", "block 0", "block 1")
+    assert stream.sources(first[3]) == ("embedding", "overflow", "block 1", "block 2")
+    assert stream.sources(stream.layout.out) == ("embedding", "overflow", "block 3", "block 4")
+    assert make(window=0).sources(make().layout.out) == ("embedding", "overflow")
+    assert stream.sources(stream.sites[1]) == ()
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_weights_reproduce_the_read_of_equal_channels(version: int) -> None:
+    """Vector weights are shown as their mean over channels, which is what acts on a source with equal channels."""
+    stream = make(version=version, window=2, blocks=1)
+    x = torch.full((2, 3, WIDTH), 0.7, dtype=torch.float64)
+    state = stream.open(x)
+    weights = stream.weights(state, stream.sites[0])
+    seen = stream.read(state, stream.sites[0])
+    assert weights is not None
+    assert weights.shape == (2, 3, 3, 1)
+    assert seen.k is not None
+    close(seen.k.mean(-1), 0.7 * weights[..., 1, 0])
+
+
+def test_slots_are_contributions_and_the_residual_is_the_query_way() -> None:
+    stream = make(window=None)
+    _, steps, _ = trace(stream, embedding(), [toy(s.kind, s.index) for s in stream.sites])
+    first, second = steps[0], steps[1]
+    assert first["seen"].q is None
+    assert torch.equal(second["seen"].x, first["seen"].x + first["y"])
+    assert torch.equal(second["state"].value.slots[1], first["y"] + second["y"])
+
+
+def test_a_mixer_joins_every_way() -> None:
+    stream = make(MIXED_BLOCK)
+    _, steps, _ = trace(stream, embedding(), [toy(s.kind, s.index) for s in stream.sites])
+    mixer, attention, mlp = steps[3:6]
+    waiting = mixer["seen"].aux
+    assert mixer["seen"].k is None
+    assert torch.equal(attention["seen"].x, mixer["seen"].x + mixer["y"])
+    assert torch.equal(attention["seen"].k, waiting.k + mixer["y"])
+    assert torch.equal(attention["seen"].v, waiting.v + mixer["y"])
+    assert mlp["seen"].k is None
+    assert attention["state"].value.waiting is None
+
+
+def test_a_block_without_attention_reads_once() -> None:
+    stream = make([PLAIN_BLOCK, ("mlp",), PLAIN_BLOCK], blocks=3)
+    assert {block: len(names) for block, names in stream.grns.items()} == {0: 3, 1: 1, 2: 3, 3: 1}
+
+
+def test_placement_none_is_standard_bit_by_bit() -> None:
+    stream = make(MIXED_BLOCK, placement="none")
+    assert list(stream.parameters()) == []
+    assert stream.neutral == "bitwise"
+    x = embedding()
+    assert torch.equal(run(stream, x), standard(x, MIXED_BLOCK))
+    assert stream.cost() == (0, 0, 0, WIDTH, 0)
+
+
+def test_placement_decides_per_way() -> None:
+    """Only the attention on: q, k, v are GRNs while the residual stays plain. Only the first site on: one GRN."""
+    stream = make(MIXED_BLOCK, placement="attention")
+    assert set(stream.grns.values()) == {("q", "k", "v")}
+    assert BLOCKS not in stream.grns
+    x = embedding()
+    out, steps, _ = trace(stream, x, [toy(s.kind, s.index) for s in stream.sites])
+    total = x
+    for step in steps:
+        assert torch.equal(step["seen"].x, total)
+        assert (step["seen"].q is not None) == (step["site"].kind == "attention")
+        total = total + step["y"]
+    assert torch.equal(out, total)
+    assert set(make(MIXED_BLOCK, placement="mixer").grns.values()) == {("x",)}
+
+
+def tensors(state: State) -> list[Tensor]:
+    value: Stack = state.value
+    waiting = () if value.waiting is None else value.waiting
+    return [t for t in (*value.slots, value.overflow, value.total, value.x, value.part, *waiting) if t is not None]
+
+
+@pytest.mark.parametrize("kinds", [PLAIN_BLOCK, MIXED_BLOCK, ("parallel",)])
+@pytest.mark.parametrize("window", [None, 0, 2])
+@pytest.mark.parametrize("placement", ["all", "1-3", "attention", "0,2", "none", "5"])
+def test_packs_between_blocks_and_counts_what_lives(kinds: tuple[str, ...], window: int | None, placement: str) -> None:
+    stream = make(kinds, window=window, placement=placement)
+    functions = [toy(s.kind, s.index) for s in stream.sites]
+    out, steps, final = trace(stream, embedding(), functions)
+    states = [step["before"] for step in steps] + [final]
+    # the embedding may stand for a slot and the plain residual at once; the peak is reached later
+    assert stream.cost().live == WIDTH * max(len(tensors(state)) for state in states)
+    for state in states:
+        site = stream.layout.sites[state.index]
+        if not site.first:
+            continue
+        packed = stream.pack(state)
+        again = stream.unpack(packed, site)
+        for later, function in zip(stream.sites[site.index :], functions[site.index :], strict=True):
+            seen = stream.read(again, later)
+            ways = [getattr(seen, way) for way in stream.ways(later)]
+            y = function(*(seen.x if way is None else way for way in ways))
+            again = stream.write(again, later, y, seen, seen)
+        assert torch.equal(stream.close(again), out)
+        with pytest.raises(ValueError, match=f"packs into {len(packed)} tensors, got {len(packed) + 1}"):
+            stream.unpack((*packed, packed[0]), site)
+
+
+def test_cost() -> None:
+    slots = BLOCKS * (BLOCKS + 1) // 2
+    cost = make().cost()
+    assert cost.flops == 5 * WIDTH * (3 * slots + BLOCKS + 1)
+    assert cost.reads == slots + BLOCKS + 1
+    # all slots of the last block, the residual and its contribution so far
+    assert cost.live == (BLOCKS + 2) * WIDTH
+    assert make(version=2, ways="single").cost().flops == 2 * WIDTH * (slots + BLOCKS + 1)
+    # k = 1: 1, 2, 3, 3, 3 slots, then 3; the sum is added to before blocks 3, 4 and the head
+    assert make(version=1, window=1).cost().flops == 2 * WIDTH * (3 * 12 + 3) + 3 * WIDTH
+    # a mixer's output is added to k and v in every block
+    assert make(MIXED_BLOCK).cost().flops == cost.flops + 2 * WIDTH * BLOCKS
+
+
+@pytest.mark.parametrize("parameters", [torch.bfloat16, torch.float32])
+def test_bfloat16(parameters: torch.dtype) -> None:
+    stream = make(window=2)
+    with torch.no_grad():
+        for parameter in stream.parameters():
+            parameter.copy_(parameter.mul(0.3).bfloat16())
+    x = embedding().detach().bfloat16()
+    want = run(stream, x.double())
+    out = run(stream.to(parameters), x)
+    assert out.dtype == torch.bfloat16
+    assert (out.double() - want).norm() <= 0.03 * want.norm()
+    out.sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == parameters for p in stream.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"version": 4}, "version must be 1, 2 or 3, got 4"),
+        ({"ways": "qkvr"}, "unknown ways 'qkvr'; it is one of qkv, single"),
+        ({"relu": "gelu"}, "unknown relu 'gelu'"),
+        ({"window": -1}, "window must be at least 0 or None for all blocks, got -1"),
+        ({"k": 2}, "deep_cross_attention has no option 'k'"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**options)

@@ -1,0 +1,184 @@
+"""Deep Delta Learning: initial values, counts, controls, and the token side of TC and EC."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import twoaxis
+from twoaxis import document_reach, padding_reach
+from twoaxis.depth.deep_delta import DeepDelta
+from twoaxis.depth.stream import Layout
+
+
+def make(blocks: int = 2, width: int = 8, **options: object) -> DeepDelta:
+    torch.manual_seed(0)
+    made = twoaxis.stream("deep_delta", blocks=blocks, width=width, **options).double()
+    assert isinstance(made, DeepDelta)
+    return made
+
+
+TOKEN_SIDE = {"value_channels": 3, "compress": "token", "token_taps": 4, "expand": "conv", "expand_taps": 3}
+
+
+@pytest.mark.parametrize(
+    ("width", "blocks", "options", "published"),
+    [
+        (768, 12, {}, 36_912),
+        (768, 12, {"value_channels": 4, "compress": "token"}, 252_076),
+        (768, 12, {"value_channels": 4, "compress": "token", "expand": "conv"}, 264_364),
+        (768, 12, {"value_channels": 4}, 132_268),
+        (768, 12, {"value_channels": 4, "expand": "conv"}, 144_556),
+        (1024, 24, {}, 98_400),
+        (1024, 24, {"value_channels": 4, "compress": "token"}, 655_700),
+        (1024, 24, {"value_channels": 4, "compress": "token", "expand": "conv"}, 672_084),
+        (1024, 24, {"value_channels": 4}, 348_500),
+        (1024, 24, {"value_channels": 4, "expand": "conv"}, 364_884),
+    ],
+)
+def test_published_counts(width: int, blocks: int, options: dict[str, object], published: int) -> None:
+    with torch.device("meta"):
+        stream = DeepDelta(DeepDelta.Config(**options), Layout.make(blocks, width))
+    assert stream.cost().parameters == sum(p.numel() for p in stream.parameters()) == published
+
+
+def test_initial_values() -> None:
+    stream = make(blocks=4, width=256, value_channels=4, expand="conv")
+    assert stream.gate_bias.abs().max() == 0
+    assert stream.gate_weight.std().item() == pytest.approx(0.5 / 16, rel=0.05)
+    assert stream.value_bias.abs().max() <= 1 / 16
+    assert stream.compress_weight.std().item() == pytest.approx(0.5 / 16, rel=0.05)
+    assert (stream.compress_read - 0.25).abs().max() == 0
+    x = torch.randn(1, 5, 256, dtype=torch.float64)
+    assert torch.equal(stream.open(x).value.x, x.unsqueeze(-1).expand(-1, -1, -1, 4))
+    assert make(gate_start=0.5).gate_bias[0].item() == pytest.approx(torch.logit(torch.tensor(0.25)).item())
+
+
+def test_zero_sublayer_keeps_the_state() -> None:
+    stream = make()
+    x = torch.randn(1, 3, 8, dtype=torch.float64)
+    state, site = stream.open(x), stream.sites[0]
+    seen = stream.read(state, site)
+    after = stream.write(state, site, torch.zeros_like(x), seen, seen)
+    assert torch.equal(after.value.x, x)
+
+
+@pytest.mark.parametrize("dv", [1, 4])
+def test_updates(dv: int) -> None:
+    x, y = torch.randn(2, 1, 3, 8, dtype=torch.float64)
+    results = {}
+    for update in ("delta", "write", "add"):
+        stream = make(value_channels=dv, update=update)
+        state, site = stream.open(x), stream.sites[0]
+        seen = stream.read(state, site)
+        before = state.value.x
+        change = stream.write(state, site, y, seen, seen).value.x - before
+        results[update] = change
+        if update == "add":
+            assert (change - (y if dv == 1 else y.unsqueeze(-1))).abs().max() <= 1e-15
+            assert not [n for n, _ in stream.named_parameters() if n.startswith(("gate", "value", "key"))]
+            continue
+        k = y / y.norm(dim=-1, keepdim=True)
+        wide = change if dv > 1 else change.unsqueeze(-1)
+        before = before if dv > 1 else before.unsqueeze(-1)
+        v = stream.values(0, seen.x)
+        target = v - torch.einsum("btd,btdv->btv", k, before) if update == "delta" else v
+        want = stream.gate(0, seen.x)[..., None, None] * k.unsqueeze(-1) * target.unsqueeze(-2)
+        assert (wide - want).abs().max() <= 1e-9
+
+
+def test_v_map_swaps_the_roles() -> None:
+    stream = make(map="v")
+    x, y = torch.randn(2, 1, 3, 8, dtype=torch.float64)
+    state, site = stream.open(x), stream.sites[0]
+    seen = stream.read(state, site)
+    change = stream.write(state, site, y, seen, seen).value.x - x
+    k = seen.x @ stream.key_map[0].mT
+    k = k / k.norm(dim=-1, keepdim=True)
+    v = 4 * torch.sigmoid(y @ stream.value_weight[0].mT + stream.value_bias[0])
+    want = stream.gate(0, seen.x)[..., None] * k * (v - (k * x).sum(-1, keepdim=True))
+    assert (change - want).abs().max() <= 1e-9
+
+
+def run(stream: DeepDelta, x: Tensor, past: tuple = (), reach: Tensor | None = None) -> tuple[Tensor, tuple]:
+    maps = [torch.randn(8, 8, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in range(4)]
+    functions = [(site.kind, None, lambda c, m=m: torch.tanh(c @ m)) for site, m in zip(stream.sites, maps, strict=True)]
+    return twoaxis.compose(stream, functions).run(x, past, reach=reach, keep=True)
+
+
+@given(cuts=st.lists(st.integers(1, 6), min_size=1, max_size=6))
+def test_chunks_of_any_length_even_shorter_than_the_taps(cuts: list[int]) -> None:
+    stream = make(**TOKEN_SIDE)
+    x = torch.randn(2, sum(cuts), 8, dtype=torch.float64)
+    past, rows = (), []
+    for chunk in x.split(cuts, dim=1):
+        out, past = run(stream, chunk, past)
+        rows.append(out)
+    assert (torch.cat(rows, dim=1) - run(stream, x)[0]).abs().max() <= 1e-12
+    assert sum(ring.stored * ring.tensors()[0][0, 0].numel() for ring in past) <= stream.cost().kept
+    if sum(cuts) >= 3:
+        assert sum(ring.tensors()[0][0].numel() for ring in past) == stream.cost().kept
+
+
+def test_packed_documents_do_not_see_each_other() -> None:
+    stream = make(**TOKEN_SIDE)
+    x = torch.randn(1, 9, 8, dtype=torch.float64)
+    documents = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 2, 2]])
+    packed = run(stream, x, reach=document_reach(documents))[0]
+    apart = torch.cat([run(stream, part)[0] for part in x.split([2, 5, 2], dim=1)], dim=1)
+    assert (packed - apart).abs().max() <= 1e-12
+
+
+def test_left_padding_is_not_seen() -> None:
+    stream = make(**TOKEN_SIDE)
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    padded, past = run(stream, x, reach=padding_reach(mask))
+    alone, alone_past = run(stream, x[:1, 3:])
+    assert (padded[:1, 3:] - alone).abs().max() <= 1e-12
+    more = torch.randn(2, 2, 8, dtype=torch.float64)
+    reach = torch.tensor([[3, 4], [6, 7]])
+    later = run(stream, more, past, reach=reach)[0]
+    assert (later[:1] - run(stream, more[:1], alone_past)[0]).abs().max() <= 1e-12
+
+
+def test_only_token_mixing_variants_remember_tokens() -> None:
+    assert make().memory_windows() == ()
+    assert make(value_channels=4).memory_windows() == ()
+    assert make(value_channels=4, expand="conv").memory_windows() == (4,)
+    assert make(value_channels=4, compress="token").memory_windows() == (4,) * 5
+    assert make(**TOKEN_SIDE).memory_windows() == (3, 4, 4, 4, 4, 4)
+
+
+def test_memory_must_be_asked_for_and_fit() -> None:
+    stream = make(**TOKEN_SIDE)
+    x = torch.randn(1, 2, 8, dtype=torch.float64)
+    state = stream.open(x)
+    for site in stream.sites:
+        seen = stream.read(state, site)
+        state = stream.write(state, site, x, seen, seen)
+    with pytest.raises(ValueError, match="keep=True"):
+        stream.memory(state)
+    with pytest.raises(ValueError, match="past has 1 rings, this stream keeps 6"):
+        stream.open(x, (twoaxis.Ring(3, 1),))
+    with pytest.raises(ValueError, match=r"needs \(batch, time, width\), got 2 dimensions"):
+        stream.open(torch.randn(2, 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"value_channels": 0}, "value_channels must be at least 1, got 0"),
+        ({"expand": "conv"}, "expand='conv' needs value_channels > 1, got value_channels=1"),
+        ({"gate_start": 2.5}, "gate_start must lie between 0 and 2, got 2.5"),
+        ({"compress": "both"}, "unknown compress 'both'; it is one of channel, token"),
+        ({"value": "tanh"}, "unknown value 'tanh'"),
+        ({"update": "erase"}, "unknown update 'erase'; it is one of delta, write, add"),
+    ],
+)
+def test_bad_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        twoaxis.stream("deep_delta", blocks=2, width=8, **options)

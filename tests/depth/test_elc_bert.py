@@ -1,0 +1,360 @@
+"""ELC-BERT: block forms, mixers, parallel sites, placement, parameters, beside its golden files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import twoaxis
+from tests.golden_formats.base import trace
+from twoaxis.depth.stream import Stream
+
+VARIANTS = ("base", "zero", "normalized", "weighted_output")
+WIDTH, BLOCKS = 8, 4
+Function = Callable[[Tensor], Tensor]
+
+
+def norm(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+def make(kinds: Sequence[str] = ("attention", "mlp"), blocks: int = BLOCKS, **options: Any) -> Stream:
+    """An ELC-BERT stream with logits far from their start."""
+    stream = twoaxis.stream("elc_bert", blocks=blocks, width=WIDTH, kinds=kinds, **options).double()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in stream.parameters():
+            parameter.normal_(generator=generator)
+    return stream
+
+
+def toys(count: int) -> list[Function]:
+    generator = torch.Generator().manual_seed(7)
+    weights = torch.randn(count, WIDTH, WIDTH, generator=generator, dtype=torch.float64) / 2
+    return [lambda x, w=w: torch.tanh(x @ w) for w in weights]
+
+
+def embedding() -> Tensor:
+    return torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+
+
+def run(stream: Stream, x: Tensor) -> Tensor:
+    functions = toys(len(stream.sites))
+    return twoaxis.compose(stream, [(s.kind, norm, f) for s, f in zip(stream.sites, functions, strict=True)])(x)
+
+
+def mixture(stream: Stream, block: int, slots: Sequence[Tensor]) -> Tensor:
+    alpha = stream.get_parameter(f"logits.{block}").softmax(-1)
+    assert len(alpha) == len(slots)
+    return torch.einsum("s,sbtd->btd", alpha, torch.stack(list(slots)))
+
+
+def by_blocks(stream: Stream, x: Tensor, variant: str, block: Callable[[Tensor, Sequence[Function]], Tensor]) -> Tensor:
+    """The original's loop over a list of hidden states; `block` maps an input and its sub-layers to what is stored."""
+    functions, slots = [lambda t, f=f: f(norm(t)) for f in toys(len(stream.sites))], [x]
+    per_block = len(functions) // stream.layout.blocks
+    for n in range(stream.layout.blocks):
+        stored = block(mixture(stream, n, slots), functions[n * per_block : (n + 1) * per_block])
+        slots.append(F.layer_norm(stored, (WIDTH,), eps=1e-7) if variant == "normalized" else stored)
+    return mixture(stream, stream.layout.blocks, slots) if variant == "weighted_output" else slots[-1]
+
+
+def two(variant: str) -> Callable[[Tensor, Sequence[Function]], Tensor]:
+    def block(x: Tensor, f: Sequence[Function]) -> Tensor:
+        a = f[0](x)
+        return a + f[1](a if variant == "base" else x + a)
+
+    return block
+
+
+def close(ours: Tensor, want: Tensor) -> None:
+    assert (ours - want).abs().max() <= 1e-12 * want.abs().max()
+
+
+def check_gradients(stream: Stream, x: Tensor, want: Callable[[Tensor], Tensor]) -> None:
+    x = x.requires_grad_()
+    leaves = [x, *stream.parameters()]
+    ours, theirs = run(stream, x), want(x)
+    close(ours, theirs)
+    g = torch.cos(torch.arange(ours.numel(), dtype=ours.dtype)).view_as(ours)
+    pairs = zip(torch.autograd.grad(ours, leaves, g), torch.autograd.grad(theirs, leaves, g), strict=True)
+    for mine, other in pairs:
+        assert (mine - other).abs().max() <= 1e-11 * max(other.abs().max().item(), 1e-3)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_block_forms_under_pre_norms(variant: str) -> None:
+    stream = make(variant=variant)
+    check_gradients(stream, embedding(), lambda x: by_blocks(stream, x, variant, two(variant)))
+
+
+def test_default_variant_is_zero() -> None:
+    close(run(make(), embedding()), run(make(variant="zero"), embedding()))
+    assert (run(make(), embedding()) - run(make(variant="base"), embedding())).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_leading_mixers_refine_the_input(variant: str) -> None:
+    """x_n + Mixer(x_n) takes the place of x_n; the mixer is not stored by itself."""
+    stream = make(("mixer", "mixer", "attention", "mlp"), variant=variant)
+
+    def block(x: Tensor, f: Sequence[Function]) -> Tensor:
+        for mixer in f[:2]:
+            x = x + mixer(x)
+        return two(variant)(x, f[2:])
+
+    check_gradients(stream, embedding(), lambda x: by_blocks(stream, x, variant, block))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kinds", [("attention", "mixer", "mlp"), ("mixer", "mixer", "mixer")])
+def test_other_mixers_are_sub_layers_of_the_block(variant: str, kinds: tuple[str, ...]) -> None:
+    stream = make(kinds, variant=variant)
+
+    def block(x: Tensor, f: Sequence[Function]) -> Tensor:
+        stored = f[0](x)
+        for later in f[1:]:
+            stored = stored + later(stored if variant == "base" else x + stored)
+        return stored
+
+    check_gradients(stream, embedding(), lambda x: by_blocks(stream, x, variant, block))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_parallel_site_stores_its_increment_alone(variant: str) -> None:
+    stream = make(("parallel",), variant=variant)
+    check_gradients(stream, embedding(), lambda x: by_blocks(stream, x, variant, lambda x, f: f[0](x)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kinds", [("attention", "mlp"), ("mixer", "attention", "mlp"), ("parallel",)])
+def test_switched_off_is_the_plain_residual_to_a_bit(variant: str, kinds: tuple[str, ...]) -> None:
+    stream = make(kinds, variant=variant, placement="none")
+    plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH, kinds=kinds)
+    assert torch.equal(run(stream, embedding()), run(plain, embedding()))
+    assert not list(stream.parameters())
+    assert stream.neutral == "bitwise"
+    stream.neutral_()
+    cost = stream.cost()
+    assert (cost.parameters, cost.flops, cost.reads, cost.live) == (0, 0, 0, WIDTH)
+
+
+def test_placement_on_mlps_alone_reads_no_mixture() -> None:
+    """A block is read at its beginning, so without its first sub-layer nothing of the method is left."""
+    stream = make(placement="mlp")
+    plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH)
+    assert torch.equal(run(stream, embedding()), run(plain, embedding()))
+    assert not list(stream.parameters())
+
+
+def test_blocks_switched_off_store_their_plain_output() -> None:
+    stream = make(variant="weighted_output", placement="1,3-4")
+    assert [n for n, _ in stream.named_parameters()] == ["logits.1", "logits.3", "logits.4"]
+    f = [lambda t, g=g: g(norm(t)) for g in toys(2 * BLOCKS)]
+
+    def plain(x: Tensor, f: Sequence[Function]) -> Tensor:
+        x = x + f[0](x)
+        return x + f[1](x)
+
+    def want(x: Tensor) -> Tensor:
+        slots = [x, plain(x, f[0:2])]
+        slots.append(two("zero")(mixture(stream, 1, slots), f[2:4]))
+        slots.append(plain(slots[-1], f[4:6]))
+        slots.append(two("zero")(mixture(stream, 3, slots), f[6:8]))
+        return mixture(stream, 4, slots)
+
+    check_gradients(stream, embedding(), want)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_mlps_switched_off_never_see_the_input(variant: str) -> None:
+    stream = make(variant=variant, placement="attention+out")
+    check_gradients(stream, embedding(), lambda x: by_blocks(stream, x, variant, two("base")))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_mixers_switched_off_read_plainly_and_join_the_mixture(variant: str) -> None:
+    stream = make(("mixer", "mixer", "attention", "mlp"), variant=variant, placement="attention+mlp+out")
+    newest: list[Tensor] = []
+
+    def block(x: Tensor, f: Sequence[Function]) -> Tensor:
+        first = f[0](newest[-1])
+        second = f[1](newest[-1] + first)
+        stored = two(variant)(x + first + second, f[2:])
+        newest.append(F.layer_norm(stored, (WIDTH,), eps=1e-7) if variant == "normalized" else stored)
+        return stored
+
+    def want(x: Tensor) -> Tensor:
+        newest[:] = [x]
+        return by_blocks(stream, x, variant, block)
+
+    check_gradients(stream, embedding(), want)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_mixers_alone_start_a_plain_residual_from_the_mixture(variant: str) -> None:
+    stream = make(("mixer", "attention", "mlp"), variant=variant, placement="mixer")
+
+    def block(x: Tensor, f: Sequence[Function]) -> Tensor:
+        for sublayer in f:
+            x = x + sublayer(x)
+        return x
+
+    check_gradients(stream, embedding(), lambda x: by_blocks(stream, x, "zero", block))
+
+
+@pytest.mark.parametrize(
+    ("variant", "count"), [("base", 78), ("zero", 78), ("normalized", 78), ("weighted_output", 91)]
+)
+def test_parameter_counts_of_twelve_layers(variant: str, count: int) -> None:
+    stream = make(blocks=12, variant=variant)
+    assert sum(p.numel() for p in stream.parameters()) == stream.cost().parameters == stream.cost().reads == count
+    assert [g.decay for g in stream.parameter_groups()] == [False]
+
+
+def test_initial_weights() -> None:
+    for variant in VARIANTS:
+        stream = twoaxis.stream("elc_bert", blocks=12, width=WIDTH, variant=variant).double()
+        for n in range(12):
+            alpha = stream.get_parameter(f"logits.{n}").softmax(-1)
+            newest = math.e / (math.e + n) if variant == "base" else 1 / (n + 1)
+            close(alpha, torch.tensor([(1 - newest) / max(n, 1)] * n + [newest], dtype=torch.float64))
+    out = twoaxis.stream("elc_bert", blocks=3, width=WIDTH, variant="weighted_output").get_parameter("logits.3")
+    assert torch.equal(out, torch.zeros(4))
+    stream = twoaxis.stream("elc_bert", blocks=12, width=WIDTH, variant="base")
+    published = {1: (0.731, 0.269), 5: (0.352, 0.130), 11: (0.198, 0.073)}
+    for n, (newest, older) in published.items():
+        alpha = stream.get_parameter(f"logits.{n}").softmax(-1)
+        assert alpha[-1].item() == pytest.approx(newest, abs=5e-4)
+        assert alpha[0].item() == pytest.approx(older, abs=5e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_first_logit_is_dead_and_gradients_of_a_block_sum_to_zero(variant: str) -> None:
+    stream = make(variant=variant)
+    run(stream, embedding()).sin().sum().backward()
+    assert list(stream.dead()) == ["logits.0"]
+    for name, parameter in stream.named_parameters():
+        assert parameter.grad is not None
+        if name == "logits.0":
+            assert torch.equal(parameter.grad, torch.zeros_like(parameter))
+        else:
+            assert parameter.grad.abs().min() > 1e-8
+            assert parameter.grad.sum().abs() < 1e-12 * max(1.0, parameter.grad.abs().max().item())
+    assert make(variant=variant, placement="1-3").dead() == {}
+
+
+def test_neutral_class_is_none_and_blend_hides_the_method() -> None:
+    stream = make()
+    assert stream.neutral == "none"
+    with pytest.raises(ValueError, match="use Blend"):
+        stream.neutral_()
+    plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH)
+    blend = twoaxis.stream("elc_bert", blocks=BLOCKS, width=WIDTH, blend=True).double()
+    assert torch.equal(run(blend, embedding()), run(plain, embedding()))
+    with torch.no_grad():
+        blend.get_parameter("gate").fill_(1.0)
+    method = twoaxis.stream("elc_bert", blocks=BLOCKS, width=WIDTH).double()
+    assert torch.equal(run(blend, embedding()), run(method, embedding()))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("placement", ["all", "attention+mlp+out", "0-2", "1", "mixer"])
+def test_packs_at_every_block_boundary(variant: str, placement: str) -> None:
+    stream = make(("mixer", "attention", "mlp"), variant=variant, placement=placement)
+    functions = toys(len(stream.sites))
+    out, steps, _ = trace(stream, embedding(), functions)
+    boundaries = 0
+    for start, step in enumerate([*steps, None]):
+        site = stream.layout.sites[start]
+        if not site.first or step is None:
+            continue
+        state = stream.unpack([t.clone() for t in stream.pack(step["before"])], site)
+        for later in stream.sites[start:]:
+            seen = stream.read(state, later)
+            state = stream.write(state, later, functions[later.index](seen.x), seen, seen)
+        assert torch.equal(stream.close(state), out)
+        boundaries += 1
+    assert boundaries == BLOCKS
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("placement", ["all", "attention+mlp+out", "attention", "0-2", "mixer", "none"])
+def test_live_state_is_what_the_cost_says(variant: str, placement: str) -> None:
+    stream = make(("mixer", "attention", "mlp"), variant=variant, placement=placement)
+    _, steps, last = trace(stream, embedding(), toys(len(stream.sites)))
+    held = []
+    for state in [*(s["before"] for s in steps), last]:
+        value = state.value
+        tensors = [value.x, value.given, value.lead, *(slot.x for slot in value.slots)]
+        held.append(len({t.data_ptr() for t in tensors if t is not None}))
+    assert max(held) * WIDTH == stream.cost().live
+    read_out = variant == "weighted_output" and placement in ("all", "attention+mlp+out")
+    assert len(last.value.slots) == (BLOCKS + 1 if read_out else 0)
+
+
+def test_flops_of_each_variant() -> None:
+    reads = BLOCKS * (BLOCKS + 1) // 2
+    flops = {v: make(variant=v).cost().flops // WIDTH for v in VARIANTS}
+    assert flops["base"] == 2 * reads - BLOCKS  # the skip's addition is saved
+    assert flops["zero"] == 2 * reads  # and comes back in front of the MLP
+    assert flops["normalized"] == 2 * reads + 5 * BLOCKS
+    assert flops["weighted_output"] == 2 * (reads + BLOCKS + 1)
+
+
+@pytest.mark.parametrize("eps", [1e-7, 0.5])
+def test_epsilon_belongs_to_the_layer_norm(eps: float) -> None:
+    stream = make(blocks=1, variant="normalized", eps=eps)
+    x, (attention, mlp) = embedding(), toys(2)
+    a = attention(norm(x))
+    stored = a + mlp(norm(x + a))
+    centred = stored - stored.mean(-1, keepdim=True)
+    close(run(stream, x), centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt())
+
+
+def test_narrow_parameters_and_activations() -> None:
+    for variant in VARIANTS:
+        stream, x = make(variant=variant), embedding()
+        with torch.no_grad():
+            for parameter in stream.parameters():
+                parameter.copy_(parameter.bfloat16())
+        want = run(stream, x)
+        state = stream.bfloat16().open(x.bfloat16())
+        for site, f in zip(stream.sites, toys(2 * BLOCKS), strict=True):
+            seen = stream.read(state, site)
+            assert seen.x.dtype == torch.bfloat16
+            state = stream.write(state, site, f(norm(seen.x.double())).bfloat16(), seen, seen)
+        out = stream.close(state)
+        assert out.dtype == torch.bfloat16
+        assert (out.double() - want).abs().max() < 0.05 * want.abs().max()
+        weights = stream.weights(stream.open(x.bfloat16()), stream.sites[0])
+        assert weights is not None
+        assert weights.dtype == torch.float32
+
+
+def test_sources_are_named_where_a_mixture_is_read() -> None:
+    stream = make(variant="weighted_output")
+    assert stream.sources(stream.sites[0]) == ("embedding",)
+    assert stream.sources(stream.sites[4]) == ("embedding", "block 0", "block 1")
+    assert stream.sources(stream.sites[5]) == ()
+    assert len(stream.sources(stream.layout.out)) == BLOCKS + 1
+    assert make().sources(stream.layout.out) == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variant": "one"}, "unknown variant 'one'; it is one of base, zero, normalized, weighted_output"),
+        ({"eps": -1e-3}, "eps must not be negative, got -0.001"),
+        ({"epsilon": 1e-3}, "has no option 'epsilon'"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**options)

@@ -1,0 +1,469 @@
+"""MUDDFormer: ways, generator, norms, start, counts, placement. The golden files are in tests/test_goldens.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import twoaxis
+from tests.golden_formats.base import trace
+from twoaxis.depth.muddformer import MuddFormer, Slots
+from twoaxis.depth.stream import State, Stream
+
+WIDTH, BLOCKS = 8, 4
+PLAIN_BLOCK, MIXED_BLOCK = ("attention", "mlp"), ("mixer", "attention", "mlp")
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"ways": "one"},
+    {"dynamic": False},
+    {"ways": "one", "dynamic": False},
+    {"expand_last": True},
+    {"round64": True},
+    {"expand_last": True, "round64": True, "gelu": "tanh"},
+    {"ways": "one", "expand_last": True},
+    {"prenorm": True, "postnorm": True, "gelu": "tanh"},
+    {"prenorm": True, "postnorm": True, "eps": 0.3, "generator_eps": 0.01},
+    {"prenorm": True, "eps": 0.1},
+    {"postnorm": True, "eps": 0.1, "ways": "one"},
+    {"prenorm": True, "postnorm": True, "dynamic": False},
+]
+
+
+def norm(x: Tensor, eps: float = 1e-6) -> Tensor:
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps)
+
+
+def make(
+    kinds: Sequence[str] | Sequence[Sequence[str]] = PLAIN_BLOCK,
+    blocks: int = BLOCKS,
+    random: bool = True,
+    **options: Any,
+) -> MuddFormer:
+    """A stream, with parameters far from their start unless told."""
+    stream = twoaxis.stream("muddformer", blocks=blocks, width=WIDTH, kinds=kinds, **options).double()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in stream.parameters() if random else ():
+            parameter.normal_(0.0, 0.5, generator=generator)
+    assert isinstance(stream, MuddFormer)
+    return stream
+
+
+def toy(kind: str, seed: int, dtype: torch.dtype = torch.float64) -> Callable[..., Tensor]:
+    generator = torch.Generator().manual_seed(100 + seed)
+    a, b, c, m = (torch.randn(4, WIDTH, WIDTH, generator=generator, dtype=torch.float64) / 4).to(dtype)
+
+    def run(q: Tensor, *rest: Tensor) -> Tensor:
+        k, v, x = (q, q, q) if not rest else (*rest, q)[:3]
+        attention = torch.tanh(q @ a + k @ b + v @ c)
+        mlp = torch.tanh(x @ m)
+        return {"attention": attention, "parallel": attention + mlp}.get(kind, mlp)
+
+    return run
+
+
+def embedding() -> Tensor:
+    x = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    return x.requires_grad_()
+
+
+def run(stream: Stream, x: Tensor) -> Tensor:
+    return twoaxis.compose(stream, [(s.kind, norm, toy(s.kind, s.index, x.dtype)) for s in stream.sites])(x)
+
+
+def standard(x: Tensor, kinds: Sequence[str] = PLAIN_BLOCK) -> Tensor:
+    return run(twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH, kinds=kinds), x)
+
+
+def aggregate(stream: MuddFormer, block: int, history: Sequence[Tensor]) -> list[Tensor]:
+    """The module after block `block - 1`, on the raw outputs X_0 .. X_block, one way after the other."""
+    config, key, newest, n = stream.config, str(block), history[-1], len(history)
+    static = stream.static[key]
+    flat = static.reshape(-1)
+    if config.dynamic:
+        u = norm(newest, config.eps if config.generator_eps is None else config.generator_eps)
+        if config.prenorm:
+            u = u * stream.generator_scale[key]
+        inner = u @ stream.generator_in[key]
+        if config.gelu == "erf":
+            inner = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
+        else:
+            inner = F.gelu(inner, approximate="tanh")
+        flat = inner @ stream.generator_out[key] + flat
+    slots = list(history)
+    if config.prenorm:
+        slots = [norm(x, config.eps) * stream.pre_scale[str(j)] for j, x in enumerate(history)]
+    out = []
+    for way in range(len(static)):
+        mixed = torch.zeros_like(newest)
+        for j, slot in enumerate(slots):
+            mixed = mixed + flat[..., way * n + j, None] * slot
+        if config.postnorm:
+            last = way == len(static) - 1
+            mixed = newest + (norm(mixed, config.eps) * stream.post_scale[key] if last else mixed)
+        out.append(mixed)
+    return out
+
+
+def reference(stream: MuddFormer, x: Tensor) -> Tensor:
+    """Block by block over the whole history of complete block outputs."""
+    history, index = [x], 0
+    for block in range(stream.layout.blocks):
+        ways = [x] if block == 0 else aggregate(stream, block, history)
+        q, k, v, r = ways if len(ways) == 4 else ways * 4
+        for site in stream.sites:
+            if site.block != block:
+                continue
+            reads = [norm(r)]
+            if site.kind in ("attention", "parallel"):
+                reads = [norm(q), norm(k), norm(v), *reads][: 4 if site.kind == "parallel" else 3]
+            y = toy(site.kind, index)(*reads)
+            index += 1
+            q, k, v, r = q + y, k + y, v + y, r + y
+        history.append(r)
+    return aggregate(stream, stream.layout.blocks, history)[0]
+
+
+def close(ours: Tensor, want: Tensor, bound: float = 1e-12) -> None:
+    assert (ours - want).abs().max() <= bound * max(want.abs().max().item(), 1e-3)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("kinds", [PLAIN_BLOCK, MIXED_BLOCK, ("parallel",)])
+def test_equals_the_equations(options: dict[str, Any], kinds: tuple[str, ...]) -> None:
+    stream = make(kinds, **options)
+    x = embedding()
+    ours, want = run(stream, x), reference(stream, x)
+    close(ours, want)
+    leaves = [x, *stream.parameters()]
+    direction = torch.randn(want.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    mine = torch.autograd.grad((ours * direction).sum(), leaves)
+    theirs = torch.autograd.grad((want * direction).sum(), leaves)
+    for got, expected in zip(mine, theirs, strict=True):
+        close(got, expected, 1e-10)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("placement", ["all", "1-3", "attention", "mixer+out", "2"])
+def test_neutral_class_holds(options: dict[str, Any], placement: str) -> None:
+    stream = make(MIXED_BLOCK, placement=placement, **options)
+    x = embedding()
+    want = standard(x, MIXED_BLOCK)
+    if not stream.mixes:  # one way has nothing to do at an attention that is not the first of its block
+        assert stream.config.ways == "one"
+        assert placement == "attention"
+        assert torch.equal(run(stream, x), want)
+        return
+    assert (run(stream, x) - want).abs().max() > 1e-3
+    if options.get("prenorm") and not options.get("postnorm"):
+        assert stream.neutral == "none"
+        with pytest.raises(ValueError, match="neutral class is none"):
+            stream.neutral_()
+        return
+    assert stream.neutral == "bitwise"
+    stream.neutral_()
+    assert torch.equal(run(stream, x), want)
+    stream.reset_parameters()
+    assert torch.equal(run(stream, x), want)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_the_start(both: bool) -> None:
+    stream = twoaxis.stream("muddformer", blocks=3, width=256, prenorm=both, postnorm=both)
+    assert isinstance(stream, MuddFormer)
+    for block in range(1, 4):
+        key = str(block)
+        hot = torch.zeros(1 if block == 3 else 4, block + 1)
+        hot[:, -1] = 0.0 if both else 1.0
+        assert torch.equal(stream.static[key].detach(), hot)
+        assert not stream.generator_out[key].any()
+        assert stream.generator_in[key].std().item() == pytest.approx(256**-0.5, rel=0.1)
+        if both:
+            assert torch.equal(stream.generator_scale[key].detach(), torch.ones(256))
+            assert torch.equal(stream.post_scale[key].detach(), torch.full((256,), 0.001))
+    assert len(stream.pre_scale) == (4 if both else 0)
+    assert all(torch.equal(p.detach(), torch.ones(256)) for p in stream.pre_scale.values())
+
+
+def test_the_generator_wakes_in_the_second_step() -> None:
+    stream = make(random=False)
+    assert stream.dead() == {}
+    optimiser = torch.optim.SGD(stream.parameters(), lr=0.1)
+    for step in range(2):
+        optimiser.zero_grad()
+        run(stream, embedding()).square().sum().backward()
+        for weight in stream.generator_in.values():
+            assert weight.grad is not None
+            assert bool(weight.grad.any()) == (step == 1)
+        for weight in (*stream.generator_out.values(), *stream.static.values()):
+            assert weight.grad is not None
+            assert weight.grad.any()
+        optimiser.step()
+
+
+def test_the_post_norm_does_not_starve_the_residual_way() -> None:
+    """At a = 0 its slope is 0.001 / sqrt(1e-6) = 1: the residual way moves with a weight as q, k and v do."""
+    stream = make(random=False, prenorm=True, postnorm=True, dynamic=False)
+    state = stream.open(embedding().detach())
+    for site in stream.sites[:2]:
+        seen = stream.read(state, site)
+        state = stream.write(state, site, toy(site.kind, site.index)(seen.x), seen, seen)
+    moved, _ = state.value.slots
+    static = stream.static["1"]
+    for way, row in (("q", 0), ("x", 3)):
+
+        def read(a: Tensor, way: str = way) -> Tensor:
+            seen = torch.func.functional_call(_Read(stream, state), {"stream.static.1": a}, (way,))
+            assert isinstance(seen, Tensor)
+            return seen
+
+        step = torch.zeros_like(static)
+        step[row, 0] = 1e-9
+        close((read(static + step) - read(static.detach())) / 1e-9, moved, 1e-5)
+
+
+class _Read(torch.nn.Module):
+    """One way that the first site of block 1 reads, as a function of the parameters."""
+
+    def __init__(self, stream: Stream, state: State) -> None:
+        super().__init__()
+        self.stream, self.state = stream, state
+
+    def forward(self, way: str) -> Tensor:
+        return getattr(self.stream.read(self.state, self.stream.sites[2]), way)
+
+
+def published(blocks: int, width: int, ways: int, expand_last: bool, round64: bool) -> int:
+    total = 0
+    for i in range(blocks):
+        n, c = i + 2, ways if i < blocks - 1 else 1
+        hidden = 4 * n if expand_last and i == blocks - 1 else c * n
+        hidden = (hidden // 64 + 1) * 64 if round64 else hidden
+        total += width * hidden + hidden * c * n + c * n
+    return total
+
+
+@pytest.mark.parametrize(
+    ("blocks", "width", "released", "millions"),
+    [
+        (24, 1024, False, 1.33),
+        (24, 1024, True, 2.36),
+        (24, 2048, False, 2.58),
+        (24, 2048, True, 4.58),
+        (32, 2560, False, 5.67),
+        (32, 2560, True, 8.78),
+    ],
+)
+def test_parameters_of_the_published_sizes(blocks: int, width: int, released: bool, millions: float) -> None:
+    with torch.device("meta"):
+        stream = twoaxis.stream("muddformer", blocks=blocks, width=width, expand_last=released, round64=released)
+    count = stream.cost().parameters
+    assert count == published(blocks, width, 4, released, released) == sum(p.numel() for p in stream.parameters())
+    assert round(count / 1e6, 2) == millions
+
+
+@pytest.mark.parametrize("ways", ["qkvr", "one"])
+@pytest.mark.parametrize("expand_last", [False, True])
+@pytest.mark.parametrize("round64", [False, True])
+def test_parameters(ways: str, expand_last: bool, round64: bool) -> None:
+    stream = make(ways=ways, expand_last=expand_last, round64=round64)
+    want = published(BLOCKS, WIDTH, 4 if ways == "qkvr" else 1, expand_last, round64)
+    assert stream.cost().parameters == want
+    pair = make(ways=ways, expand_last=expand_last, round64=round64, prenorm=True, postnorm=True)
+    assert pair.cost().parameters == want + WIDTH * (BLOCKS + 1) + 2 * WIDTH * BLOCKS
+
+
+def test_round64_always_adds() -> None:
+    """Sixteen slots in four ways are 64 already and become 128; the head's 17 slots in one way become 64."""
+    stream = make(blocks=16, round64=True)
+    hidden = {block: weight.shape[1] for block, weight in stream.generator_in.items()}
+    assert hidden["14"] == 64
+    assert hidden["15"] == 128
+    assert hidden["16"] == 64
+    assert make(blocks=16, expand_last=True).generator_in["16"].shape == (WIDTH, 4 * 17)
+
+
+def test_first_norms() -> None:
+    shared, separate = make(MIXED_BLOCK), make(MIXED_BLOCK, first_norms="separate")
+    assert [shared.ways(s) for s in shared.sites[:5]] == [("x",)] * 4 + [("q", "k", "v")]
+    assert [separate.ways(s) for s in separate.sites[:3]] == [("x",), ("q", "k", "v"), ("x",)]
+    extra = [sum(len(stream.ways(site)) - 1 for site in stream.sites) for stream in (shared, separate)]
+    assert extra == [2 * (BLOCKS - 1), 2 * BLOCKS]
+    parallel = make(("parallel",), first_norms="separate")
+    assert {parallel.ways(site) for site in parallel.sites} == {("q", "k", "v", "x")}
+    one = make(ways="one", first_norms="separate")
+    assert {one.ways(site) for site in one.sites} == {("x",)}
+    off = make(first_norms="separate", placement="none")
+    assert {off.ways(site) for site in off.sites} == {("x",)}
+    x = embedding()
+    assert torch.equal(run(shared, x), run(separate, x))
+
+
+def test_one_static_way_is_denseformer() -> None:
+    ours = make(ways="one", dynamic=False)
+    theirs = twoaxis.stream("denseformer", blocks=BLOCKS, width=WIDTH).double()
+    with torch.no_grad():
+        for block, static in ours.static.items():
+            theirs.get_parameter(f"alpha.{block}").copy_(static[0])
+    x = embedding()
+    assert torch.equal(run(ours, x), run(theirs, x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_weights_reproduce_the_reads(dynamic: bool) -> None:
+    stream = make(dynamic=dynamic)
+    _, steps, _ = trace(stream, embedding(), [toy(s.kind, s.index) for s in stream.sites])
+    step = steps[4]
+    weights = stream.weights(step["before"], step["site"])
+    assert weights is not None
+    assert weights.shape == (2, 3, 4, 3)
+    assert stream.sources(step["site"]) == ("embedding", "block 0", "block 1")
+    slots = torch.stack(step["before"].value.slots)
+    assert slots.shape[0] == 3
+    for row, way in enumerate(("q", "k", "v", "x")):
+        close(getattr(step["seen"], way), torch.einsum("bts,sbtd->btd", weights[..., row, :], slots))
+    assert stream.weights(steps[5]["before"], steps[5]["site"]) is None
+    assert stream.sources(stream.sites[0]) == ()
+
+
+def test_slots_are_complete_outputs_and_block_0_reads_the_embedding() -> None:
+    stream, x = make(), embedding()
+    _, steps, _ = trace(stream, x, [toy(s.kind, s.index) for s in stream.sites])
+    assert steps[0]["seen"].x is x
+    assert steps[0]["seen"].q is None
+    assert torch.equal(steps[1]["state"].value.slots[1], x + steps[0]["y"] + steps[1]["y"])
+    assert torch.equal(steps[3]["state"].value.slots[2], steps[2]["seen"].x + steps[2]["y"] + steps[3]["y"])
+
+
+def test_a_mixer_joins_every_way() -> None:
+    stream = make(MIXED_BLOCK)
+    _, steps, _ = trace(stream, embedding(), [toy(s.kind, s.index) for s in stream.sites])
+    mixer, attention, mlp = steps[3:6]
+    assert mixer["seen"].q is None
+    assert torch.equal(attention["seen"].x, mixer["seen"].x + mixer["y"])
+    for way in ("q", "k", "v"):
+        assert torch.equal(getattr(attention["seen"], way), getattr(mixer["seen"].aux, way) + mixer["y"])
+    assert mlp["seen"].q is None
+    assert attention["state"].value.waiting is None
+
+
+def test_a_block_without_attention_mixes_one_way() -> None:
+    stream = make([PLAIN_BLOCK, ("mlp",), PLAIN_BLOCK], blocks=3)
+    assert stream.mixes == {1: ("r",), 2: ("q", "k", "v", "r"), 3: ("r",)}
+
+
+def test_placement_none_is_standard_bit_by_bit() -> None:
+    for options in OPTIONS:
+        stream = make(MIXED_BLOCK, placement="none", **options)
+        assert list(stream.parameters()) == []
+        assert stream.neutral == "bitwise"
+        x = embedding()
+        assert torch.equal(run(stream, x), standard(x, MIXED_BLOCK))
+        assert stream.cost() == (0, 0, 0, WIDTH, 0)
+
+
+def test_placement_decides_per_way() -> None:
+    stream = make(MIXED_BLOCK, placement="attention", postnorm=True)
+    assert set(stream.mixes.values()) == {("q", "k", "v")}
+    assert not stream.post_scale
+    total = x = embedding()
+    out, steps, _ = trace(stream, x, [toy(s.kind, s.index) for s in stream.sites])
+    for step in steps:
+        assert torch.equal(step["seen"].x, total)
+        inside = step["site"].kind == "attention" and step["site"].block > 0
+        assert (step["seen"].q is not None) == inside
+        total = total + step["y"]
+    assert torch.equal(out, total)
+    assert set(make(MIXED_BLOCK, placement="mixer").mixes.values()) == {("r",)}
+    assert set(make(placement="1-2").static) == {"1", "2"}
+    assert set(make(placement="1-2", prenorm=True).pre_scale) == {"0", "1", "2"}
+
+
+def distinct(state: State) -> int:
+    value: Slots = state.value
+    return len({id(t) for t in (value.x, *value.slots, *(value.waiting or ()))})
+
+
+@pytest.mark.parametrize("kinds", [PLAIN_BLOCK, MIXED_BLOCK, ("parallel",)])
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("placement", ["all", "1-2", "attention", "0,3", "none", "4"])
+def test_packs_between_blocks_and_counts_what_lives(kinds: tuple[str, ...], norms: bool, placement: str) -> None:
+    stream = make(kinds, prenorm=norms, postnorm=norms, placement=placement)
+    functions = [toy(s.kind, s.index) for s in stream.sites]
+    out, steps, final = trace(stream, embedding(), functions)
+    states = [step["before"] for step in steps] + [final]
+    assert stream.cost().live == WIDTH * max(distinct(state) for state in states)
+    for state in states:
+        site = stream.layout.sites[state.index]
+        if not site.first:
+            continue
+        packed = stream.pack(state)
+        again = stream.unpack(packed, site)
+        for later, function in zip(stream.sites[site.index :], functions[site.index :], strict=True):
+            seen = stream.read(again, later)
+            ways = [getattr(seen, way) for way in stream.ways(later)]
+            y = function(*(seen.x if way is None else way for way in ways))
+            again = stream.write(again, later, y, seen, seen)
+        assert torch.equal(stream.close(again), out)
+        with pytest.raises(ValueError, match=f"packs into {len(packed)} tensors, got {len(packed) + 1}"):
+            stream.unpack((*packed, packed[0]), site)
+
+
+def test_cost() -> None:
+    # modules of 4 ways over 2, 3, 4 slots and of one way over 5
+    cost, pairs = make().cost(), 4 * (2 + 3 + 4) + 5
+    assert cost.reads == 2 + 3 + 4 + 5
+    assert cost.flops == WIDTH * (2 * pairs + 2 * pairs + 3 * BLOCKS)
+    assert make(dynamic=False).cost().flops == WIDTH * 2 * pairs
+    assert make(ways="one", dynamic=False).cost().flops == WIDTH * 2 * 14
+    norms = 4 * (BLOCKS + 1) + BLOCKS + (4 * 3 + 1) + 4 * BLOCKS
+    assert make(prenorm=True, postnorm=True).cost().flops == cost.flops + WIDTH * norms
+    assert make(MIXED_BLOCK).cost().flops == cost.flops + 3 * WIDTH * (BLOCKS - 1)
+    assert cost.live == (BLOCKS + 1) * WIDTH
+
+
+def test_everything_is_decayed_as_in_the_original() -> None:
+    stream = make(prenorm=True, postnorm=True)
+    (group,) = stream.parameter_groups()
+    assert group.decay
+    assert set(group.names) == {name for name, _ in stream.named_parameters()}
+
+
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("parameters", [torch.bfloat16, torch.float32])
+def test_bfloat16(norms: bool, parameters: torch.dtype) -> None:
+    stream = make(prenorm=norms, postnorm=norms)
+    with torch.no_grad():
+        for parameter in stream.parameters():
+            parameter.copy_(parameter.mul(0.5).bfloat16())
+    x = embedding().detach().bfloat16()
+    want = run(stream, x.double())
+    out = run(stream.to(parameters), x)
+    assert out.dtype == torch.bfloat16
+    assert (out.double() - want).norm() <= 0.04 * want.norm()
+    out.sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == parameters for p in stream.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ways": "qkv"}, "unknown ways 'qkv'; it is one of qkvr, one"),
+        ({"gelu": "relu"}, "unknown gelu 'relu'; it is one of erf, tanh"),
+        ({"first_norms": "three"}, "unknown first_norms 'three'"),
+        ({"eps": -1.0}, "eps must not be negative, got -1.0"),
+        ({"generator_eps": -2.0}, "generator_eps must not be negative, got -2.0"),
+        ({"dynamic": False, "round64": True}, "round64=True sizes the generator of dynamic weights"),
+        ({"dynamic": False, "expand_last": True}, "expand_last=True sizes the generator of dynamic weights"),
+        ({"expand": True}, "muddformer has no option 'expand'"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**options)

@@ -1,0 +1,249 @@
+"""Vertical Attention: norms, inner residual, start, relation to ELC-BERT, beside its golden files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import twoaxis
+from tests.golden_formats.base import trace
+from twoaxis.depth.stream import Stream
+
+NORMS = ("l2", "rms", "none")
+WIDTH, BLOCKS = 8, 4
+Function = Callable[[Tensor], Tensor]
+
+
+def norm(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+def make(
+    kinds: Sequence[str] = ("attention", "mlp"), name: str = "vertical_attention", blocks: int = BLOCKS, **options: Any
+) -> Stream:
+    """A stream with scalars far from their start."""
+    stream = twoaxis.stream(name, blocks=blocks, width=WIDTH, kinds=kinds, **options).double()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in stream.parameters():
+            parameter.normal_(generator=generator)
+    return stream
+
+
+def toys(count: int) -> list[Function]:
+    generator = torch.Generator().manual_seed(7)
+    weights = torch.randn(count, WIDTH, WIDTH, generator=generator, dtype=torch.float64) / 2
+    return [lambda x, w=w: torch.tanh(x @ w) for w in weights]
+
+
+def embedding() -> Tensor:
+    return torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+
+
+def run(stream: Stream, x: Tensor, functions: Sequence[Function] | None = None) -> Tensor:
+    functions = functions or toys(len(stream.sites))
+    return twoaxis.compose(stream, [(s.kind, norm, f) for s, f in zip(stream.sites, functions, strict=True)])(x)
+
+
+def reference(stream: Stream, x: Tensor, kind: str, eps: float, inner_residual: bool) -> Tensor:
+    """The documented equations, block by block, with normalised copies of all sources."""
+    f = [lambda t, g=g: g(norm(t)) for g in toys(len(stream.sites))]
+    per_block, sources = len(f) // stream.layout.blocks, [x]
+    for n in range(stream.layout.blocks):
+        copies = []
+        for source in sources:
+            squares = source.pow(2).sum(-1, keepdim=True)
+            length = {"l2": squares + eps, "rms": squares / WIDTH + eps, "none": torch.ones_like(squares)}[kind]
+            copies.append(source / length.sqrt())
+        h = torch.einsum("s,sbtd->btd", stream.get_parameter(f"logits.{n}").softmax(-1), torch.stack(copies))
+        body = f[n * per_block : (n + 1) * per_block]
+        if len(body) == 3:  # a mixer refines the input
+            h = h + body[0](h)
+        attention, mlp = body[-2:]
+        a = attention(h)
+        stored = a + mlp(h + a)
+        sources.append(h + stored if inner_residual else stored)
+    return sources[-1]
+
+
+def close(ours: Tensor, want: Tensor, bound: float = 1e-12) -> None:
+    assert (ours - want).abs().max() <= bound * max(want.abs().max().item(), 1e-3)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("inner_residual", [True, False])
+@pytest.mark.parametrize("eps", [0.0, 0.3])
+@pytest.mark.parametrize("kinds", [("attention", "mlp"), ("mixer", "attention", "mlp")])
+def test_equations_and_gradients(kind: str, inner_residual: bool, eps: float, kinds: tuple[str, ...]) -> None:
+    stream = make(kinds, norm=kind, inner_residual=inner_residual, eps=eps)
+    x = embedding().requires_grad_()
+    leaves = [x, *stream.parameters()]
+    ours, want = run(stream, x), reference(stream, x, kind, eps, inner_residual)
+    close(ours, want)
+    g = torch.cos(torch.arange(ours.numel(), dtype=ours.dtype)).view_as(ours)
+    pairs = zip(torch.autograd.grad(ours, leaves, g), torch.autograd.grad(want, leaves, g), strict=True)
+    for mine, other in pairs:
+        close(mine, other, 1e-11)
+
+
+def test_defaults() -> None:
+    want = reference(stream := make(), embedding(), "l2", 1e-6, inner_residual=True)
+    close(run(stream, embedding()), want)
+
+
+@pytest.mark.parametrize("inner_residual", [True, False])
+def test_parallel_sites(inner_residual: bool) -> None:
+    stream = make(("parallel",), blocks=1, norm="l2", eps=0.0, inner_residual=inner_residual)
+    x, (f,) = embedding(), toys(1)
+    h = x / x.norm(dim=-1, keepdim=True)
+    close(run(stream, x), f(norm(h)) + (h if inner_residual else 0))
+
+
+def test_without_norm_and_inner_residual_it_is_elc_bert_zero_to_a_bit() -> None:
+    for kinds in (("attention", "mlp"), ("mixer", "attention", "mlp"), ("parallel",)):
+        ours = make(kinds, norm="none", inner_residual=False)
+        elc = make(kinds, "elc_bert", variant="zero")
+        assert [p.tolist() for p in ours.parameters()] == [p.tolist() for p in elc.parameters()]
+        assert torch.equal(run(ours, embedding()), run(elc, embedding()))
+
+
+def test_rms_is_elc_bert_normalized_up_to_the_mean() -> None:
+    """With increments of mean zero and a normalised slot 0 every read agrees; only the output is not normalised."""
+    centred = [lambda x, f=f: (y := f(x)) - y.mean(-1, keepdim=True) for f in toys(2 * BLOCKS)]
+    x0 = embedding()
+    x0 = x0 - x0.mean(-1, keepdim=True)
+    ours = make(norm="rms", inner_residual=False, eps=1e-7)
+    elc = make(name="elc_bert", variant="normalized", eps=1e-7)
+    out, steps, _ = trace(ours, x0, centred)
+    want, theirs, _ = trace(elc, F.layer_norm(x0, (WIDTH,), eps=1e-7), centred)
+    for step, other in zip(steps, theirs, strict=True):
+        close(step["seen"].x, other["seen"].x)
+    close(F.layer_norm(out, (WIDTH,), eps=1e-7), want)
+    assert (out - want).abs().max() > 0.01
+
+
+def test_mixture_lengths() -> None:
+    """With l2 a mixture is no longer than one; with rms no longer than sqrt(width)."""
+    for kind, bound in (("l2", 1.0), ("rms", WIDTH**0.5)):
+        stream = make(norm=kind, eps=0.0)
+        _, steps, _ = trace(stream, 100 * embedding(), toys(2 * BLOCKS))
+        lengths = torch.stack([s["seen"].x.norm(dim=-1) for s in steps if s["site"].first])
+        assert lengths.max() <= bound + 1e-12
+        close(lengths[0], torch.full_like(lengths[0], bound))
+
+
+def test_sources_are_kept_by_reference() -> None:
+    x = embedding()
+    _, steps, _ = trace(make(norm="l2"), x, toys(2 * BLOCKS))
+    assert steps[0]["before"].value.slots[0].x is x
+    after = steps[1]["state"].value
+    assert after.slots[1].x is after.x
+    assert after.slots[1].inverse.shape == x.shape[:-1]
+
+
+def test_zero_vectors_are_harmless_with_an_epsilon() -> None:
+    x = embedding()
+    x[0, 0] = 0.0
+    for kind in NORMS:
+        leaf = x.clone().requires_grad_()
+        out = run(make(norm=kind), leaf)
+        (grad,) = torch.autograd.grad(out.sum(), leaf)
+        assert torch.isfinite(out).all()
+        assert torch.isfinite(grad).all()
+
+
+def test_initial_scalars() -> None:
+    for init, newest in (("zeros", 0.0), ("newest", 1.0)):
+        stream = twoaxis.stream("vertical_attention", blocks=BLOCKS, width=WIDTH, init=init)
+        for n in range(BLOCKS):
+            assert stream.get_parameter(f"logits.{n}").tolist() == [0.0] * n + [newest]
+    assert twoaxis.stream("vertical_attention", blocks=2, width=WIDTH).get_parameter("logits.1").tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_counts(kind: str) -> None:
+    cost = make(blocks=12, norm=kind).cost()
+    assert cost.parameters == cost.reads == 12 * 13 // 2
+    norms = 0 if kind == "none" else 12  # one per source that is read, the last block's output is not
+    assert cost.flops == (2 * 78 + 2 * norms) * WIDTH
+    assert cost.live == 12 * WIDTH
+    assert make(norm=kind).dead() == {"logits.0": "the block has one slot, its softmax is constant"}
+
+
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("inner_residual", [True, False])
+@pytest.mark.parametrize("kinds", [("attention", "mlp"), ("mixer", "attention", "mlp"), ("parallel",)])
+def test_switched_off_is_the_plain_residual_to_a_bit(kind: str, inner_residual: bool, kinds: tuple[str, ...]) -> None:
+    stream = make(kinds, norm=kind, inner_residual=inner_residual, placement="none")
+    plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH, kinds=kinds)
+    assert torch.equal(run(stream, embedding()), run(plain, embedding()))
+    assert not list(stream.parameters())
+    assert stream.cost()[:4] == (0, 0, 0, WIDTH)
+
+
+def test_first_block_switched_on_alone() -> None:
+    """Block 0 reads its normalised embedding, the others continue plainly."""
+    stream = make(norm="l2", eps=0.0, placement="0")
+    plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH)
+    x = embedding()
+    close(run(stream, x), run(plain, x / x.norm(dim=-1, keepdim=True)))
+
+
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("inner_residual", [True, False])
+@pytest.mark.parametrize("placement", ["all", "attention", "0-2", "mixer"])
+def test_packs_at_every_block_boundary(kind: str, inner_residual: bool, placement: str) -> None:
+    stream = make(("mixer", "attention", "mlp"), norm=kind, inner_residual=inner_residual, placement=placement)
+    functions = toys(len(stream.sites))
+    out, steps, _ = trace(stream, embedding(), functions)
+    for step in steps:
+        if not step["site"].first:
+            continue
+        state = stream.unpack([t.clone() for t in stream.pack(step["before"])], step["site"])
+        for later in stream.sites[step["site"].index :]:
+            seen = stream.read(state, later)
+            state = stream.write(state, later, functions[later.index](seen.x), seen, seen)
+        assert torch.equal(stream.close(state), out)
+    last = stream.unpack(stream.pack(steps[-1]["state"]), stream.layout.out)
+    assert torch.equal(stream.close(last), out)
+
+
+def test_neutral_class_is_none() -> None:
+    for kind in NORMS:
+        assert make(norm=kind).neutral == "none"
+        with pytest.raises(ValueError, match="use Blend"):
+            make(norm=kind).neutral_()
+    blend = twoaxis.stream("vertical_attention", blocks=BLOCKS, width=WIDTH, blend=True).double()
+    plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH)
+    assert torch.equal(run(blend, embedding()), run(plain, embedding()))
+
+
+def test_norms_run_in_float32_for_narrow_activations() -> None:
+    """Squares of a large bfloat16 state are summed in float32: the read keeps unit length to bfloat16's rounding."""
+    stream = make(norm="l2").bfloat16()
+    x = (1e15 * embedding()).bfloat16()
+    state = stream.open(x)
+    assert state.value.slots[0].inverse.dtype == torch.float32
+    seen = stream.read(state, stream.sites[0]).x
+    assert seen.dtype == torch.bfloat16
+    assert (seen.double().norm(dim=-1) - 1).abs().max() < 2**-7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"norm": "layer"}, "unknown norm 'layer'; it is one of l2, rms, none"),
+        ({"init": "ones"}, "unknown init 'ones'; it is one of zeros, newest"),
+        ({"inner_residual": "no"}, "inner_residual must be True or False, got 'no'"),
+        ({"eps": -1.0}, "eps must not be negative, got -1.0"),
+        ({"period": 2}, "has no option 'period'"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**options)

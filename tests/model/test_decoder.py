@@ -1,0 +1,172 @@
+"""The decoder: the trunk, its memory, its initial weights, its errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twoaxis import Decoder, DecoderConfig, document_reach, padding_reach, stream_names
+from twoaxis.verify.properties import SMALL, build, instances, sample_tokens
+
+EVERY = [pytest.param(c, id=n) for n, c in instances()]
+
+
+def test_the_trunk_names_no_method() -> None:
+    from twoaxis.model import config, decoder, initialise, sublayers
+
+    for module in (config, decoder, initialise, sublayers):
+        source = inspect.getsource(module).replace('stream: str = "standard"', "")
+        for name in set(stream_names()) | {"short_swa", "canon", "short_conv"}:
+            assert f'"{name}"' not in source, f"{module.__name__} names {name}"
+
+
+@pytest.mark.parametrize("config", EVERY)
+@given(data=st.data())
+def test_any_split_of_the_prompt(config: DecoderConfig, data: st.DataObject) -> None:
+    model, tokens = build(config, 0, perturb=0.1), sample_tokens(3, 9)
+    cuts, left = [], 9
+    while left:
+        cuts.append(data.draw(st.integers(1, left)))
+        left -= cuts[-1]
+    past, rows = model.start(), []
+    for chunk in tokens.split(cuts, dim=1):
+        logits, past = model.step(chunk, past)
+        rows.append(logits)
+    assert (torch.cat(rows, dim=1) - model(tokens)).abs().max() <= 1e-11
+
+
+@pytest.mark.parametrize("config", EVERY)
+def test_packed_documents_equal_separate_ones(config: DecoderConfig) -> None:
+    model, tokens = build(config, 0, perturb=0.1), sample_tokens(1, 11)[:1]
+    documents = torch.tensor([[4, 4, 4, 7, 8, 8, 8, 8, 8, 9, 9]])
+    packed = model(tokens, reach=document_reach(documents))
+    apart = torch.cat([model(part) for part in tokens.split([3, 1, 5, 2], dim=1)], dim=1)
+    assert (packed - apart).abs().max() <= 1e-11
+
+
+@pytest.mark.parametrize("config", EVERY)
+def test_left_padded_decoding_equals_each_row_alone(config: DecoderConfig) -> None:
+    model, tokens = build(config, 0, perturb=0.1), sample_tokens(2, 10)
+    pads = (4, 0)
+    mask = torch.tensor([[0] * p + [1] * (10 - p) for p in pads])
+    reach = padding_reach(mask)
+    _, past = model.step(tokens[:, :7], model.start(), reach=reach[:, :7])
+    logits, _ = model.step(tokens[:, 7:], past, reach=reach[:, 7:])
+    for row, pad in enumerate(pads):
+        alone = model(tokens[row : row + 1, pad:])
+        assert (logits[row] - alone[0, -3:]).abs().max() <= 1e-11
+
+
+@pytest.mark.parametrize("config", EVERY)
+def test_memory_trims_reorders_and_repeats(config: DecoderConfig) -> None:
+    model, tokens = build(config, 0, perturb=0.1), sample_tokens(4, 12)
+    whole = model(tokens)
+    _, past = model.step(tokens[:, :8], model.start(spare=3))
+    _, ahead = model.step((tokens[:, 8:11] + 1) % 61, past)
+    logits, _ = model.step(tokens[:, 8:], ahead.trim(3))
+    assert (logits - whole[:, 8:]).abs().max() <= 1e-11
+    index = torch.tensor([1, 1, 0])
+    logits, _ = model.step(tokens[index, 8:], past.reorder(index))
+    assert (logits - whole[index, 8:]).abs().max() <= 1e-11
+    logits, _ = model.step(tokens[:, 8:].repeat_interleave(2, 0), past.repeat(2))
+    assert (logits - whole[:, 8:].repeat_interleave(2, 0)).abs().max() <= 1e-11
+
+
+def test_only_attention_memory_grows_with_the_sequence() -> None:
+    for _, config in instances():
+        model = Decoder(config)
+        sizes = []
+        for length in (40, 80):
+            _, past = model.step(sample_tokens(0, length), model.start())
+            keys_and_values = 2 * 2 * length * 8 * 4 * config.blocks  # batch, k and v, one head of 8, float32
+            sizes.append(past.nbytes() - keys_and_values)
+        assert sizes[0] == sizes[1] >= 0
+
+
+def test_greedy_generation_equals_running_the_whole_sequence() -> None:
+    model, tokens = build(SMALL, 5), sample_tokens(5, 4)
+    grown = model.generate(tokens, 6)
+    assert grown.shape == (2, 10)
+    for at in range(4, 10):
+        assert torch.equal(grown[:, at], model(grown[:, :at])[:, -1].argmax(-1))
+
+
+def test_one_seed_shares_everything_in_common() -> None:
+    plain = dict(Decoder(SMALL, seed=3).named_parameters())
+    for _, config in instances():
+        model = Decoder(config, seed=3)
+        for name, parameter in model.named_parameters():
+            if name in plain and parameter.shape == plain[name].shape:
+                rescaled = name.endswith(("output.weight", "down.weight"))
+                scale = model.stream.output_scale if rescaled else 1.0
+                assert torch.allclose(parameter, plain[name] * scale, rtol=1e-6, atol=0), name
+    other = dict(Decoder(SMALL, seed=4).named_parameters())
+    assert not torch.equal(other["embedding.weight"], plain["embedding.weight"])
+
+
+def test_initial_values() -> None:
+    model = Decoder(DecoderConfig(width=256, blocks=8, heads=4, vocabulary=1000))
+    stds = {name: p.std().item() for name, p in model.named_parameters() if p.dim() == 2 and "norms" not in name}
+    for name, std in stds.items():
+        small = name.endswith(("output.weight", "down.weight"))
+        assert std == pytest.approx(0.02 / 4 if small else 0.02, rel=0.05), name
+    assert all(p.min() == p.max() == 1 for name, p in model.named_parameters() if "norm" in name)
+
+
+def test_shapes_of_the_options() -> None:
+    ramp = DecoderConfig(width=64, blocks=3, hidden=256, hidden_ramp=True)
+    assert [ramp.hidden_width(b) for b in range(3)] == [128, 256, 384]
+    assert sum(ramp.hidden_width(b) for b in range(3)) == 3 * 256
+    with pytest.raises(ValueError, match="block 0 of 3 would get 0 of hidden=100"):
+        dataclasses.replace(ramp, hidden=100).hidden_width(0)
+    parallel = Decoder(dataclasses.replace(SMALL, block="parallel", tied=False))
+    assert [s.kind for s in parallel.stream.sites] == ["parallel"] * 3
+    assert parallel.head is not None
+    assert parallel(sample_tokens(0)).shape == (2, 12, 61)
+    some = DecoderConfig(width=16, blocks=3, heads=2, mixer="short_swa", mixer_options={"heads": 2}, mixer_blocks=(1,))
+    assert [s.kind for s in Decoder(some).stream.sites] == ["attention", "mlp", "mixer", "attention", "mlp", "attention", "mlp"]
+
+
+@pytest.mark.parametrize("config", EVERY)
+def test_parallel_blocks_with_every_method(config: DecoderConfig) -> None:
+    config = dataclasses.replace(config, block="parallel")
+    model, tokens = build(config, 0, perturb=0.1), sample_tokens(3, 6)
+    _, past = model.step(tokens[:, :4], model.start())
+    logits, _ = model.step(tokens[:, 4:], past)
+    assert (logits - model(tokens)[:, 4:]).abs().max() <= 1e-11
+
+
+def test_builds_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        model = Decoder(DecoderConfig(width=4096, blocks=32, heads=32, kv_heads=8, hidden=14336, vocabulary=128256))
+    assert sum(p.numel() for p in model.parameters()) > 7e9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": 0}, "width must be a positive integer, got 0"),
+        ({"heads": 3}, r"heads \(3\) must divide the width \(128\)"),
+        ({"kv_heads": 3}, r"kv_heads \(3\) must divide heads \(4\)"),
+        ({"head_width": 5}, "even head width, got 5"),
+        ({"block": "fused"}, "unknown block 'fused'"),
+        ({"mixer_blocks": (1,)}, "no mixer"),
+        ({"mixer": "short_swa", "mixer_blocks": (9,)}, "names block 9, the decoder has blocks 0 to 3"),
+    ],
+)
+def test_bad_configurations(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DecoderConfig(**change)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="tokens must be"):
+        Decoder(SMALL)(torch.zeros(3, dtype=torch.long))
+
+
+def test_parameters_of_a_llama() -> None:
+    config = DecoderConfig(width=64, blocks=2, heads=4, kv_heads=2, hidden=96, vocabulary=50)
+    attention = 64 * 64 * 2 + 64 * 32 * 2
+    assert sum(p.numel() for p in Decoder(config).parameters()) == 50 * 64 + 2 * (attention + 3 * 64 * 96 + 2 * 64) + 64

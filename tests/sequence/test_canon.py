@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tests.sequence.helpers import (
+    all_close,
+    check_decoder_chunks,
+    check_decoder_documents,
+    close,
+    in_chunks,
+    normal,
+    randomise,
+    same_start,
+    small_decoder,
+    tokens,
+)
+from twoaxis import Decoder, DecoderConfig, mixer
+from twoaxis.sequence.canon import LAYERS, CanonMixer
+from twoaxis.sequence.short_conv import ShortConv
+
+SETS = ["".join(letters) for n in range(1, 5) for letters in itertools.combinations("ABCD", n)]
+
+
+def canon(x: Tensor, weight: Tensor | None, activation: bool, residual: bool) -> Tensor:
+    """One Canon layer out of torch's convolution; no weight is no layer."""
+    if weight is None:
+        return x
+    padded = F.pad(x.transpose(1, 2), (weight.shape[-1] - 1, 0))
+    y = F.conv1d(padded, weight, groups=len(weight)).transpose(1, 2)
+    y = F.silu(y) if activation else y
+    return x + y if residual else y
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+
+
+def rope(x: Tensor) -> Tensor:
+    """(B, T, H, 4) turned as complex pairs."""
+    half = x.shape[-1] // 2
+    angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * 10_000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)[:, None]
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def oracle(model: Decoder, ids: Tensor, **options: Any) -> Tensor:
+    """The published block by hand: two query heads of width 4 on one key head, SwiGLU of 12, every Canon layer in its place."""
+    p = dict(model.named_parameters())
+    h = p["embedding.weight"][ids]
+    for b in range(2):
+        attention, mlp = f"blocks.{b}.attention", f"blocks.{b}.mlp"
+        a, bb, c, d = (
+            p.get(f"{where}.points.locals.{point}.weight")
+            for where, point in ((attention, "attention"), (attention, "qkv"), (mlp, "mlp"), (mlp, "hidden"))
+        )
+        n = canon(rms(h, p[f"norms.{b}.attention.weight"][0]), a, **options)
+        joined = torch.cat([n @ p[f"{attention}.{way}.weight"].T for way in ("query", "key", "value")], dim=-1)
+        q, k, v = (t.unflatten(-1, (-1, 4)) for t in canon(joined, bb, **options).split([8, 4, 4], dim=-1))
+        q, k, v = rope(q), rope(k).expand_as(q), v.expand_as(q)
+        mixed = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+        h = h + mixed.transpose(1, 2).flatten(-2) @ p[f"{attention}.output.weight"].T
+        m = canon(rms(h, p[f"norms.{b}.mlp.weight"][0]), c, **options)
+        joined = torch.cat([m @ p[f"{mlp}.{way}.weight"].T for way in ("gate", "up")], dim=-1)
+        gate, up = canon(joined, d, **options).chunk(2, dim=-1)
+        h = h + (F.silu(gate) * up) @ p[f"{mlp}.down.weight"].T
+    return rms(h, p["final_norm.weight"]) @ p["embedding.weight"].T
+
+
+# The layers in their places.
+
+
+@pytest.mark.parametrize("letters", SETS)
+def test_every_subset_equals_the_block_by_hand(letters: str) -> None:
+    model, ids = small_decoder(mixer="canon", mixer_options={"set": letters}), tokens(2, 7)
+    got, want = model(ids), oracle(model, ids, activation=False, residual=True)
+    close(got, want)
+    g, names = normal(2, 7, 17, seed=4), [name for name, _ in model.named_parameters()]
+    assert sum("locals" in name for name in names) == 2 * len(letters)
+    pairs = (torch.autograd.grad((y * g).sum(), list(model.parameters())) for y in (got, want))
+    all_close(*pairs, 1e-9)
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3, 6])
+@pytest.mark.parametrize(("activation", "residual"), [(True, True), (False, False), (True, False)])
+def test_options_equal_the_block_by_hand(kernel: int, activation: bool, residual: bool) -> None:
+    options = {"kernel": kernel, "activation": activation, "residual": residual}
+    model, ids = small_decoder(mixer="canon", mixer_options=options), tokens(2, 7)
+    close(model(ids), oracle(model, ids, activation=activation, residual=residual))
+
+
+def test_a_set_is_the_same_in_any_order() -> None:
+    assert mixer("canon", set="DBA").points == mixer("canon", set="ABD").points == ("attention", "qkv", "hidden")
+    assert mixer("canon").points == tuple(LAYERS.values())
+    model = small_decoder(mixer="canon", block="parallel")
+    assert [site.kind for site in model.stream.sites] == ["parallel", "parallel"]
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_one_layer_equals_conv1d_forward_and_gradients(channels: int) -> None:
+    local = mixer("canon").build("mlp", channels)
+    randomise(local)
+    conv = nn.Conv1d(channels, channels, 4, groups=channels, padding=3, bias=False).double()
+    conv.load_state_dict(local.state_dict())
+    x, g = normal(2, 9, channels, grad=True), normal(2, 9, channels, seed=3)
+    ours, theirs = local(x), x + conv(x.transpose(1, 2))[..., :9].transpose(1, 2)
+    close(ours, theirs)
+    got = torch.autograd.grad((ours * g).sum(), (x, *local.parameters()))
+    all_close(got, torch.autograd.grad((theirs * g).sum(), (x, *conv.parameters())), 1e-9)
+
+
+# Memory.
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        {"stream": "standard"},
+        {"stream": "deep_delta"},
+        {"stream": "deep_delta", "stream_options": {"value_channels": 2, "compress": "token", "expand": "conv"}},
+        {"stream": "standard", "block": "parallel"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("options", CanonMixer.variants, ids=str)
+def test_decoder_chunks_documents_and_padding(stream: dict[str, Any], options: dict[str, Any]) -> None:
+    model = small_decoder(mixer="canon", mixer_options=options, **stream)
+    check_decoder_chunks(model)
+    check_decoder_documents(model)
+
+
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5), kernel=st.integers(1, 5))
+def test_any_cut_into_chunks_equals_the_whole(lengths: list[int], kernel: int) -> None:
+    local = mixer("canon", kernel=kernel).build("hidden", 4, 6)
+    randomise(local)
+    x = normal(2, sum(lengths), 6)
+    close(in_chunks(local, x, lengths)[0], local(x), 1e-14)
+
+
+def test_decoder_trims_reorders_and_counts_what_it_keeps() -> None:
+    model, ids = small_decoder(mixer="canon"), tokens(2, 9)
+    want = model(ids)
+    _, past = model.step(ids[:, :6], model.start(spare=3))
+    _, drafted = model.step(tokens(2, 3, seed=7), past)
+    close(model.step(ids[:, 6:], drafted.trim(3))[0], want[:, 6:])
+    order = torch.tensor([1, 1, 0])
+    close(model.step(ids[order, 6:], past.reorder(order))[0], want[order, 6:])
+    _, exact = model.step(ids, model.start())
+    canons = [m for m in model.modules() if isinstance(m, ShortConv)]
+    kept = sum(local.cost().kept for local in canons)
+    assert kept == 2 * 3 * (8 + 16 + 8 + 24)
+    keys_and_values = 2 * 2 * 4 * 9
+    assert exact.nbytes() == 8 * 2 * (kept + keys_and_values)
+
+
+# Initial values, parameters, cost.
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", [False, True])
+def test_zero_layers_return_their_input_to_the_bit(dtype: torch.dtype, activation: bool) -> None:
+    local = mixer("canon", start="zero", activation=activation).build("mlp", 5).to(dtype)
+    x = normal(2, 9, 5).to(dtype)
+    assert torch.equal(local(x), x)
+
+
+def test_canon_a_of_kernel_one_at_zero_is_the_plain_decoder_to_the_bit() -> None:
+    shape = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2}
+    options = {"set": "A", "kernel": 1, "start": "zero"}
+    same_start(Decoder(DecoderConfig(**shape, mixer="canon", mixer_options=options)), Decoder(DecoderConfig(**shape)))
+
+
+@pytest.mark.parametrize("activation", [False, True])
+@pytest.mark.parametrize("stream", ["standard", "deep_delta"])
+def test_zero_start_is_the_plain_decoder_to_the_bit_and_learns(stream: str, activation: bool) -> None:
+    # D hands the MLP halves of one tensor; rows that fill whole vector registers keep its SiLU's rounding as it was
+    shape = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2, "hidden": 64, "stream": stream}
+    options = {"start": "zero", "activation": activation}
+    model = Decoder(DecoderConfig(**shape, mixer="canon", mixer_options=options))
+    same_start(model, Decoder(DecoderConfig(**shape)))
+    model(tokens(2, 7)).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        if "locals" in name:
+            assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
+
+
+def test_published_start_and_parameters() -> None:
+    local = mixer("canon").build("attention", 4096)
+    assert local.weight.shape == (4096, 1, 4) and local.bias is None
+    assert 0.499 < local.weight.max() <= 0.5 and -0.5 <= local.weight.min() < -0.499
+    # the 1B recipe: width 2048, 24 blocks of 32 heads, hidden 5632
+    made, channels = mixer("canon"), {"attention": 2048, "qkv": 3 * 2048, "mlp": 2048, "hidden": 2 * 5632}
+    with torch.device("meta"):
+        costs = [made.build(point, 2048, channels[point]).cost() for point in made.points]
+    assert sum(cost.parameters for cost in costs) == 86_016
+    assert 24 * sum(cost.parameters for cost in costs) == 2_064_384
+    assert [tuple(cost) for cost in costs] == [(4 * c, 9 * c, 3 * c) for c in channels.values()]
+
+
+def test_decoders_of_one_seed_share_everything_but_the_canon_layers() -> None:
+    shape = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2}
+    plain, model = Decoder(DecoderConfig(**shape)), Decoder(DecoderConfig(**shape, mixer="canon"))
+    theirs = dict(model.named_parameters())
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(parameter, theirs.pop(name)), name
+    assert sorted(theirs) == sorted(
+        f"blocks.{b}.{where}.points.locals.{point}.weight"
+        for b in (0, 1)
+        for where, point in (("attention", "attention"), ("attention", "qkv"), ("mlp", "mlp"), ("mlp", "hidden"))
+    )
+    first, second = theirs["blocks.0.mlp.points.locals.mlp.weight"], theirs["blocks.1.mlp.points.locals.mlp.weight"]
+    assert not torch.equal(first, second)
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"set": "ABE"}, "set 'ABE' names 'E'; the Canon layers are A, B, C and D"),
+        ({"set": "AbCD"}, "set 'AbCD' names 'b'"),
+        ({"set": ""}, "set '' names 0 of the 4 Canon layers"),
+        ({"set": "ABA"}, "set 'ABA' has 3 letters, 2 of them different"),
+        ({"kernel": 0}, "kernel must be an integer of at least 1, got 0"),
+        ({"activation": "silu"}, "activation must be True or False, got 'silu'"),
+        ({"residual": None}, "residual must be True or False, got None"),
+        ({"start": "identity"}, "unknown start 'identity'; it is one of uniform, zero"),
+        ({"start": "zero", "residual": False}, "silences the branch"),
+        ({"sets": "A"}, "did you mean 'set'"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        mixer("canon", **options)
+
+
+def test_bad_point() -> None:
+    with pytest.raises(ValueError, match="canon with set='AD' acts at attention, hidden, not at 'site'"):
+        mixer("canon", set="AD").build("site", 8)

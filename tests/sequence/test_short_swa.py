@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.sequence.helpers import (
+    all_close,
+    check_decoder_chunks,
+    check_decoder_documents,
+    close,
+    in_chunks,
+    normal,
+    randomise,
+    same_start,
+    small_decoder,
+)
+from twoaxis import Decoder, DecoderConfig, ShortSWA, document_reach, mixer, padding_reach
+from twoaxis.sequence.short_swa import ShortSWAMixer
+
+
+def made(width: int = 8, **options: Any) -> ShortSWA:
+    local = ShortSWA(width, **options)
+    randomise(local)
+    return local
+
+
+def rope(x: Tensor, theta: float) -> Tensor:
+    """(B, T, H, D) turned as complex pairs (i, i + D/2)."""
+    half = x.shape[-1] // 2
+    angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * theta ** (-torch.arange(half, dtype=x.dtype) / half)
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)[:, None]
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def heads(local: ShortSWA, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v (B, H, T, d), key heads repeated."""
+    config, size = local.config, local.head_width
+    q, k, v = ((x @ linear.weight.T).unflatten(-1, (-1, size)) for linear in (local.query, local.key, local.value))
+    if config.qk_norm:
+        assert local.query_norm is not None and local.key_norm is not None
+        eps = torch.finfo(x.dtype).eps
+        q = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + eps) * local.query_norm
+        k = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + eps) * local.key_norm
+    if config.rope:
+        q, k = rope(q, config.rope_theta), rope(k, config.rope_theta)
+    group = q.shape[2] // k.shape[2]
+    k, v = (t.repeat_interleave(group, dim=2) for t in (k, v))
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+def oracle(local: ShortSWA, x: Tensor, documents: Tensor | None = None) -> Tensor:
+    """A dense mask through torch's attention, or an explicit softmax when there is a sink."""
+    q, k, v = heads(local, x)
+    position = torch.arange(x.shape[1])
+    lag = position[:, None] - position[None, :]
+    mask = (lag >= 0) & (lag < local.config.window)
+    if documents is not None:
+        mask = mask & (documents[:, :, None] == documents[:, None, :])[:, None]
+    if local.sink is None:
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    else:
+        scores = (q @ k.transpose(-2, -1) / local.head_width**0.5).exp() * mask
+        mixed = scores / (scores.sum(-1, keepdim=True) + local.sink.exp()[:, None, None]) @ v
+    y = mixed.transpose(1, 2).flatten(-2) @ local.output.weight.T
+    return x + y if local.config.where == "branch" else y
+
+
+# Against the dense mask.
+
+
+@pytest.mark.parametrize("length", [1, 2, 9, 60], ids=lambda n: f"T{n}")
+@pytest.mark.parametrize("window", [1, 2, 5, 100], ids=lambda n: f"w{n}")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": 2},
+        {"heads": 4, "kv_heads": 2},
+        {"heads": 4, "kv_heads": 1, "sink": True},
+        {"heads": 2, "rope": False, "head_width": 3},
+        {"heads": 2, "qk_norm": True},
+        {"heads": 2, "head_width": 2, "where": "branch", "rope_theta": 100.0},
+        {"heads": 4, "kv_heads": 2, "head_width": 6, "sink": True, "qk_norm": True, "where": "branch"},
+    ],
+    ids=str,
+)
+def test_equals_a_dense_mask_forward_and_gradients(options: dict[str, Any], window: int, length: int) -> None:
+    local, x = made(window=window, **options), normal(2, length, 8, grad=True)
+    g, leaves = normal(2, length, 8, seed=6), [x, *local.parameters()]
+    ours, theirs = local(x), oracle(local, x)
+    close(ours, theirs)
+    got, want = (torch.autograd.grad((y * g).sum(), leaves) for y in (ours, theirs))
+    largest = max(grad.abs().max().item() for grad in want)
+    for mine, other in zip(got, want, strict=True):
+        # queries and keys have no gradient where every softmax is over one token
+        if other.abs().max() > 1e-12 * largest:
+            close(mine, other, 1e-9)
+        else:
+            assert mine.abs().max() <= 1e-12 * largest
+
+
+def test_gradients_reach_every_parameter() -> None:
+    local, x = made(window=4, heads=4, kv_heads=2, sink=True, qk_norm=True), normal(2, 9, 8)
+    (local(x) * normal(2, 9, 8, seed=1)).sum().backward()
+    for name, parameter in local.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().min() > 0, name
+
+
+def test_window_one_is_the_value_alone() -> None:
+    for options in ({}, {"rope": False}, {"qk_norm": True}):
+        local, x = made(window=1, heads=2, **options), normal(2, 7, 8)
+        close(local(x), x @ local.value.weight.T @ local.output.weight.T)
+
+
+def test_a_window_beyond_the_sequence_is_full_causal_attention() -> None:
+    local, x = made(window=50, heads=2), normal(2, 9, 8)
+    q, k, v = heads(local, x)
+    full = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    close(local(x), full.transpose(1, 2).flatten(-2) @ local.output.weight.T)
+    short = made(window=3, heads=2)
+    assert (short(x) - local(x))[:, 3:].abs().max() > 1e-3
+
+
+def test_only_distances_count() -> None:
+    local, x = made(window=4, heads=2), normal(2, 12, 8)
+    close(local(x)[:, 8:], local(x[:, 5:])[:, 3:])
+
+
+def test_the_sink_is_a_sigmoid_of_the_log_sum() -> None:
+    local, x = made(window=3, heads=2, sink=True), normal(2, 8, 8)
+    q, k, v = heads(local, x)
+    lag = torch.arange(8)[:, None] - torch.arange(8)[None, :]
+    scores = (q @ k.transpose(-2, -1) / 2).masked_fill((lag < 0) | (lag >= 3), -torch.inf)
+    assert local.sink is not None
+    share = torch.sigmoid(scores.logsumexp(-1, keepdim=True) - local.sink[:, None, None])
+    mixed = (scores.softmax(-1) @ v * share).transpose(1, 2).flatten(-2)
+    close(local(x), mixed @ local.output.weight.T)
+
+
+# Forms.
+
+
+@pytest.mark.parametrize("options", [{}, {"sink": True, "qk_norm": True}], ids=str)
+def test_branch_is_the_input_plus_the_residual_form(options: dict[str, Any]) -> None:
+    residual, branch = made(window=3, heads=2, **options), made(window=3, heads=2, where="branch", **options)
+    x = normal(2, 9, 8)
+    assert torch.equal(branch(x), x + residual(x))
+
+
+def test_points_and_places_in_the_decoder() -> None:
+    residual = small_decoder(mixer="short_swa", mixer_options={"window": 3, "heads": 2})
+    assert [site.kind for site in residual.stream.sites] == ["mixer", "attention", "mlp"] * 2
+    branch = small_decoder(mixer="short_swa", mixer_options={"window": 3, "heads": 2, "where": "branch"})
+    assert [site.kind for site in branch.stream.sites] == ["attention", "mlp"] * 2
+    assert mixer("short_swa").points == ("site",)
+    assert mixer("short_swa", where="branch").points == ("attention",)
+
+
+def test_residual_form_is_the_papers_block() -> None:
+    model = small_decoder(mixer="short_swa", mixer_options={"window": 3, "heads": 2}, blocks=1)
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    h = model.embed(ids)
+    p = dict(model.named_parameters())
+    local: Any = model.blocks[0]["mixer"].local  # type: ignore[index]
+
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+
+    s = h + oracle(local, norm(h, p["norms.0.mixer.weight"][0]))
+    attention: Any = model.blocks[0]["attention"]  # type: ignore[index]
+    mlp: Any = model.blocks[0]["mlp"]  # type: ignore[index]
+    from twoaxis import Seen
+
+    a = s + attention(Seen(norm(s, p["norms.0.attention.weight"][0])), None, None)[0]
+    out = a + mlp(Seen(norm(a, p["norms.0.mlp.weight"][0])), None, None)[0]
+    close(model(ids), norm(out, p["final_norm.weight"]) @ p["embedding.weight"].T)
+
+
+def test_thin_heads_count_and_cost() -> None:
+    thin = ShortSWA(64, window=16, heads=2, head_width=8)
+    assert tuple(thin.cost()) == (4 * 64 * 16, 8 * 64 * 16 + 4 * 16 * 16, 2 * 15 * 16)
+    full = ShortSWA(64, window=16, heads=4)
+    assert full.cost().parameters == 4 * 64 * 64
+    grouped = ShortSWA(64, window=8, heads=4, kv_heads=1, sink=True, qk_norm=True)
+    assert grouped.cost().parameters == 2 * 64 * 64 + 2 * 64 * 16 + 4 + 2 * 16
+    assert grouped.cost().kept == 2 * 7 * 16
+    _, ring = thin.step(torch.randn(3, 40, 64), thin.start())
+    assert ring.nbytes() == 3 * 4 * thin.cost().kept
+
+
+def test_starts() -> None:
+    local = ShortSWA(64, window=4, heads=2, sink=True, qk_norm=True)
+    assert not local.output.weight.any()
+    for linear in (local.query, local.key, local.value):
+        assert abs(linear.weight.std() - 0.02) < 0.002
+    assert local.sink is not None and local.query_norm is not None and local.key_norm is not None
+    assert not local.sink.any() and (local.query_norm == 1).all() and (local.key_norm == 1).all()
+    local = ShortSWA(64, heads=2, start="normal")
+    assert abs(local.output.weight.std() - 0.02) < 0.002
+
+
+@pytest.mark.parametrize("where", ["residual", "branch"])
+def test_zero_start_is_the_plain_decoder_to_the_bit(where: str) -> None:
+    shape = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2}
+    options = {"window": 3, "heads": 2, "where": where}
+    same_start(
+        Decoder(DecoderConfig(**shape, mixer="short_swa", mixer_options=options)), Decoder(DecoderConfig(**shape))
+    )
+
+
+# Chunks, documents, padding.
+
+
+@given(
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=6),
+    window=st.integers(1, 9),
+    options=st.sampled_from([{}, {"sink": True, "kv_heads": 1}, {"rope": False, "qk_norm": True, "where": "branch"}]),
+)
+def test_any_cut_into_chunks_equals_the_whole(lengths: list[int], window: int, options: dict[str, Any]) -> None:
+    local, x = made(window=window, heads=2, **options), normal(2, sum(lengths), 8)
+    y, ring = in_chunks(local, x, lengths)
+    close(y, local(x))
+    assert ring.stored == min(sum(lengths), window - 1)
+
+
+@pytest.mark.parametrize("window", [1, 3, 5])
+@pytest.mark.parametrize("repeats", [1, 6], ids=["dense", "banded"])
+def test_packed_documents(window: int, repeats: int) -> None:
+    local = made(window=window, heads=2, sink=True)
+    documents = torch.tensor([[0, 0, 1, 2, 2, 2, 2, 3, 3], [0, 0, 0, 0, 0, 0, 1, 1, 2]]).repeat(1, repeats)
+    documents = (documents.diff(dim=1, prepend=documents[:, :1]) != 0).cumsum(1)
+    x = normal(*documents.shape, 8)
+    reach = document_reach(documents)
+    want = oracle(local, x, documents)
+    close(local(x, reach=reach), want)
+    lengths = [len(part) for part in torch.arange(x.shape[1]).split(4)]
+    close(in_chunks(local, x, lengths, reach)[0], want)
+
+
+def test_left_padding() -> None:
+    local, x = made(window=4, heads=2), normal(2, 6, 8)
+    padded = torch.cat([normal(2, 3, 8, seed=8), x], dim=1)
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]] * 2)
+    close(local(padded, reach=padding_reach(mask))[:, 3:], local(x))
+
+
+def test_trim_and_reorder() -> None:
+    local, x = made(window=4, heads=2), normal(2, 9, 8)
+    _, ring = local.step(x[:, :6], local.start(spare=2))
+    _, drafted = local.step(normal(2, 2, 8, seed=8), ring)
+    close(local.step(x[:, 6:], drafted.trim(2))[0], local(x)[:, 6:])
+    order = torch.tensor([1, 0, 1])
+    close(local.step(x[order, 6:], ring.reorder(order))[0], local(x)[order, 6:])
+
+
+@pytest.mark.parametrize("stream", ["standard", "deep_delta"])
+@pytest.mark.parametrize("options", ShortSWAMixer.variants, ids=str)
+def test_decoder_chunks_documents_and_padding(stream: str, options: dict[str, Any]) -> None:
+    model = small_decoder(mixer="short_swa", mixer_options=options, stream=stream)
+    check_decoder_chunks(model)
+    check_decoder_documents(model)
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "window must be at least 1, got 0"),
+        ({"heads": 0}, "heads must be at least 1, got 0"),
+        ({"kv_heads": 0}, "kv_heads must be at least 1, got 0"),
+        ({"head_width": -2}, "head_width must be at least 1, got -2"),
+        ({"heads": 4, "kv_heads": 3}, r"kv_heads \(3\) must divide heads \(4\)"),
+        ({"where": "qkv"}, "unknown where 'qkv'; it is one of residual, branch"),
+        ({"start": "uniform"}, "unknown start 'uniform'; it is one of zero, normal"),
+        ({"head_width": 3}, "rotary positions need an even head_width, got 3"),
+        ({"windows": 3}, "did you mean 'window'"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        mixer("short_swa", **options)
+
+
+def test_bad_calls() -> None:
+    with pytest.raises(ValueError, match=r"heads \(3\) must divide the width \(8\)"):
+        ShortSWA(8, heads=3)
+    with pytest.raises(ValueError, match="rotary positions need an even head width, got 3"):
+        ShortSWA(6, heads=2)
+    local = ShortSWA(8, heads=2)
+    with pytest.raises(ValueError, match="the input has width 6, the mixer was built for 8"):
+        local(torch.zeros(1, 2, 6))
+    with pytest.raises(ValueError, match="not both: got window"):
+        ShortSWA(8, local.config, window=3)
+    with pytest.raises(ValueError, match="short_swa with where='residual' does not act at 'attention'"):
+        mixer("short_swa").build("attention", 8)
+
+
+def test_a_bias_free_module_has_only_the_documented_parameters() -> None:
+    names = [name for name, _ in ShortSWA(8, heads=2, sink=True, qk_norm=True).named_parameters()]
+    assert sorted(names) == sorted(
+        ["query.weight", "key.weight", "value.weight", "output.weight", "sink", "query_norm", "key_norm"]
+    )

@@ -1,0 +1,244 @@
+"""The operator against dense-masked attention, and the ring against the operator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import twoaxis
+from twoaxis import Ring, document_reach, padding_reach, window_attention
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def oracle(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None,
+    *,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+    documents: Tensor | None = None,
+    sink: Tensor | None = None,
+) -> Tensor:
+    """Dense-masked attention of (B, T, H, D): torch's own, or a spelled-out softmax where a sink is asked for."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+    n, m = q.shape[2], k.shape[2]
+    lag = torch.arange(m - n, m)[:, None] - torch.arange(m)[None, :]
+    seen = (lag >= 0) & (lag < (window or m))
+    if documents is not None:
+        seen = seen & (documents[:, None, -n:, None] == documents[:, None, None, :])
+    mask = torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, -torch.inf)
+    if bias is not None:
+        mask = mask + bias
+    if sink is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
+    logits = q @ k.transpose(-2, -1) * (scale or q.shape[-1] ** -0.5) + mask
+    top = torch.maximum(logits.amax(-1, keepdim=True), sink[:, None, None])
+    mass = (logits - top).exp()
+    return (mass @ v / (mass.sum(-1, keepdim=True) + (sink[:, None, None] - top).exp())).transpose(1, 2)
+
+
+def same(ours: Tensor, theirs: Tensor, leaves: list[Tensor], bound: float = 1e-12) -> None:
+    """Values and gradients in every leaf."""
+    assert (ours - theirs).abs().max() <= bound
+    probe = randn(*theirs.shape, seed=99)
+    for a, b in zip(
+        torch.autograd.grad(ours, leaves, probe), torch.autograd.grad(theirs, leaves, probe), strict=True
+    ):
+        assert (a - b).abs().max() <= bound * max(1.0, b.abs().max().item())
+
+
+@given(
+    length=st.integers(1, 150),
+    extra=st.integers(0, 9),
+    window=st.one_of(st.none(), st.integers(1, 40), st.just(500)),
+    heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]),
+    sink=st.booleans(),
+    packed=st.booleans(),
+    scale=st.sampled_from([None, 0.3]),
+)
+def test_equals_dense_masked_attention(
+    length: int, extra: int, window: int | None, heads: tuple[int, int], sink: bool, packed: bool, scale: float | None
+) -> None:
+    query_heads, kv_heads = heads
+    q = randn(2, length, query_heads, 4, seed=1).requires_grad_()
+    k = randn(2, length + extra, kv_heads, 4, seed=2).requires_grad_()
+    v = randn(2, length + extra, kv_heads, 5, seed=3).requires_grad_()
+    leaves, sinks, documents, reach = [q, k, v], None, None, None
+    if sink:
+        sinks = randn(query_heads, seed=4).requires_grad_()
+        leaves.append(sinks)
+    if packed:
+        generator = torch.Generator().manual_seed(length)
+        documents = (torch.rand(2, length + extra, generator=generator) < 0.2).cumsum(-1)
+        reach = document_reach(documents)[:, extra:]
+    ours = window_attention(q, k, v, window, axis=1, scale=scale, sink=sinks, reach=reach)
+    same(ours, oracle(q, k, v, window, scale=scale, documents=documents, sink=sinks), leaves)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 7])
+def test_bias(window: int | None) -> None:
+    q, k, v = (randn(2, 7, 2, 4, seed=s).requires_grad_() for s in range(3))
+    bias = randn(2, 7, 7, seed=5).requires_grad_()
+    same(window_attention(q, k, v, window, 1, bias=bias), oracle(q, k, v, window, bias=bias), [q, k, v, bias])
+
+
+@given(lead=st.lists(st.integers(1, 3), max_size=3), place=st.integers(0, 3), window=st.sampled_from([None, 1, 2, 5]))
+def test_any_axis_and_leading_dimensions(lead: list[int], place: int, window: int | None) -> None:
+    place = min(place, len(lead))
+    shape = [*lead[:place], 6, *lead[place:], 2, 4]
+    q, k, v = (randn(*shape, seed=s) for s in range(3))
+    ours = window_attention(q, k, v, window, axis=place)
+    flat = [t.movedim(place, -3).reshape(-1, 6, 2, 4) for t in (q, k, v)]
+    theirs = oracle(flat[0], flat[1], flat[2], window).reshape(*lead, 6, 2, 4).movedim(-3, place)
+    assert (ours - theirs).abs().max() <= 1e-13
+    assert torch.equal(ours, window_attention(q, k, v, window, axis=place - len(shape)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [None, 3, 40])
+def test_narrow_types_are_computed_wide(dtype: torch.dtype, window: int | None) -> None:
+    q, k, v = (randn(1, 100, 2, 8, seed=s, dtype=dtype) for s in range(3))
+    ours = window_attention(q, k, v, window, axis=1)
+    assert ours.dtype == dtype
+    exact = oracle(q.double(), k.double(), v.double(), window)
+    assert (ours.double() - exact).abs().max() <= torch.finfo(dtype).eps * 2 * exact.abs().max()
+
+
+def test_linear_in_the_axis() -> None:
+    from twoaxis.verify.orders import sequence_read
+
+    assert 1.9 <= sequence_read(4096, 16, 32) / sequence_read(2048, 16, 32) <= 2.1
+
+
+def test_document_reach() -> None:
+    documents = torch.tensor([[3, 3, 3, 1, 1, 3], [0, 1, 2, 2, 2, 2]])
+    assert document_reach(documents).tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 0, 1, 2, 3]]
+
+
+def test_padding_reach() -> None:
+    assert padding_reach(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
+    with pytest.raises(ValueError, match="on the left"):
+        padding_reach(torch.tensor([[1, 1, 0]]))
+
+
+@given(
+    data=st.data(),
+    window=st.sampled_from([None, 1, 2, 5, 17, 60]),
+    heads=st.sampled_from([(2, 2), (4, 2)]),
+    merge=st.booleans(),
+    axis=st.sampled_from([1, 2]),
+)
+def test_ring_is_exact_for_any_chunking(
+    data: st.DataObject, window: int | None, heads: tuple[int, int], merge: bool, axis: int
+) -> None:
+    length = data.draw(st.integers(1, 45))
+    q, k, v = (randn(2, length, h, 4, seed=s) for s, h in enumerate((heads[0], heads[1], heads[1])))
+    whole = window_attention(q, k, v, window, axis=1)
+    if axis == 2:
+        q, k, v = (t.unsqueeze(1) for t in (q, k, v))
+    ring, rows, at = Ring(window, axis, merge=merge), [], 0
+    while at < length:
+        size = data.draw(st.integers(1, length - at))
+        cut = [t.narrow(axis, at, size) for t in (q, k, v)]
+        out, ring = ring.step(cut[0], cut[1], cut[2])
+        rows.append(out)
+        at += size
+        assert ring.seen == at
+        if window is not None and merge:
+            assert ring.stored == min(at, window - 1)
+    stepped = torch.cat(rows, dim=axis)
+    assert (stepped.reshape(whole.shape) - whole).abs().max() <= 1e-13
+
+
+def test_ring_memory_is_constant() -> None:
+    sizes = []
+    for length in (50, 500, 5000):
+        ring = Ring(8, axis=1)
+        _, ring = ring.step(*(randn(1, length, 2, 4) for _ in range(3)))
+        for _ in range(20):
+            _, ring = ring.step(*(randn(1, 1, 2, 4) for _ in range(3)))
+        sizes.append(ring.nbytes())
+        held = ring.pieces[0][0].untyped_storage().nbytes() // (8 * 8)
+        assert held <= 2 * 8, "a view of a long tensor keeps it alive"
+    assert sizes == [7 * 2 * 2 * 4 * 8] * 3
+
+
+@given(count=st.integers(0, 6), spare=st.integers(0, 6), length=st.integers(1, 20))
+def test_trim_takes_positions_back_or_refuses(count: int, spare: int, length: int) -> None:
+    window = 4
+    q, k, v = (randn(1, length + 1, 2, 4, seed=s) for s in range(3))
+    ring = Ring(window, axis=1, spare=spare)
+    for i in range(length):
+        _, ring = ring.step(q[:, i : i + 1], k[:, i : i + 1], v[:, i : i + 1])
+    count = min(count, length)
+    needed = min(length - count, window - 1)
+    if min(length, window - 1 + spare) - count < needed:
+        with pytest.raises(ValueError, match=f"cannot trim {count} positions"):
+            ring.trim(count)
+        return
+    trimmed = ring.trim(count)
+    assert trimmed.seen == length - count
+    at = length - count
+    out, _ = trimmed.step(q[:, at : at + 1], k[:, at : at + 1], v[:, at : at + 1])
+    assert (out - window_attention(q[:, : at + 1], k[:, : at + 1], v[:, : at + 1], window, 1)[:, -1:]).abs().max() <= 1e-13
+
+
+def test_reorder_and_repeat_follow_the_batch() -> None:
+    q, k, v = (randn(3, 6, 2, 4, seed=s) for s in range(3))
+    _, ring = Ring(4, axis=1).step(q[:, :5], k[:, :5], v[:, :5])
+    index = torch.tensor([2, 0, 0, 1])
+    out, _ = ring.reorder(index).step(q[index, 5:], k[index, 5:], v[index, 5:])
+    whole = window_attention(q, k, v, 4, 1)
+    assert (out - whole[index, 5:]).abs().max() <= 1e-13
+    doubled = [t.repeat_interleave(2, 0)[:, 5:] for t in (q, k, v)]
+    out, _ = ring.repeat(2).step(doubled[0], doubled[1], doubled[2])
+    assert (out - whole.repeat_interleave(2, 0)[:, 5:]).abs().max() <= 1e-13
+
+
+def test_a_ring_is_a_value() -> None:
+    q, k, v = (randn(1, 4, 1, 2, seed=s) for s in range(3))
+    _, ring = Ring(3, axis=1).step(q[:, :2], k[:, :2], v[:, :2])
+    before = [t.clone() for t in ring.tensors()]
+    first, _ = ring.step(q[:, 2:3], k[:, 2:3], v[:, 2:3])
+    ring.step(q[:, 3:], k[:, 3:], v[:, 3:])
+    again, _ = ring.step(q[:, 2:3], k[:, 2:3], v[:, 2:3])
+    assert torch.equal(first, again)
+    assert all(torch.equal(a, b) for a, b in zip(before, ring.tensors(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"window": 0}, "window must be a positive integer.*got 0"),
+        ({"window": -3}, "got -3"),
+        ({"axis": 2}, "axis 2 of a 4-dimensional tensor"),
+        ({"axis": 7}, "axis 7"),
+        ({"k": randn(2, 5, 3, 4), "v": randn(2, 5, 3, 4)}, "4 query heads cannot share 3 key heads"),
+        ({"k": randn(2, 5, 2, 6)}, r"head widths of q \(4\) and k \(6\)"),
+        ({"v": randn(2, 4, 2, 4)}, "k and v differ"),
+        ({"q": randn(2, 9, 4, 4)}, "9 queries but 5 keys"),
+        ({"q": randn(3, 5, 4, 4)}, "leading dimensions"),
+    ],
+)
+def test_bad_input_is_refused_with_its_numbers(change: dict[str, object], message: str) -> None:
+    arguments = {"q": randn(2, 5, 4, 4), "k": randn(2, 5, 2, 4), "v": randn(2, 5, 2, 4), "window": 2, "axis": 1}
+    with pytest.raises(ValueError, match=message):
+        twoaxis.window_attention(**(arguments | change))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 3, 20])
+def test_compiles_whole(window: int | None) -> None:
+    q, k, v = (randn(2, 64, 2, 8, seed=s, dtype=torch.float32).requires_grad_() for s in range(3))
+    compiled = torch.compile(lambda q, k, v: window_attention(q, k, v, window, 1), fullgraph=True)
+    same(compiled(q, k, v).double(), window_attention(q, k, v, window, 1).double(), [q, k, v], bound=1e-5)

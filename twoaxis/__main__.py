@@ -1,0 +1,5 @@
+"""`python -m twoaxis` is the `twoaxis` command."""
+
+from twoaxis.cli import main
+
+main()

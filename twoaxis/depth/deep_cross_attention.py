@@ -1,0 +1,352 @@
+"""DeepCrossAttention: queries, keys and values each read their own weighted sum of all earlier block contributions.
+
+Heddes, Javanmard, Axiotis, Fu, Bateni, Mirrokni: DeepCrossAttention, arXiv 2502.06785 (ICML 2025). There is no official
+code; agreed with lucidrains/deep-cross-attention 0.1.0 where that follows the paper.
+
+    s_0 = embedding,  s_j = contribution of block j-1: its increments, WITHOUT its input
+    GRN v1   y = Σ_j b_j s_j                                  a scalar per slot
+    GRN v2   y = Σ_j B_j ⊙ s_j                                a vector per slot
+    GRN v3   y = Σ_j (B_j + relu(w · s_j)) ⊙ s_j              plus a scalar per token; one w for all slots of a GRN
+    block    q, k, v = GRN_q, GRN_k, GRN_v of the slots
+             a = Attention(norm q, norm k, norm v);   h = q + a;   f = a + FFN(norm h);   the next slot is f
+
+    s_0 ─┬─ ... ─┬──► GRN_v ──► v ─► norm ─┐
+    s_1 ─┼─ ... ─┼──► GRN_k ──► k ─► norm ─┤
+     ... │       │                        attn ─ a ─┬─────────────────(+)──► s_{i+1} = f
+    s_i ─┴───────┴──► GRN_q ──► q ─► norm ─┘        │                  │
+                                └──────────────────(+)── h ─ norm ─ FFN┘
+
+There is no residual stream besides the slots: the residual inside a block is the q read, and what the head gets is
+one more GRN over all slots. With `window` k (k-DCA) the slots are the embedding, the sum of what has left the window,
+and the last k contributions: at most k + 2 vectors.
+
+At B = 1, w = 0 (the initial values) every read is the sum of the slots: the plain residual up to the order of
+summation, with and without a window.
+
+The published w cannot learn. At w = 0 every w · s_j is exactly 0, and torch.relu has slope 0 there, so w has a
+gradient of exactly zero for every input, for ever: v3 taken literally is v2. `relu="trainable"` (the default) clamps
+instead, the same function with slope 1 at 0: the start is as neutral and w moves from the first step.
+`relu="literal"` is the published form, and `dead` names its w.
+
+Readings where the paper is silent: a mixer's output is part of its block's contribution and joins every way that waits
+for the attention; a block without attention has one GRN; `placement` decides about the residual way at the first site
+of a block and about q, k, v at its attention, and where only the latter is on the residual stays plain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.card import Card, Published
+from twoaxis.depth.site import Site
+from twoaxis.depth.stream import Cost, Layout, Neutral, Seen, Stream, Tokens
+from twoaxis.kernels.precision import widen
+from twoaxis.kernels.weighted_sum import rms_logits, weighted_sum
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepCrossAttentionConfig:
+    """Options of DeepCrossAttention; the defaults are the paper's DCA over all blocks."""
+
+    version: Literal[1, 2, 3] = 3
+    """Of the GRN: scalar weights, vector weights, vector weights plus a scalar per token."""
+    ways: Literal["qkv", "single"] = "qkv"
+    """A GRN for each of q, k and v, or one for all three (the paper's ablations)."""
+    window: int | None = None
+    """k of k-DCA: contributions read one by one, the older ones as their sum; None reads all of them one by one."""
+    relu: Literal["trainable", "literal"] = "trainable"
+    """Slope of v3's ReLU at 0: one, so that w learns from its start at zero, or zero as published: it never does."""
+
+    def __post_init__(self) -> None:
+        if self.version not in (1, 2, 3):
+            raise ValueError(f"version must be 1, 2 or 3, got {self.version!r}")
+        if self.ways not in ("qkv", "single"):
+            raise ValueError(f"unknown ways {self.ways!r}; it is one of qkv, single")
+        if self.relu not in ("trainable", "literal"):
+            raise ValueError(f"unknown relu {self.relu!r}; it is one of trainable, literal")
+        if self.window is not None and self.window < 0:
+            raise ValueError(f"window must be at least 0 or None for all blocks, got {self.window}")
+
+
+class Waiting(NamedTuple):
+    """Ways read at the first site of a block that wait for its attention; q is None where it is the residual way."""
+
+    q: Tensor | None
+    k: Tensor
+    v: Tensor
+
+    def plus(self, y: Tensor) -> Waiting:
+        """The output of a sub-layer before the attention joins every waiting way."""
+        return Waiting(None if self.q is None else self.q + y, self.k + y, self.v + y)
+
+
+class Stack(NamedTuple):
+    """The slots, and what runs inside a block.
+
+    Attributes:
+        slots: the embedding and the newest contributions, oldest first; empty once nobody will read them.
+        overflow: the sum of the contributions that have left the window.
+        total: the plain residual, kept only while some block will read plainly.
+        x: the residual inside a block that reads a GRN; None between blocks and in blocks that read plainly.
+        part: the contribution of the current block so far.
+        waiting: ways for an attention that is not the first of its block.
+    """
+
+    slots: tuple[Tensor, ...]
+    overflow: Tensor | None
+    total: Tensor | None
+    x: Tensor | None = None
+    part: Tensor | None = None
+    waiting: Waiting | None = None
+
+    def sources(self) -> list[Tensor]:
+        """What a GRN reads, oldest first."""
+        middle = [] if self.overflow is None else [self.overflow]
+        return [self.slots[0], *middle, *self.slots[1:]]
+
+
+def attention_sites(layout: Layout) -> dict[int, Site]:
+    """For each block that has one: its first site that takes queries, keys and values."""
+    found: dict[int, Site] = {}
+    for site in layout.sublayers:
+        if site.kind in ("attention", "parallel"):
+            found.setdefault(site.block, site)
+    return found
+
+
+def qkv_ways(site: Site) -> tuple[str, ...]:
+    """What a site with separate queries, keys and values normalises; a parallel one also has its MLP's input."""
+    return ("q", "k", "v", "x") if site.kind == "parallel" else ("q", "k", "v")
+
+
+class DeepCrossAttention(Stream):
+    """Generalised residual networks over block contributions, one per way."""
+
+    name = "deep_cross_attention"
+    Config = DeepCrossAttentionConfig
+    config: DeepCrossAttentionConfig
+    card = Card(
+        title="DeepCrossAttention (DCA)",
+        axis="depth",
+        source="block contributions (increments without their input) and the embedding",
+        query="-",
+        key="-",
+        value="the raw source",
+        literal_qkv=False,
+        normaliser="none; a ReLU on the per-token part",
+        adaptivity="static per channel, plus a scalar per token (v3)",
+        window="all blocks, or the embedding, a running sum and the last k",
+        granularity="per block",
+        ways="q, k, v; the residual is q",
+        injection="replaces the residual at the start of a block and before the head",
+        sharing="w is shared by the slots of one read; nothing over depth",
+        gating="-",
+        depth_state="one vector per block, or k + 2",
+        token_state="none",
+        paper="Heddes et al.: DeepCrossAttention, arXiv 2502.06785",
+        year=2025,
+        quirks=(
+            "As published w never gets a gradient: it starts at 0, where the ReLU has slope 0.",
+            "Slots are increments, so the plain residual is their sum, not the newest of them.",
+            "The gain shrinks with width: -2.82 perplexity at width 64, -0.39 at 1024 (LM1B, 12 layers).",
+        ),
+        published=(
+            Published("LM1B, 24 layers: perplexity 15.14 -> 14.41 (k=2, step rate x0.66), 14.35 (all, x0.46)", "paper"),
+            Published("LM1B, 6 layers: 18.98; v1 18.80, v2 18.43, v3 18.41, DCA 18.06", "paper"),
+            Published("C4, 449M, k=8: perplexity 17.166 -> 16.764", "paper"),
+        ),
+    )  # fmt: skip
+
+    def __init__(self, config: DeepCrossAttentionConfig, layout: Layout) -> None:
+        super().__init__(config, layout)
+        self.attention = attention_sites(layout)
+        firsts = [site for site in layout.sites if site.first]
+        self.grns = {site.block: names for site in firsts if (names := self._names(site))}
+        """For each block that reads the slots: the ways it reads."""
+        self.plain_blocks = frozenset(site.block for site in firsts if not self.uses(site))
+        """Blocks whose residual way is the plain one."""
+        self.last_read = max(self.grns, default=-1)
+        self.last_plain = max(self.plain_blocks, default=-1)
+        wide = (layout.width,) if config.version > 1 else ()
+        self.static = nn.ParameterDict(
+            {str(b): nn.Parameter(torch.empty(len(names), self._count(b), *wide)) for b, names in self.grns.items()}
+        )
+        dynamic = self.grns if config.version == 3 else {}
+        self.query = nn.ParameterDict(
+            {str(b): nn.Parameter(torch.empty(len(names), layout.width)) for b, names in dynamic.items()}
+        )
+
+    def _names(self, first: Site) -> tuple[str, ...]:
+        """The ways that the block beginning at `first` reads from the slots."""
+        attention = self.attention.get(first.block)
+        if self.config.ways == "qkv" and attention is not None and self.uses(attention):
+            return ("q", "k", "v")
+        return ("x",) if self.uses(first) else ()
+
+    def _count(self, block: int) -> int:
+        """Slots that `block` finds, the overflow included."""
+        return block + 1 if self.config.window is None else min(block + 1, self.config.window + 2)
+
+    def _overflows(self, block: int) -> bool:
+        return self.config.window is not None and block > self.config.window
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """One for every static weight, zero for w: every read is the sum of the slots."""
+        with torch.no_grad():
+            for static in self.static.values():
+                static.fill_(1.0)
+            for query in self.query.values():
+                query.zero_()
+
+    def neutral_(self) -> None:
+        """The initial values are neutral."""
+        self.reset_parameters()
+
+    @property
+    def neutral(self) -> Neutral:
+        """The sum of block contributions adds in another order than the plain residual does."""
+        return "rounding" if self.grns else "bitwise"
+
+    # Reads.
+
+    def _token(self, sources: list[Tensor], block: int) -> Tensor | None:
+        """v3's scalars relu(w · s_j): (..., W, S)."""
+        if self.config.version < 3:
+            return None
+        w = self.query[str(block)].unsqueeze(1)
+        dots = torch.stack([rms_logits(s, w, None)[..., 0, :] for s in sources], dim=-1)
+        return torch.relu(dots) if self.config.relu == "literal" else dots.clamp(min=0.0)
+
+    def _mix(self, value: Stack, block: int) -> tuple[Tensor, ...]:
+        sources, static = value.sources(), self.static[str(block)]
+        if self.config.version == 1:
+            return weighted_sum(sources, static=static)
+        return weighted_sum(sources, channel=static, token=self._token(sources, block))
+
+    def _read(self, value: Stack, site: Site) -> Seen:
+        block, attention = site.block, self.attention.get(site.block)
+        if not site.first:
+            x = value.total if value.x is None else value.x
+            assert x is not None
+            return Seen(x) if value.waiting is None or site != attention else Seen(x, *value.waiting)
+        names = self.grns.get(block, ())
+        mixed = dict(zip(names, self._mix(value, block), strict=True)) if names else {}
+        plain = block in self.plain_blocks
+        x = value.total if plain else mixed[names[0]]
+        assert x is not None
+        if "k" not in mixed:
+            return Seen(x)
+        waiting = Waiting(mixed["q"] if plain else None, mixed["k"], mixed["v"])
+        return Seen(x, *waiting) if site == attention else Seen(x, aux=waiting)
+
+    def ways(self, site: Site) -> tuple[str, ...]:
+        """q, k and v at the attention of a block that reads them separately."""
+        separate = site == self.attention.get(site.block) and "k" in self.grns.get(site.block, ())
+        return qkv_ways(site) if separate else ("x",)
+
+    # Writes.
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Stack:
+        return Stack((x,) if self.last_read >= 0 else (), None, x if self.last_plain >= 0 else None)
+
+    def _write(self, value: Stack, site: Site, y: Tensor, seen: Seen, c: Seen) -> Stack:
+        ahead = site.block + 1
+        total = None
+        if value.total is not None and self.last_plain >= (ahead if site.last else site.block):
+            total = value.total + y
+        slots, overflow, part = (), None, None
+        if self.last_read >= ahead:
+            slots, overflow, part = value.slots, value.overflow, y if value.part is None else value.part + y
+        if site.last:
+            return Stack(slots, overflow, total) if part is None else self._push(slots, overflow, total, part)
+        waiting = seen.aux if site.first else value.waiting
+        if waiting is not None:
+            waiting = None if site == self.attention[site.block] else waiting.plus(y)
+        x = None if site.block in self.plain_blocks else seen.x + y
+        return Stack(slots, overflow, total, x, part, waiting)
+
+    def _push(self, slots: tuple[Tensor, ...], overflow: Tensor | None, total: Tensor | None, f: Tensor) -> Stack:
+        """Add a block's contribution; the oldest one leaves a full window for the running sum."""
+        first, *recent = (*slots, f)
+        if self.config.window is not None and len(recent) > self.config.window:
+            leaving = recent.pop(0)
+            overflow = leaving if overflow is None else overflow + leaving
+        return Stack((first, *recent), overflow, total)
+
+    # Stage boundaries, inspection, declarations.
+
+    def _pack(self, value: Stack, site: Site) -> tuple[Tensor, ...]:
+        return (*value.slots, *(t for t in (value.overflow, value.total) if t is not None))
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Stack:
+        reads, plain = self.last_read >= site.block, self.last_plain >= site.block
+        overflows = reads and self._overflows(site.block)
+        slots = self._count(site.block) - overflows if reads else 0
+        if len(tensors) != (want := slots + overflows + plain):
+            raise ValueError(f"the state before block {site.block} packs into {want} tensors, got {len(tensors)}")
+        rest = iter(tensors[slots:])
+        return Stack(tensors[:slots], next(rest) if overflows else None, next(rest) if plain else None)
+
+    def _weights(self, value: Stack, site: Site) -> Tensor | None:
+        """Weights of the block's ways, q before k before v; vector weights as their mean over channels."""
+        if not site.first or site.block not in self.grns:
+            return None
+        sources, static = value.sources(), widen(self.static[str(site.block)])
+        mean = static if self.config.version == 1 else static.mean(-1)
+        token = self._token(sources, site.block)
+        return mean.expand(*sources[0].shape[:-1], *mean.shape) if token is None else mean + token
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        """The slots that the GRNs before `site` read."""
+        if not site.first or site.block not in self.grns:
+            return ()
+        overflows = self._overflows(site.block)
+        newest = self._count(site.block) - 1 - overflows
+        names = [f"block {b}" for b in range(site.block - newest, site.block)]
+        return ("embedding", *(["overflow"] if overflows else []), *names)
+
+    def dead(self) -> dict[str, str]:
+        """With the literal ReLU, every w that stands at zero."""
+        if self.config.relu == "trainable":
+            return {}
+        why = "w is zero, where the literal ReLU has slope zero for every input"
+        found = {}
+        for block, query in self.query.items():
+            zero = [row for row, w in enumerate(query) if w.is_meta or not bool(w.any())]
+            names = [f"query.{block}"] if len(zero) == len(query) else [f"query.{block}[{row}]" for row in zero]
+            found |= dict.fromkeys(names, why)
+        return found
+
+    def cost(self) -> Cost:
+        """Per way and slot a multiply-add and, in v3, a dot product and the sum of the two weights; the running sum."""
+        width, config = self.layout.width, self.config
+        counts = {block: self._count(block) for block in self.grns}
+        per_slot = 5 if config.version == 3 else 2
+        flops = sum(per_slot * width * len(names) * counts[block] for block, names in self.grns.items())
+        if config.window is not None:
+            flops += width * max(0, self.last_read - config.window - 1)
+        flops += width * sum(self._waiting(site) for site in self.layout.sublayers)
+        parameters = sum(p.numel() for p in self.parameters())
+        live = max(self._held(site) for site in self.layout.sites)
+        return Cost(parameters=parameters, flops=flops, reads=sum(counts.values()), live=live * width)
+
+    def _waiting(self, site: Site) -> int:
+        """Ways that wait past `site` for its block's attention."""
+        attention = self.attention.get(site.block)
+        if attention is None or site.index >= attention.index or "k" not in self.grns.get(site.block, ()):
+            return 0
+        return 3 if site.block in self.plain_blocks else 2
+
+    def _held(self, site: Site) -> int:
+        """Vectors in the state before `site`."""
+        block, inside = site.block, not site.first
+        held = self._count(block) if self.last_read >= block + inside else 0
+        held += self.last_plain >= block
+        if not inside:
+            return held
+        held += (block not in self.plain_blocks) + (self.last_read > block)
+        return held + self._waiting(self.layout.sites[site.index - 1])

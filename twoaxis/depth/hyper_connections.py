@@ -1,0 +1,300 @@
+"""Hyper-Connections: n parallel residual streams, with learned weights for reading, mixing and writing them.
+
+Zhu et al.: Hyper-Connections, arXiv 2409.19606 (ICLR 2025). There is no official repository; this follows the paper's
+Algorithm 2, and agrees with the package lucidrains/hyper-connections when given its norm.
+
+    H    = n streams (n, D), all copies of the embedding at the start
+    α    = [A_m | A_r]  (n, n+1)      β (n)                  one pair per sub-layer
+    x    = Σ_i A_m[i] H[i]                                   what the sub-layer reads
+    H⁺_j = Σ_i A_r[i,j] H[i] + β[j] F(norm(x))               i is from, j is to
+    out  = Σ_j H[j]                                          the final norm follows
+
+    dynamic, per token and stream row i, the same projections for every stream:
+    H̄[i]   = norm(H[i])
+    α[i,:] = A[i,:] + s_α tanh(H̄[i] W_α)      β[i] = B[i] + s_β tanh(H̄[i] w_β)
+
+         ┌──────────── A_r ────────────┐
+    H ═══╪═════════════════════════════(+)═══ H⁺      ═ n streams
+         └─ A_m ─ x ─ norm ─ F ─ y ─ β ─┘
+
+At the start W = 0, A_m is one at stream k mod n (k counts sub-layers from 0), A_r the identity and B ones: every stream
+is the plain residual to a bit, and the sum of them n times that. The final norm removes the factor, so the class is
+`scale`; `readout="mean"` is the plain residual to a bit, for every n, because it is written as one stream plus the mean
+difference of the others to it.
+
+What surprises: the read-out is a sum, not a mean; the paper multiplies the initial standard deviation of every output
+projection by sqrt(n) (`output_scale`; a matter of the model's initialisation, not done here); one stream with dynamic
+weights is worse than the plain residual; A_r is free, so products over depth can grow without bound (the
+gain that manifold hyper-connections bound). `frozen` holds width connections (α) or depth connections (β) at their start, the paper's
+ablations and the control that tells mixing from merely having n streams.
+
+Mixing is not done when reading: read and write each pass over the streams once, and no mixed copy waits for the sub-layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.card import Card, Published
+from twoaxis.depth.site import OUT, Site
+from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.kernels.precision import routing_dtype, widen
+from twoaxis.kernels.streams import mix_streams, stream_logits, stream_mean, stream_sum
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperConnectionsConfig:
+    """Options of hyper-connections; the defaults are the paper's dynamic form with four streams (DHC x4)."""
+
+    streams: int = 4
+    """n, the expansion rate."""
+    dynamic: bool = True
+    """Per-token weights (DHC), or static ones alone (SHC)."""
+    tanh: bool = True
+    """Bound the dynamic part; the paper's variant without it drops only the tanh."""
+    norm: Literal["layer", "rms", "none"] = "layer"
+    """What the dynamic part sees of a stream; Algorithm 2 has layer norm."""
+    affine: bool = True
+    """Whether that norm has parameters: scale and shift for layer norm, scale for RMS. OLMo's has none."""
+    eps: float = 1e-5
+    """Inside the norm's root; the paper does not give it. 0 needs states without all-zero streams."""
+    frozen: Literal["none", "width", "depth", "both"] = "none"
+    """Hold the width connections (α), the depth connections (β) or both at their start: the paper's ablations."""
+    readout: Literal["sum", "mean"] = "sum"
+    """The paper's sum of the streams, or their mean, which is the plain residual exactly at the start."""
+    scale_start: float = 0.01
+    """s_α and s_β at the start."""
+
+    def __post_init__(self) -> None:
+        if self.streams < 1:
+            raise ValueError(f"streams must be at least 1, got {self.streams}")
+        for field, known in _CHOICES.items():
+            if getattr(self, field) not in known:
+                raise ValueError(f"unknown {field} {getattr(self, field)!r}; it is one of {', '.join(known)}")
+        if not self.eps >= 0.0:
+            raise ValueError(f"eps must not be negative, got {self.eps}")
+
+
+_CHOICES = {
+    "norm": ("layer", "rms", "none"),
+    "frozen": ("none", "width", "depth", "both"),
+    "readout": ("sum", "mean"),
+}
+
+
+class Streams(NamedTuple):
+    """The n streams, (..., N, D)."""
+
+    h: Tensor
+
+
+class Mix(NamedTuple):
+    """What a read leaves for the write: A_r transposed (..., N to, N from), β (..., N)."""
+
+    weights: Tensor
+    gain: Tensor
+
+
+class HyperConnections(Stream):
+    """Learned reads, mixes and writes of n streams."""
+
+    name = "hyper_connections"
+    Config = HyperConnectionsConfig
+    config: HyperConnectionsConfig
+    card = Card(
+        title="Hyper-Connections",
+        axis="depth",
+        source="one of n parallel streams",
+        query="-",
+        key="-",
+        value="streams",
+        literal_qkv=False,
+        normaliser="none",
+        adaptivity="static scalars plus a per-token part",
+        window="the current n streams",
+        granularity="per sub-layer",
+        ways="x",
+        injection="replaces the read, the shortcut and the write",
+        sharing="projections shared by the streams of a site",
+        gating="bounded additive (tanh times a learned scale)",
+        depth_state="n streams",
+        token_state="none",
+        paper="Zhu et al., Hyper-Connections, arXiv 2409.19606",
+        year=2024,
+        quirks=(
+            "The read-out is the sum of the streams, n times the plain residual at the start.",
+            "The paper multiplies the initial standard deviation of output projections by sqrt(n).",
+            "alpha[i, j] is the weight from stream i to output j: new streams are the transpose of A_r times the old.",
+            "With one stream the dynamic form is worse than the plain residual.",
+        ),
+        published=(
+            Published("OLMo-1B, 500B tokens, V2 loss: plain 2.811, SHC x4 2.791, DHC x4 2.781", "arXiv 2409.19606"),
+            Published("OLMo-1B, DHC x1 2.819 against plain 2.811: one stream does not help", "arXiv 2409.19606"),
+            Published("OLMo-1B, frozen width connections cost 0.021, frozen beta 0.002 (V2)", "arXiv 2409.19606"),
+            Published("OLMo-7B, DHC x4: V2 loss 2.581 to 2.559, downstream average 70.1 to 71.0", "arXiv 2409.19606"),
+            Published("OLMoE-1B-7B, DHC x4: training loss -0.027, 1.8 times faster", "arXiv 2409.19606"),
+        ),
+    )
+    static_alpha: Tensor
+    static_beta: Tensor
+    dynamic_alpha_fn: nn.Parameter | None
+    dynamic_alpha_scale: nn.Parameter | None
+    dynamic_beta_fn: nn.Parameter | None
+    dynamic_beta_scale: nn.Parameter | None
+    norm_weight: nn.Parameter | None
+    norm_bias: nn.Parameter | None
+
+    def __init__(self, config: HyperConnectionsConfig, layout: Layout) -> None:
+        super().__init__(config, layout)
+        n, d = config.streams, layout.width
+        writing = [site for site in layout.used() if site.kind != OUT]
+        count = len(writing)
+        self.rows = {site.index: row for row, site in enumerate(writing)}
+        """Row of each mixing site in the stacked parameters."""
+        self.width_free = config.frozen not in ("width", "both")
+        self.depth_free = config.frozen not in ("depth", "both")
+        alpha, beta = config.dynamic and self.width_free, config.dynamic and self.depth_free
+        normed = (alpha or beta) and config.norm != "none" and config.affine
+
+        def parameter(name: str, *shape: int, needed: bool, free: bool = True) -> None:
+            values = torch.empty(count, *shape)
+            if not needed or count == 0:
+                self.register_parameter(name, None)
+            elif free:
+                self.register_parameter(name, nn.Parameter(values))
+            else:
+                self.register_buffer(name, values)
+
+        parameter("static_alpha", n, n + 1, needed=True, free=self.width_free)
+        parameter("static_beta", n, needed=True, free=self.depth_free)
+        parameter("dynamic_alpha_fn", d, n + 1, needed=alpha)
+        parameter("dynamic_alpha_scale", needed=alpha)
+        parameter("dynamic_beta_fn", d, needed=beta)
+        parameter("dynamic_beta_scale", needed=beta)
+        parameter("norm_weight", d, needed=normed)
+        parameter("norm_bias", d, needed=normed and config.norm == "layer")
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Read stream k mod n, keep every stream, write to all with weight one; no dynamic part: the plain residual."""
+        n = self.config.streams
+        starts = {"dynamic_alpha_scale": self.config.scale_start, "dynamic_beta_scale": self.config.scale_start}
+        starts |= {"norm_weight": 1.0}
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                parameter.fill_(starts.get(name, 0.0))
+            if not self.rows:
+                return
+            self.static_beta.fill_(1.0)
+            self.static_alpha.zero_()
+            self.static_alpha[:, range(n), range(1, n + 1)] = 1.0
+            for index, row in self.rows.items():
+                self.static_alpha[row, index % n, 0] = 1.0
+
+    def neutral_(self) -> None:
+        """The initial values are neutral."""
+        self.reset_parameters()
+
+    @property
+    def neutral(self) -> Neutral:
+        """Weights of one and zero move streams without rounding; the summed read-out is n times the plain residual."""
+        summed = self.config.readout == "sum" and self.config.streams > 1 and self.uses(self.layout.out)
+        return "scale" if summed else "bitwise"
+
+    @property
+    def output_scale(self) -> float:
+        """What the paper multiplies the initial standard deviation of every output projection by, for its summed read-out."""
+        return self.config.streams**0.5 if self.config.readout == "sum" and self.rows else 1.0
+
+    # The weights of a site.
+
+    def coefficients(self, h: Tensor, row: int) -> tuple[Tensor, Tensor]:
+        """α (..., N, N+1) and β (..., N) of the site with parameter row `row`; without leading dimensions where static."""
+        alpha, beta = widen(self.static_alpha[row]), widen(self.static_beta[row])
+        columns: list[Tensor] = []
+        if self.dynamic_alpha_fn is not None:
+            columns.append(widen(self.dynamic_alpha_fn[row]))
+        if self.dynamic_beta_fn is not None:
+            columns.append(widen(self.dynamic_beta_fn[row]).unsqueeze(-1))
+        if not columns:
+            return alpha, beta
+        weight = None if self.norm_weight is None else self.norm_weight[row]
+        bias = None if self.norm_bias is None else self.norm_bias[row]
+        projection = torch.cat(columns, dim=-1)
+        t = stream_logits(h, projection, weight, bias, norm=self.config.norm, eps=self.config.eps)
+        t = torch.tanh(t) if self.config.tanh else t
+        if self.dynamic_alpha_scale is not None:
+            alpha = alpha + widen(self.dynamic_alpha_scale[row]) * t[..., : alpha.shape[-1]]
+        if self.dynamic_beta_scale is not None:
+            beta = beta + widen(self.dynamic_beta_scale[row]) * t[..., -1]
+        return alpha, beta
+
+    # The state machine.
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Streams:
+        return Streams(x.unsqueeze(-2).expand(*x.shape[:-1], self.config.streams, x.shape[-1]))
+
+    def _read(self, value: Streams, site: Site) -> Seen:
+        if not self.uses(site):
+            return Seen(stream_mean(value.h))
+        if site.kind == OUT:
+            return Seen(stream_sum(value.h) if self.config.readout == "sum" else stream_mean(value.h))
+        alpha, beta = self.coefficients(value.h, self.rows[site.index])
+        x = mix_streams(value.h, alpha[..., :1].mT).squeeze(-2)
+        return Seen(x, aux=Mix(alpha[..., 1:].mT, beta))
+
+    def _write(self, value: Streams, site: Site, y: Tensor, seen: Seen, c: Seen) -> Streams:
+        if not self.uses(site):
+            return Streams(value.h + y.unsqueeze(-2))
+        return Streams(mix_streams(value.h, seen.aux.weights, y, seen.aux.gain))
+
+    def _pack(self, value: Streams, site: Site) -> tuple[Tensor, ...]:
+        return (value.h,)
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Streams:
+        return Streams(*tensors)
+
+    def _weights(self, value: Streams, site: Site) -> Tensor | None:
+        if not self.uses(site):
+            return None
+        n, shape = self.config.streams, value.h.shape[:-2]
+        if site.kind == OUT:
+            share = 1.0 if self.config.readout == "sum" else 1.0 / n
+            return value.h.new_full((*shape, 1, n), share, dtype=routing_dtype(value.h.dtype))
+        alpha, _ = self.coefficients(value.h, self.rows[site.index])
+        return alpha[..., :1].mT.expand(*shape, 1, n)
+
+    # What it declares.
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        """The streams."""
+        return tuple(f"stream {i}" for i in range(self.config.streams)) if self.uses(site) else ()
+
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """As in the paper: the dynamic part is decayed, the static is not (and the norm's parameters are not)."""
+        names = [name for name, _ in self.named_parameters()]
+        groups = [
+            ParameterGroup(tuple(n for n in names if not n.startswith("dynamic"))),
+            ParameterGroup(tuple(n for n in names if n.startswith("dynamic")), decay=True),
+        ]
+        return tuple(g for g in groups if g.names)
+
+    def cost(self) -> Cost:
+        """Read and mix 2dn(n+1), write 2dn, dynamic 2dn per projected column and the norm; the read-out."""
+        n, d, config = self.config.streams, self.layout.width, self.config
+        columns = (n + 1) * (self.dynamic_alpha_fn is not None) + (self.dynamic_beta_fn is not None)
+        per_site = 2 * d * n * (n + 1) + 2 * d * n + 2 * d * n * columns
+        if columns:
+            # layer: mean, centre, square and add, scale; rms: square and add, scale
+            norm = {"layer": 5 * d, "rms": 3 * d, "none": 0}[config.norm]
+            affine = sum(d for p in (self.norm_weight, self.norm_bias) if p is not None)
+            per_site += n * (norm + affine)
+        mean, used = (2 * n + 1) * d, len(self.rows)
+        plain = len(self.layout.sublayers) - used
+        flops = used * per_site + plain * (mean + (n - 1) * d)
+        flops += (n - 1) * d if config.readout == "sum" and self.uses(self.layout.out) else mean
+        parameters = sum(p.numel() for p in self.parameters())
+        return Cost(parameters=parameters, flops=flops, reads=n * len(self.layout.sites), live=n * d)

@@ -1,0 +1,357 @@
+"""Manifold hyper-connections (mHC): hyper-connections whose stream mixing is doubly stochastic.
+
+Xie et al.: mHC: Manifold-Constrained Hyper-Connections, arXiv 2512.24880 (2025). Runs in DeepSeek-V4. Code agreed with:
+deepseek-ai/TileKernels (its torch reference), which equals DeepSeek-V4's in transformers.
+
+    v    = the n streams of a token in one vector, stream after stream (nD)
+    z    = (v fnᵀ) (mean(v²) + norm_eps)^(-1/2)                        norm after the matrix product
+    pre  = σ(s_0 z_pre + b_pre) + pre_eps                              (n)
+    post = post_scale σ(s_1 z_post + b_post)                           (n)
+    comb = Sinkhorn(s_2 z_comb + b_comb)                               (n, n) [from, to]; H_res is its transpose
+    x    = Σ_i pre[i] H[i]
+    H⁺_o = Σ_i comb[i,o] H[i] + post[o] F(norm(x))
+
+         ┌─────────── comb (doubly stochastic) ─────────┐
+    H ═══╪══════════════════════════════════════════════(+)═══ H⁺    ═ n streams
+         └─ pre ─ x ─ norm ─ F ─ y ─ post ───────────────┘
+
+    Sinkhorn: softmax over `to`, divide by the sums over `from`, then (iterations - 1) times both divisions.
+    The sums over `from`, the forward gain of an output stream, are divided by last and hence exactly one.
+
+A doubly stochastic matrix has spectral norm at most one, and products of them are doubly stochastic: whatever the depth,
+mixing neither amplifies nor kills the mean of the streams. Differences from hyper-connections besides: each coefficient
+sees all streams of the token, none is negative, there is no tanh.
+
+`form="paper"` has no epsilon in pre and Sinkhorn and reads out the sum of the streams; `form="deepseek"` adds 1e-6 to
+pre, after the softmax and to every divisor, and reads out through a head of its own, w = σ(s (v fn_headᵀ)/rms + b) + pre_eps,
+out = Σ_i w_i H[i]. Parameters are packed as in DeepSeek-V4: fn rows are [pre | post | comb row by row], base likewise, scale
+is (pre, post, comb); here they are stacked by site.
+
+At zero logits pre = 1/2, post = 1 and comb = 1/n, hence with equal streams H⁺ = x + F(n/2 x): the plain residual up to
+the pre-norm's epsilon. `neutral_` finds the plain residual to rounding with biases alone: pre sums to one (3/4 on stream
+k mod n, so that streams can come apart), post is one, comb nearly the identity (0 on the diagonal, -8 elsewhere). That holds for
+Sinkhorn without epsilon; with it every site loses a share of sinkhorn_eps of the stream, and the class is none.
+
+What surprises: TileKernels' own defaults are 10 iterations and post_scale 1, DeepSeek-V4's 20 and 2; a reversed order of the
+two divisions is common elsewhere (`order="columns_last"`) and equal only when converged; the first site's comb gets no
+gradient while the streams are copies of one another, because its sums over `from` are one whatever the logits; with the
+summed or mean read-out the last site's comb gets next to none, for the same reason with the other sums.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.card import Card, Published
+from twoaxis.depth.hyper_connections import Mix, Streams
+from twoaxis.depth.site import OUT, Site
+from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.kernels.precision import routing_dtype, widen
+from twoaxis.kernels.streams import mix_streams, sinkhorn, stream_mean, stream_sum
+from twoaxis.kernels.weighted_sum import rms_logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifoldHyperConnectionsConfig:
+    """Options of manifold hyper-connections; those left None take the value of the form."""
+
+    streams: int = 4
+    """n, the expansion rate."""
+    form: Literal["paper", "deepseek"] = "paper"
+    """Whose epsilons, read-out and start are the defaults below."""
+    iterations: int = 20
+    """Pairs of Sinkhorn divisions."""
+    order: Literal["rows_last", "columns_last"] = "rows_last"
+    """Which sums of H_res[to, from] are exactly one: rows, as published, or columns."""
+    sinkhorn_eps: float | None = None
+    """Added after the softmax and to every later divisor; paper 0, deepseek 1e-6."""
+    pre_eps: float | None = None
+    """Added to pre and to the head's weights; paper 0, deepseek 1e-6."""
+    norm_eps: float | None = None
+    """Inside the root mean square; paper 1e-20, deepseek 1e-6."""
+    post_scale: float = 2.0
+    """Largest value of post."""
+    norm_weight: bool = False
+    """A scale per channel of the norm; it is the same function as without, its product with fn is what counts."""
+    readout: Literal["sum", "mean", "head"] | None = None
+    """The sum of the streams, their mean, or a weighted sum with a head of its own; paper sum, deepseek head."""
+    start: Literal["paper", "deepseek", "lite", "neutral"] | None = None
+    """Initial values; None is those of the form. See `reset_parameters`."""
+    init_std: float = 0.02
+    """Of fn at the paper's and DeepSeek's start."""
+
+    def __post_init__(self) -> None:
+        for field, known in _CHOICES.items():
+            value = getattr(self, field)
+            if value not in known and not (value is None and field in _FORMS["paper"]):
+                raise ValueError(f"unknown {field} {value!r}; it is one of {', '.join(known)}")
+        for field, value in _FORMS[self.form].items():
+            if getattr(self, field) is None:
+                object.__setattr__(self, field, value)
+        for field in ("streams", "iterations"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+        for field in ("sinkhorn_eps", "pre_eps", "norm_eps", "init_std"):
+            if not getattr(self, field) >= 0.0:
+                raise ValueError(f"{field} must not be negative, got {getattr(self, field)}")
+        if not self.post_scale > 0.0:
+            raise ValueError(f"post_scale must be positive, got {self.post_scale}")
+
+
+_CHOICES = {
+    "form": ("paper", "deepseek"),
+    "order": ("rows_last", "columns_last"),
+    "readout": ("sum", "mean", "head"),
+    "start": ("paper", "deepseek", "lite", "neutral"),
+}
+
+_FORMS: dict[str, dict[str, float | str]] = {
+    "paper": {"sinkhorn_eps": 0.0, "pre_eps": 0.0, "norm_eps": 1e-20, "readout": "sum", "start": "paper"},
+    "deepseek": {"sinkhorn_eps": 1e-6, "pre_eps": 1e-6, "norm_eps": 1e-6, "readout": "head", "start": "deepseek"},
+}
+
+_LEADER = 0.75  # how much of a neutral read comes from one stream
+_OFF = -8.0  # comb's logits off the diagonal where it starts near the identity
+
+
+class ManifoldHyperConnections(Stream):
+    """Reads, doubly stochastic mixes and writes of n streams."""
+
+    name = "manifold_hyper_connections"
+    Config = ManifoldHyperConnectionsConfig
+    config: ManifoldHyperConnectionsConfig
+    card = Card(
+        title="mHC",
+        axis="depth",
+        source="one of n parallel streams",
+        query="-",
+        key="-",
+        value="streams",
+        literal_qkv=False,
+        normaliser="sigmoid for reads and writes, Sinkhorn for the mix",
+        adaptivity="per token",
+        window="the current n streams",
+        granularity="per sub-layer",
+        ways="x",
+        injection="replaces the read, the shortcut and the write",
+        sharing="none",
+        gating="sigmoid",
+        depth_state="n streams",
+        token_state="none",
+        paper="Xie et al., mHC: Manifold-Constrained Hyper-Connections, arXiv 2512.24880",
+        year=2025,
+        quirks=(
+            "The stored comb is the transpose of the paper's H_res.",
+            "The first site's comb gets no gradient: its streams are copies, and mixing copies changes nothing.",
+            "Initial biases are not published; DeepSeek-V4 starts at zero, where every stream is the same.",
+            "Implementations with the two Sinkhorn divisions swapped agree only when converged.",
+        ),
+        published=(
+            Published("27B MoE, 262B tokens: final loss -0.021 against plain", "arXiv 2512.24880"),
+            Published("27B MoE: BBH 43.8 plain, 48.9 hyper-connections, 51.0 mHC", "arXiv 2512.24880"),
+            Published("27B MoE: gain over all layers about 3000 hyper-connections, 1.6 mHC", "arXiv 2512.24880"),
+            Published("n=4: 6.7 % more training time with fused kernels and recomputation", "arXiv 2512.24880"),
+        ),
+    )
+    fn: nn.Parameter
+    base: nn.Parameter
+    scale: nn.Parameter
+    norm_weight: nn.Parameter | None
+    head_fn: nn.Parameter
+    head_base: nn.Parameter
+    head_scale: nn.Parameter
+    head_norm_weight: nn.Parameter | None
+
+    def __init__(self, config: ManifoldHyperConnectionsConfig, layout: Layout) -> None:
+        super().__init__(config, layout)
+        n, wide = config.streams, config.streams * layout.width
+        writing = [site for site in layout.used() if site.kind != OUT]
+        self.rows = {site.index: row for row, site in enumerate(writing)}
+        """Row of each mixing site in the stacked parameters."""
+        self.has_head = config.readout == "head" and self.uses(layout.out)
+        self.pre_eps, self.sinkhorn_eps = float(config.pre_eps or 0.0), float(config.sinkhorn_eps or 0.0)
+        self.norm_eps = float(config.norm_eps or 0.0)
+
+        def parameter(name: str, *shape: int, needed: bool = True) -> None:
+            self.register_parameter(name, nn.Parameter(torch.empty(*shape)) if needed else None)
+
+        count, some = len(writing), bool(writing)
+        parameter("fn", count, n * n + 2 * n, wide, needed=some)
+        parameter("base", count, n * n + 2 * n, needed=some)
+        parameter("scale", count, 3, needed=some)
+        parameter("norm_weight", count, wide, needed=some and config.norm_weight)
+        parameter("head_fn", n, wide, needed=self.has_head)
+        parameter("head_base", n, needed=self.has_head)
+        parameter("head_scale", 1, needed=self.has_head)
+        parameter("head_norm_weight", wide, needed=self.has_head and config.norm_weight)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """The start that the option names.
+
+        paper: scale 0.01 as published; fn N(0, init_std) and base 0, which the paper does not state.
+        deepseek: fn N(0, init_std), base 0, scale 1, as DeepSeek-V4's classes.
+        lite: the biases of FFTYYY/mhc-lite (comb near the identity; pre and post +1 at stream k mod n, -1 elsewhere), with
+        fn 0 and scale 0.01.
+        neutral: the plain residual to rounding, up to sinkhorn_eps per site; fn 0 and scale 0.01.
+        """
+        start, n = self.config.start, self.config.streams
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name.endswith("fn") and start in ("paper", "deepseek"):
+                    parameter.normal_(0.0, self.config.init_std, generator=generator)
+                elif name.endswith("norm_weight"):
+                    parameter.fill_(1.0)
+                elif name.endswith("scale"):
+                    parameter.fill_(1.0 if start == "deepseek" else 0.01)
+                else:
+                    parameter.zero_()
+            if start == "neutral":
+                self._neutral_biases()
+            elif start == "lite":
+                for index, row in self.rows.items():
+                    self._near_identity(row)
+                    self.base[row, : 2 * n] = -1.0
+                    self.base[row, [index % n, n + index % n]] = 1.0
+
+    def neutral_(self) -> None:
+        """Biases alone, at which equal streams stay equal and each is the plain residual."""
+        if self.neutral == "none":
+            super().neutral_()
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name.endswith("fn"):
+                    parameter.zero_()
+            self._neutral_biases()
+
+    def _neutral_biases(self) -> None:
+        n, eps = self.config.streams, self.pre_eps
+        rest = (1.0 - _LEADER) / (n - 1) if n > 1 else 0.0
+        for index, row in self.rows.items():
+            self._near_identity(row)
+            self.base[row, :n] = _logit(rest - eps) if n > 1 else 0.0
+            self.base[row, n : 2 * n] = _logit(1.0 / self.config.post_scale)
+            if n > 1:
+                self.base[row, index % n] = _logit(_LEADER - eps)
+        if self.has_head:
+            self.head_base.fill_(_logit(1.0 / n - eps) if n > 1 else 0.0)
+
+    def _near_identity(self, row: int) -> None:
+        n = self.config.streams
+        self.base[row, 2 * n :] = _OFF
+        self.base[row, range(2 * n, n * n + 2 * n, n + 1)] = 0.0
+
+    @property
+    def neutral(self) -> Neutral:
+        """Rounding where biases can make pre sum to one; scale with one stream or the summed read-out; none with epsilons."""
+        n, out = self.config.streams, self.uses(self.layout.out)
+        if self.rows:
+            narrow = n > 1 and self.pre_eps >= (1.0 - _LEADER) / (n - 1)
+            if self.sinkhorn_eps > 0.0 or self.config.post_scale <= 1.0 or narrow:
+                return "none"
+        if n == 1:
+            # a sigmoid is never one: the only stream is read, or read out, at half its size
+            return "scale" if self.rows or self.has_head else "bitwise"
+        if out and self.config.readout == "sum":
+            return "scale"
+        return "rounding" if self.rows or self.has_head else "bitwise"
+
+    # The weights of a site.
+
+    def _logits(self, h: Tensor, fn: Tensor, norm_weight: Tensor | None) -> Tensor:
+        """z (..., P): all streams of a token, RMS-normalised as one vector, against the rows of fn."""
+        fn = widen(fn) if norm_weight is None else widen(fn) * widen(norm_weight)
+        return rms_logits(h.flatten(-2), fn.unsqueeze(-2), self.norm_eps).squeeze(-2)
+
+    def coefficients(self, h: Tensor, row: int) -> tuple[Tensor, Tensor, Tensor]:
+        """pre (..., N), post (..., N) and comb (..., N from, N to) of the site with parameter row `row`."""
+        n = self.config.streams
+        z = self._logits(h, self.fn[row], None if self.norm_weight is None else self.norm_weight[row])
+        scale, base = widen(self.scale[row]), widen(self.base[row])
+        pre = torch.sigmoid(scale[0] * z[..., :n] + base[:n]) + self.pre_eps
+        post = self.config.post_scale * torch.sigmoid(scale[1] * z[..., n : 2 * n] + base[n : 2 * n])
+        logits = (scale[2] * z[..., 2 * n :] + base[2 * n :]).unflatten(-1, (n, n))
+        first = -1 if self.config.order == "rows_last" else -2
+        comb = sinkhorn(logits, iterations=self.config.iterations, eps=self.sinkhorn_eps, first=first)
+        return pre, post, comb
+
+    def head_weights(self, h: Tensor) -> Tensor:
+        """(..., N) what the head reads of each stream."""
+        z = self._logits(h, self.head_fn, self.head_norm_weight)
+        return torch.sigmoid(widen(self.head_scale) * z + widen(self.head_base)) + self.pre_eps
+
+    # The state machine.
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Streams:
+        return Streams(x.unsqueeze(-2).expand(*x.shape[:-1], self.config.streams, x.shape[-1]))
+
+    def _read(self, value: Streams, site: Site) -> Seen:
+        if not self.uses(site):
+            return Seen(stream_mean(value.h))
+        if site.kind == OUT:
+            if self.has_head:
+                return Seen(mix_streams(value.h, self.head_weights(value.h).unsqueeze(-2)).squeeze(-2))
+            return Seen(stream_sum(value.h) if self.config.readout == "sum" else stream_mean(value.h))
+        pre, post, comb = self.coefficients(value.h, self.rows[site.index])
+        return Seen(mix_streams(value.h, pre.unsqueeze(-2)).squeeze(-2), aux=Mix(comb.mT, post))
+
+    def _write(self, value: Streams, site: Site, y: Tensor, seen: Seen, c: Seen) -> Streams:
+        if not self.uses(site):
+            return Streams(value.h + y.unsqueeze(-2))
+        return Streams(mix_streams(value.h, seen.aux.weights, y, seen.aux.gain))
+
+    def _pack(self, value: Streams, site: Site) -> tuple[Tensor, ...]:
+        return (value.h,)
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Streams:
+        return Streams(*tensors)
+
+    def _weights(self, value: Streams, site: Site) -> Tensor | None:
+        if not self.uses(site):
+            return None
+        if site.kind != OUT:
+            return self.coefficients(value.h, self.rows[site.index])[0].unsqueeze(-2)
+        if self.has_head:
+            return self.head_weights(value.h).unsqueeze(-2)
+        n = self.config.streams
+        share = 1.0 if self.config.readout == "sum" else 1.0 / n
+        return value.h.new_full((*value.h.shape[:-2], 1, n), share, dtype=routing_dtype(value.h.dtype))
+
+    # What it declares.
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        """The streams."""
+        return tuple(f"stream {i}" for i in range(self.config.streams)) if self.uses(site) else ()
+
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """Nothing is published; projections are decayed like any matrix, biases and scales are not."""
+        names = [name for name, _ in self.named_parameters()]
+        groups = [
+            ParameterGroup(tuple(n for n in names if n.endswith("fn")), decay=True),
+            ParameterGroup(tuple(n for n in names if not n.endswith("fn"))),
+        ]
+        return tuple(g for g in groups if g.names)
+
+    def cost(self) -> Cost:
+        """Per site the projection 2nd(n²+2n), the mean square 2nd, read 2nd, mix 2n²d and write 2nd; the read-out."""
+        n, d = self.config.streams, self.layout.width
+        per_site = 2 * n * d * (n * n + 2 * n) + 2 * n * d + (2 * n * n + 4 * n) * d
+        mean, used = (2 * n + 1) * d, len(self.rows)
+        plain = len(self.layout.sublayers) - used
+        flops = used * per_site + plain * (mean + (n - 1) * d)
+        if self.has_head:
+            flops += 2 * n * d * n + 2 * n * d + 2 * n * d
+        else:
+            flops += (n - 1) * d if self.config.readout == "sum" and self.uses(self.layout.out) else mean
+        parameters = sum(p.numel() for p in self.parameters())
+        return Cost(parameters=parameters, flops=flops, reads=n * len(self.layout.sites), live=n * d)
+
+
+def _logit(p: float) -> float:
+    """The bias at which a sigmoid is `p`, kept inside what a sigmoid reaches."""
+    p = min(max(p, 1e-6), 1.0 - 1e-6)
+    return math.log(p / (1.0 - p))

@@ -1,0 +1,143 @@
+"""Vertical Attention: every block reads a softmax-weighted sum of the normalised outputs of all earlier blocks.
+
+Kojima, Iwasawa, Yokota, Miyao, Suzuki, Matsuo: Vertical Attention: Automatic Exploration of Inter-Layer Connections in
+Transformer-based Language Models, OpenReview A6uabXKiXc (submitted to ICLR 2026, rejected). **This file is a reading**:
+neither the paper's text nor any code was found, only its abstract and three reviews. Equality with the golden
+files shows that the arithmetic below is what runs, and nothing about the paper.
+
+    X_0 = embedding
+    h_l = Σ_{i<l} softmax(s_l)_i X_i / ‖X_i‖     static scalars s_l, shared by all tokens; one norm per token and source
+    X_l = Block_l(h_l)                           an ordinary pre-norm block, its residual starts from h_l
+    out = X_L                                    not normalised, not mixed
+
+    X_0 ─┬─ ÷‖·‖ ─ s_1 ─► h_1 ─► Block_1 ── X_1 ─┬─ ÷‖·‖ ─ s_2 ─► h_2 ─► Block_2 ── X_2 ...
+         └───────────────────────────────────────┴───────────▲
+
+Where this comes from: the abstract has parameterised modules at the beginning of each layer of LLaMA-style models; the
+reviewers, who read the paper, say that the weights are scalars that do not depend on the input, that they pass through
+a softmax, that the hidden vectors are normalised by their norm, and that the whole is the same as ELC-BERT's strict
+normalisation, applied to a decoder. A later paper (arXiv 2603.16039) files the method under content-dependent routing.
+That label is disputed by the method's reviewers, and this file follows the reviewers.
+
+Not known, and how it is read here:
+- which norm divides the activations, with what epsilon and factor: `norm` is l2, rms or none, `eps` stands beside the
+  squares;
+- whether the ordinary residual inside a layer is kept: `inner_residual`; without it a block stores A + MLP(h + A), the
+  form of the ELC-BERT code that the reviewers compare it with;
+- the initial scalars: `init` is zeros (the average) or newest (one on the newest source, as ELC-BERT's base variant);
+- whether a source is a layer's output before or after its residual add (here: after), whether layers are blocks or
+  sub-layers (blocks), whether the embedding is a source (yes), whether the head reads a mixture (no, the last block).
+
+With l2 a mixture has length at most one, so that the sub-layers' increments dominate what a block stores; rms keeps
+sources at unit mean square and, without the inner residual, is ELC-BERT's `normalized` up to the removal of the mean,
+the normalised slot 0 and the un-normalised output. With norm="none" and inner_residual=False it is ELC-BERT's `zero`.
+
+Mixers, parallel sites and placement are read as in `elc_bert`; with the inner residual a mixer at the head of a block
+adds to h_l like any other sub-layer. No finite scalars make a softmax one-hot, and a normalised source is not the plain
+residual: the neutral class is none, use `Blend`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from twoaxis.card import Card, Published
+from twoaxis.depth.elc_bert import Slot, SlotMix
+from twoaxis.depth.stream import Cost, Layout
+from twoaxis.kernels.precision import widen
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerticalAttentionConfig:
+    """Options of Vertical Attention; each one is a thing that is not known about the paper."""
+
+    norm: Literal["l2", "rms", "none"] = "l2"
+    """What a source is divided by: its length, its root mean square, nothing."""
+    inner_residual: bool = True
+    """Whether a block's residual starts from the mixture; else the block stores its increments alone."""
+    init: Literal["zeros", "newest"] = "zeros"
+    """Start of the scalars: all zero, or one on the newest source."""
+    eps: float = 1e-6
+    """Added to the sum (l2) or mean (rms) of squares; zero is the bare norm, and a zero vector then gives NaN."""
+
+    def __post_init__(self) -> None:
+        for field, known in _CHOICES.items():
+            if getattr(self, field) not in known:
+                raise ValueError(f"unknown {field} {getattr(self, field)!r}; it is one of {', '.join(known)}")
+        if not isinstance(self.inner_residual, bool):
+            raise ValueError(f"inner_residual must be True or False, got {self.inner_residual!r}")
+        if self.eps < 0:
+            raise ValueError(f"eps must not be negative, got {self.eps}")
+
+
+_CHOICES = {"norm": ("l2", "rms", "none"), "init": ("zeros", "newest")}
+
+
+class VerticalAttention(SlotMix):
+    """Static softmax mixtures of normalised block outputs."""
+
+    name = "vertical_attention"
+    Config = VerticalAttentionConfig
+    config: VerticalAttentionConfig
+    card = Card(
+        title="Vertical Attention (a reading)",
+        axis="depth",
+        source="a block's output, divided by its norm; slot 0 is the embedding",
+        query="-",
+        key="-",
+        value="the source over its norm",
+        literal_qkv=False,
+        normaliser="softmax of learned scalars",
+        adaptivity="static, say its reviewers; a later paper says content-dependent",
+        window="all earlier blocks and the embedding",
+        granularity="block",
+        ways="one",
+        injection="replaces the input of each block; the block's residual starts from it",
+        sharing="nothing over depth; one scalar per block and source for all tokens and channels",
+        gating="none",
+        depth_state="every block's output",
+        token_state="-",
+        paper="Kojima et al.: Vertical Attention, OpenReview A6uabXKiXc (ICLR 2026 submission, rejected)",
+        year=2025,
+        quirks=(
+            "Neither paper text nor code was found: this is a reading of the abstract and three reviews.",
+            "The label content-dependent is disputed: its reviewers describe scalars that do not see the input.",
+            "Reviewers find it equal to ELC-BERT with strict normalisation, applied to a decoder.",
+            "The first block's single scalar never gets a gradient.",
+            "With norm=l2 a mixture has length at most one, so increments dominate what a block stores.",
+        ),
+        published=(
+            Published(
+                "lower pre-training loss than the plain model at 50M to 300M parameters and 20B tokens, no figure seen",
+                "abstract, OpenReview A6uabXKiXc",
+            ),
+            Published(
+                "fixed U-Net and i-Net connections do better at two of three model sizes",
+                "a review citing Table 3, OpenReview A6uabXKiXc",
+            ),
+        ),
+    )
+
+    def __init__(self, config: VerticalAttentionConfig, layout: Layout) -> None:
+        super().__init__(config, layout, skip=config.inner_residual, rejoin=True, read_out=False)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Scalars zero; with init="newest" one on the newest source."""
+        self._reset(1.0 if self.config.init == "newest" else 0.0)
+
+    def _slot(self, x: Tensor) -> Slot:
+        if self.config.norm == "none":
+            return Slot(x)
+        squares = widen(x).square()
+        total = squares.sum(-1) if self.config.norm == "l2" else squares.mean(-1)
+        return Slot(x, torch.rsqrt(total + self.config.eps))
+
+    def cost(self) -> Cost:
+        """The mixtures, and one sum of squares per source; norms, a number each, are not counted as live."""
+        cost = super().cost()
+        sources = 0 if self.config.norm == "none" else max(self.mixes.values(), default=-1) + 1
+        return cost._replace(flops=cost.flops + sources * 2 * self.layout.width)

@@ -1,0 +1,151 @@
+"""Canon layers: a short depthwise convolution with residual at up to four points of a block.
+
+Allen-Zhu: Physics of Language Models, Part 4.1, arXiv 2512.17351 (2025). Code: facebookresearch/PhysicsLM4.
+
+    Canon(x)_t = x_t + Σ_{j=0}^{3} W[:, j] ⊙ x_{t-3+j}        x before the first token is 0
+
+    n   = Canon_A( norm(H) )                                  A: D channels
+    q,k,v = Canon_B( n W_q, n W_k, n W_v )                    B: (h + 2 h_kv) d_h channels, before RoPE
+    A   = H + Attn(q, k, v) W_o
+    m   = Canon_C( norm(A) )                                  C: D channels
+    g,u = Canon_D( m W_gate, m W_up )                         D: 2 d_ff channels, before the gate
+    H'  = A + ( silu(g) ⊙ u ) W_down
+
+    H ─┬─ norm ─[A]─ W_qkv ─[B]─ RoPE ─ attention ─(+)─┬─ norm ─[C]─ W_gate,up ─[D]─ silu·up ─ W_down ─(+)─ H'
+       └───────────────────────────────────────────┘   └───────────────────────────────────────────────┘
+
+All four sit inside a branch, after its norm: none writes to the residual stream, and a history method over depth sees no
+additional source. Each is the operator of `short_conv`; weights are (C, 1, k), the last tap the current token's.
+
+Start as published: nn.Conv1d's U(-1/sqrt(k), 1/sqrt(k)), not the model's 0.02, so the current token starts as 1 + W[:, k-1]
+times itself. start="zero" is neutral instead: every layer returns its input, to a bit.
+
+What surprises: the original's multi-token continuation ignores what it remembers, so only one prefill followed by single
+tokens is right there, and packed documents leak into each other; here any cut into chunks is exact and documents are kept
+apart. The original recipes rotate only a quarter of each head when Canon is on, which is the attention's business. In
+linear models "AbCD" means: A, C, D, and the model's own convolution on q, k, v in the place of B; that is `short_conv` at "qkv".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from twoaxis.card import Card, Published
+from twoaxis.sequence.mixer import Mixer
+from twoaxis.sequence.short_conv import ShortConv, ShortConvConfig
+
+LAYERS = {"A": "attention", "B": "qkv", "C": "mlp", "D": "hidden"}
+"""The point of a block where each Canon layer acts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanonConfig:
+    """Options of Canon layers."""
+
+    set: str = "ABCD"
+    """Which of the layers A, B, C and D a block has, in any order."""
+    kernel: int = 4
+    """k: tokens seen, the current one included."""
+    residual: bool = True
+    """Add the input; the authors advise against leaving it out."""
+    activation: bool = False
+    """SiLU on the convolution's output; the authors advise against it in Transformers."""
+    start: Literal["uniform", "zero"] = "uniform"
+    """Initial weights: as published, or the neutral zero."""
+
+    def __post_init__(self) -> None:
+        unknown = [letter for letter in self.set if letter not in LAYERS]
+        if unknown:
+            raise ValueError(f"set {self.set!r} names {unknown[0]!r}; the Canon layers are A, B, C and D, in capitals")
+        if not self.set:
+            raise ValueError("set '' names 0 of the 4 Canon layers; leave the mixer out to have none")
+        if len({*self.set}) < len(self.set):
+            raise ValueError(f"set {self.set!r} has {len(self.set)} letters, {len({*self.set})} of them different")
+        for field in ("residual", "activation"):
+            if getattr(self, field) not in (True, False):
+                raise ValueError(f"{field} must be True or False, got {getattr(self, field)!r}")
+        if self.start not in ("uniform", "zero"):
+            raise ValueError(f"unknown start {self.start!r}; it is one of uniform, zero")
+        if self.start == "zero" and not self.residual:
+            raise ValueError("start='zero' without residual silences the branch; it is neutral with residual=True only")
+        _ = self.operator  # refuses a bad kernel now rather than in the model
+
+    @property
+    def operator(self) -> ShortConvConfig:
+        """The options of each layer's convolution."""
+        return ShortConvConfig(
+            kernel=self.kernel,
+            activation="silu" if self.activation else "none",
+            where="branch",
+            residual=self.residual,
+            start=self.start,
+        )
+
+
+class CanonMixer(Mixer):
+    """Any of Canon A, B, C and D."""
+
+    name = "canon"
+    Config = CanonConfig
+    config: CanonConfig
+    variants = (
+        {},
+        {"set": "A", "kernel": 1},
+        {"set": "DB", "kernel": 3, "activation": True},
+        {"set": "AC", "kernel": 2, "residual": False},
+    )
+    card = Card(
+        title="Canon layers",
+        axis="sequence",
+        source="token",
+        query="-",
+        key="-",
+        value="tokens in the window",
+        literal_qkv=False,
+        normaliser="none",
+        adaptivity="static, per channel and lag",
+        window="last k tokens (4)",
+        granularity="up to four points per block",
+        ways="one, the projections q, k, v, or the MLP's hidden channels",
+        injection="inside the branches, after the norm or the projections; never on the stream",
+        sharing="own weights per point and block, shared over tokens",
+        gating="-",
+        depth_state="none",
+        token_state="last k-1 inputs of each point",
+        paper="Allen-Zhu, Physics of Language Models: Part 4.1, arXiv 2512.17351",
+        year=2025,
+        quirks=(
+            "The weights start at U(-1/2, 1/2) beside the residual, not at the model's 0.02.",
+            "The original's multi-token continuation ignores its own memory, and its packed documents leak; here both are exact.",
+            "The original recipes rotate only a quarter of each head when Canon is on.",
+            "A lower-case b in the paper's sets is a linear model's own convolution, not a Canon layer.",
+        ),
+        published=(
+            Published(
+                "Llama to LlamaCanon at equal hyper-parameters, best of two learning rates, MMLU: 1B/1T tokens 44.5 to 47.0, "
+                "1B/2T 45.5 to 46.8, 3B/1T 53.2 to 56.1, 8B/1T 60.6 to 62.4; mean of ten tasks: 1B/2T 53.6 to 55.1, "
+                "3B/1T 58.0 to 59.8, 8B/1T 62.8 to 63.7",
+                "PhysicsLM4, table of canon_llama_results",
+            ),
+            Published(
+                "Reasoning depth up by 2x on synthetic tasks; without positions it matches RoPE",
+                "arXiv 2512.17351, abstract",
+            ),
+            Published(
+                "4M parameters, TinyStories, loss: Llama 1.301, Canon-A 1.264, ABCD 1.226; ABCD 22% slower",
+                "forgather, tiny experiments (third party)",
+            ),
+        ),
+    )
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """The points of the chosen layers, in the order of a block."""
+        return tuple(point for letter, point in LAYERS.items() if letter in self.config.set)
+
+    def build(self, point: str, width: int, channels: int | None = None) -> ShortConv:
+        """One layer for one block."""
+        if point not in self.points:
+            raise ValueError(f"canon with set={self.config.set!r} acts at {', '.join(self.points)}, not at {point!r}")
+        return ShortConv(channels or width, self.config.operator)

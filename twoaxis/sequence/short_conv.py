@@ -1,0 +1,237 @@
+"""ShortConv: a causal depthwise convolution over the last few tokens, as a local mixer.
+
+Widely used: So et al., Primer, arXiv 2109.08668 (2021), on q, k, v of softmax attention; Gu & Dao, Mamba, arXiv 2312.00752;
+Yang et al., GLA, arXiv 2312.06635, and Gated DeltaNet, arXiv 2412.06464. Code: flash-linear-attention, ShortConvolution.
+
+    conv(x)_t = b + Σ_{j=0}^{k-1} W[:, j] ⊙ x_{t-(k-1)+j}       x before the first token is 0
+    op(x)     = act(conv(x))   or, with residual,   x + act(conv(x))
+
+    S = H + op(norm(H))                    where="residual": a sub-layer of its own, before the attention
+    A = H + Attn(op(norm(H)))              where="branch":   on the attention's input, with residual
+    q, k, v = op(n W_q), op(n W_k), ...    where="qkv":      on the projections, before RoPE, as in Primer, GLA and GDN
+
+    tokens   t-3   t-2   t-1    t
+              └─w0──┴─w1──┴─w2──┴─w3──► Σ ─ act ─► y_t            kernel k = 4: window of k tokens
+
+`weight` is (C, 1, k) and `bias` (C,), the state-dict layout of a depthwise nn.Conv1d and of the code above: the last tap is
+the current token's, and their checkpoints load as they are. At "qkv" the channels are q's, then k's, then v's: three
+convolutions side by side.
+
+Start: the published one is nn.Conv1d's, U(-1/sqrt(k), 1/sqrt(k)), and is the default where the output replaces the input (at
+"qkv"). Where it is added to what passes by (the own sub-layer; the branch with residual) the default is zero: the model
+starts as the one without the mixer, to a bit, and silu has slope 1/2 there, so the weights learn at once. "identity" (one on
+the current token) is the neutral start of a branch or projection without residual and activation.
+
+Only k-1 inputs are remembered between tokens; the code above keeps k, of which the oldest is never read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twoaxis.card import Card, Published
+from twoaxis.kernels.precision import widen
+from twoaxis.kernels.taps import depthwise_taps, with_history
+from twoaxis.sequence.mixer import Local, LocalCost, Mixer
+from twoaxis.window import Ring
+
+Start = Literal["uniform", "zero", "identity"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortConvConfig:
+    """Options of ShortConv."""
+
+    kernel: int = 4
+    """k: tokens seen, the current one included."""
+    activation: Literal["silu", "none"] = "silu"
+    """Of the convolution's output."""
+    bias: bool = False
+    """A learned number per channel, added before the activation."""
+    where: Literal["residual", "branch", "qkv"] = "residual"
+    """A residual sub-layer of its own, the attention's input, or its q, k, v projections."""
+    residual: bool | None = None
+    """Add the operator's input to its output; None does so at "branch" only. At its own site the stream already does."""
+    start: Start | None = None
+    """Initial weights; None is "zero" where the operator adds to what passes by, else "uniform"."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kernel, int) or isinstance(self.kernel, bool) or self.kernel < 1:
+            raise ValueError(f"kernel must be an integer of at least 1, got {self.kernel!r}")
+        for field, known in _CHOICES.items():
+            if getattr(self, field) not in known:
+                listed = ", ".join(str(choice) for choice in known)
+                raise ValueError(f"unknown {field} {getattr(self, field)!r}; it is one of {listed}")
+        if self.where == "residual" and self.residual:
+            raise ValueError(
+                "residual=True with where='residual' adds the input twice; the stream adds it once already"
+            )
+        if self.start == "zero" and not self.adds:
+            raise ValueError(f"start='zero' at where={self.where!r} without residual silences the attention")
+        if self.start == "identity" and self.adds:
+            raise ValueError(
+                f"start='identity' at where={self.where!r} with residual doubles the input; use start='zero'"
+            )
+
+    @property
+    def adds_input(self) -> bool:
+        """Whether the operator adds its input to its output."""
+        return self.where == "branch" if self.residual is None else self.residual
+
+    @property
+    def adds(self) -> bool:
+        """Whether the operator or the stream adds its output to what passes by, so that zero weights change nothing."""
+        return self.adds_input or self.where == "residual"
+
+    @property
+    def resolved_start(self) -> Start:
+        """The initial weights, by name."""
+        return self.start or ("zero" if self.adds else "uniform")
+
+
+_CHOICES = {
+    "activation": ("silu", "none"),
+    "bias": (True, False),
+    "where": ("residual", "branch", "qkv"),
+    "residual": (True, False, None),
+    "start": ("uniform", "zero", "identity", None),
+}
+
+
+class ShortConv(Local):
+    """The operator: (B, T, C) to (B, T, C).
+
+    Args:
+        channels: C.
+        config: the options; or give them as keywords: `ShortConv(768, kernel=3, activation="none")`.
+    """
+
+    def __init__(self, channels: int, config: ShortConvConfig | None = None, **options: object) -> None:
+        super().__init__()
+        if config is None:
+            from twoaxis.sequence.registry import MIXERS
+
+            config = MIXERS.config("short_conv", dict(options))
+            assert config is not None
+        elif options:
+            raise ValueError(f"give a config or options, not both: got {', '.join(options)}")
+        if channels < 1:
+            raise ValueError(f"channels must be at least 1, got {channels}")
+        self.config, self.channels = config, channels
+        self.weight = nn.Parameter(torch.empty(channels, 1, config.kernel))
+        self.bias = nn.Parameter(torch.empty(channels)) if config.bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
+        """Uniform: weights and bias U(-1/sqrt(k), 1/sqrt(k)); else zero, and one on the current token for the identity."""
+        start, bound = self.config.resolved_start, self.config.kernel**-0.5
+        with torch.no_grad():
+            for parameter in self.parameters():
+                if start == "uniform":
+                    parameter.uniform_(-bound, bound, generator=generator)
+                else:
+                    parameter.zero_()
+            if start == "identity":
+                self.weight[..., -1] = 1.0
+
+    def start(self, spare: int = 0) -> Ring:
+        """An empty ring of the last k-1 inputs."""
+        return Ring(self.config.kernel, axis=1, spare=spare)
+
+    def step(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> tuple[Tensor, Ring]:
+        """Mix the next tokens; see `Local.step`."""
+        if x.dim() != 3 or x.shape[-1] != self.channels:
+            raise ValueError(f"the input has shape {tuple(x.shape)}, the mixer needs (batch, time, {self.channels})")
+        if past.window != self.config.kernel:
+            raise ValueError(f"the ring is of window {past.window}, a kernel of {self.config.kernel} needs its own")
+        if reach is not None and reach.shape[-1] != x.shape[1]:
+            raise ValueError(f"reach covers {reach.shape[-1]} tokens, the input has {x.shape[1]}")
+        history, ring = with_history(x, past, self.config.kernel)
+        y = depthwise_taps(history, self.weight.squeeze(1), reach)
+        if self.bias is not None:
+            y = y + widen(self.bias)
+        if self.config.activation == "silu":
+            y = F.silu(y)
+        if self.config.adds_input:
+            y = y + x
+        return y.to(x.dtype), ring
+
+    def cost(self) -> LocalCost:
+        """k multiply-adds per channel, and one addition each for a bias and a residual."""
+        k, c = self.config.kernel, self.channels
+        return LocalCost(
+            parameters=sum(p.numel() for p in self.parameters()),
+            flops=c * (2 * k + (self.bias is not None) + self.config.adds_input),
+            kept=(k - 1) * c,
+        )
+
+    def extra_repr(self) -> str:
+        """Channels and kernel."""
+        return f"{self.channels}, kernel={self.config.kernel}"
+
+
+class ShortConvMixer(Mixer):
+    """ShortConv at its own site, on the attention's input, or on its projections."""
+
+    name = "short_conv"
+    Config = ShortConvConfig
+    config: ShortConvConfig
+    variants = (
+        {"start": "uniform"},
+        {"kernel": 1, "activation": "none", "bias": True, "start": "uniform"},
+        {"kernel": 3, "where": "branch", "start": "uniform"},
+        {"kernel": 2, "where": "branch", "residual": False, "activation": "none", "start": "identity"},
+        {"where": "qkv"},
+        {"kernel": 5, "where": "qkv", "bias": True, "residual": True, "activation": "none", "start": "uniform"},
+    )
+    card = Card(
+        title="ShortConv",
+        axis="sequence",
+        source="token",
+        query="-",
+        key="-",
+        value="tokens in the window",
+        literal_qkv=False,
+        normaliser="none",
+        adaptivity="static, per channel and lag",
+        window="last k tokens",
+        granularity="per block",
+        ways="one, or the projections q, k, v",
+        injection="own residual sub-layer, the attention's input, or its projections",
+        sharing="own weights per block, shared over tokens",
+        gating="-",
+        depth_state="none",
+        token_state="last k-1 inputs",
+        paper="So et al., Primer, arXiv 2109.08668; Yang et al., GLA, arXiv 2312.06635; code: flash-linear-attention",
+        year=2021,
+        quirks=(
+            "The last tap is the current token's.",
+            "Linear attention uses it on q, k, v with SiLU and no residual; with a residual and no activation it is Canon.",
+            "The common implementation keeps k inputs between tokens; k-1 are enough.",
+        ),
+        published=(
+            Published(
+                "Convolutions of width 3 on q, k, v are one of the two changes that an architecture search over decoders "
+                "found most robust; wider ones did not help. No controlled result for it as a residual sub-layer of its own",
+                "Primer, arXiv 2109.08668",
+            ),
+        ),
+    )
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """One point, by `where`."""
+        return ({"residual": "site", "branch": "attention", "qkv": "qkv"}[self.config.where],)
+
+    def build(self, point: str, width: int, channels: int | None = None) -> ShortConv:
+        """The operator for one block."""
+        if point not in self.points:
+            raise ValueError(
+                f"short_conv with where={self.config.where!r} acts at {self.points[0]!r}, not at {point!r}"
+            )
+        return ShortConv(channels or width, self.config)

@@ -1,0 +1,130 @@
+"""What a run of the kit returns: measured checks, as text, as a dictionary, or as an assertion."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class Outcome(NamedTuple):
+    """What one check measured on one variant.
+
+    Attributes:
+        measured: the number the check is about: a deviation, a count of faults, a ratio or an exponent.
+        bound: what it may be at most; 0 claims equality to the last bit, or no fault at all.
+        detail: what is wrong, or what was found.
+    """
+
+    measured: float
+    bound: float = 0.0
+    detail: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the measured number is a number within its bound."""
+        return math.isfinite(self.measured) and self.measured <= self.bound
+
+
+class Check(NamedTuple):
+    """One check over all variants: its worst outcome.
+
+    Attributes:
+        name: what is checked.
+        holds: whether every variant is within its bound.
+        measured: of the worst variant.
+        bound: of the worst variant.
+        detail: what is wrong, and with which options.
+        instances: how many variants it was measured on; 0 where it does not apply to any.
+    """
+
+    name: str
+    holds: bool
+    measured: float
+    bound: float
+    detail: str = ""
+    instances: int = 1
+
+
+def worst_of(name: str, outcomes: list[tuple[str, Outcome]]) -> Check:
+    """The check that stands for `outcomes`, which are labelled by their options."""
+    if not outcomes:
+        return Check(name, True, 0.0, 0.0, "does not apply", 0)
+    label, worst = max(outcomes, key=lambda pair: _severity(pair[1]))
+    failed = sum(not outcome.holds for _, outcome in outcomes)
+    detail = worst.detail
+    if failed:
+        share = f"{failed} of {len(outcomes)} variants fail, the worst: " if len(outcomes) > 1 else ""
+        detail = f"{share}{label}: {detail}" if detail else f"{share}{label}"
+    return Check(name, not failed, worst.measured, worst.bound, detail, len(outcomes))
+
+
+def _severity(outcome: Outcome) -> tuple[bool, float]:
+    if math.isnan(outcome.measured):
+        return True, math.inf
+    return not outcome.holds, outcome.measured / outcome.bound if outcome.bound else outcome.measured
+
+
+@dataclass(frozen=True)
+class Report:
+    """Every check of one stream or mixer.
+
+    Attributes:
+        subject: the class that was checked.
+        variants: the options it was checked with, as text.
+        checks: what was measured.
+    """
+
+    subject: str
+    variants: tuple[str, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check holds."""
+        return all(check.holds for check in self.checks)
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that do not hold."""
+        return tuple(check for check in self.checks if not check.holds)
+
+    def __getitem__(self, name: str) -> Check:
+        """The check of a name."""
+        for check in self.checks:
+            if check.name == name:
+                return check
+        raise KeyError(f"there is no check {name!r}; the checks are {', '.join(c.name for c in self.checks)}")
+
+    def raise_if_failed(self) -> None:
+        """An AssertionError that lists the failed checks with their numbers."""
+        if self.ok:
+            return
+        lines = [f"{self.subject}: {len(self.failed)} of {len(self.checks)} checks fail"]
+        lines += [f"  {c.name}: measured {c.measured:.3g}, bound {c.bound:.3g}. {c.detail}" for c in self.failed]
+        raise AssertionError("\n".join(lines))
+
+    def text(self) -> str:
+        """The printed card."""
+        width = max(len(check.name) for check in self.checks)
+        verdict = "all hold" if self.ok else f"{len(self.failed)} FAIL"
+        lines = [f"{self.subject}: {len(self.checks)} checks over {len(self.variants)} variants, {verdict}", ""]
+        lines.append(f"       {'check':<{width}}  {'measured':>9}  {'bound':>9}")
+        for check in self.checks:
+            mark = "ok" if check.holds else "FAIL"
+            if not check.instances:
+                lines.append(f"  -    {check.name:<{width}}  {check.detail}")
+                continue
+            lines.append(f"  {mark:<4} {check.name:<{width}}  {check.measured:>9.3g}  {check.bound:>9.3g}")
+            if check.detail and not check.holds:
+                lines.append(f"       {'':<{min(4, width)}}{check.detail}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "subject": self.subject,
+            "ok": self.ok,
+            "variants": list(self.variants),
+            "checks": [check._asdict() for check in self.checks],
+        }

@@ -1,0 +1,336 @@
+"""The numbers: what depends on what along time and depth, gradients, dtypes, neutral class, Blend and placement."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twoaxis.depth.site import OUT
+from twoaxis.depth.stream import Stream
+from twoaxis.model.config import DecoderConfig
+from twoaxis.testing.case import BATCH, LAYOUTS, TIME, Case, toys, walk, ways_of
+from twoaxis.testing.report import Outcome
+from twoaxis.verify.certificate import deviation
+from twoaxis.verify.properties import (
+    NEUTRAL_BOUND,
+    SMALL,
+    blend_deviations,
+    build,
+    causality_deviation,
+    chunking_deviation,
+    neutral_deviation,
+    sample_tokens,
+)
+from twoaxis.window import document_reach, padding_reach
+
+PLACEMENTS = ("attention", "0", "1-2/mlp+out", "0,2/attention+mlp", "1", "mlp+parallel", "out", "mixer+parallel")
+"""Some sites on, some off, for three blocks and more: alone, at both ends, in the middle, the head's read alone."""
+
+
+def decoders(case: Case) -> list[DecoderConfig]:
+    """Small decoders around the stream: sequential, parallel, and with a mixer at a site of its own."""
+    base = dataclasses.replace(SMALL, stream=case.name, stream_options=dict(case.options))
+    mixer: dict[str, Any] = {"mixer": "short_swa", "mixer_options": {"window": 3, "heads": 2, "start": "normal"}}
+    return [base, dataclasses.replace(base, block="parallel"), dataclasses.replace(base, **mixer)]
+
+
+@torch.no_grad()
+def causal_in_time(case: Case) -> Outcome:
+    """A changed token changes no logit before it."""
+    return Outcome(max(causality_deviation(config, case.seed) for config in decoders(case)), 1e-13)
+
+
+@torch.no_grad()
+def chunks(case: Case) -> Outcome:
+    """A prompt in chunks of any size, with the memory carried along, equals one pass."""
+    configs = decoders(case) if case.first else decoders(case)[:1]
+    return Outcome(max(chunking_deviation(config, case.seed) for config in configs), 1e-12)
+
+
+@torch.no_grad()
+def documents(case: Case) -> Outcome:
+    """Packed documents equal separate ones, and left padding changes nothing of the tokens behind it."""
+    worst = 0.0
+    for config in decoders(case)[:1]:
+        model, tokens = build(config, case.seed, perturb=0.1), sample_tokens(case.seed)
+        marks = torch.tensor([0] * 5 + [1] * 3 + [2] * 4).expand(2, -1)
+        packed = model(tokens, reach=document_reach(marks))
+        apart = torch.cat([model(part) for part in tokens.split([5, 3, 4], dim=1)], dim=1)
+        mask = torch.ones_like(tokens)
+        mask[0, :4] = 0
+        padded = model(tokens, reach=padding_reach(mask))
+        worst = max(worst, deviation(packed, apart), deviation(padded[0, 4:], model(tokens[:1, 4:])[0]))
+        worst = max(worst, deviation(padded[1], model(tokens[1:])[0]))
+    return Outcome(worst, 1e-12)
+
+
+def neutral_class(case: Case) -> Outcome:
+    """At its neutral parameters the method is as plain as its class says; a class of none has no such parameters."""
+    measured = []
+    for config in decoders(case):
+        kind = config.make_stream().neutral
+        if kind == "none":
+            try:
+                config.make_stream().neutral_()
+            except ValueError:
+                continue
+            return Outcome(1.0, detail="the neutral class is none but neutral_() raises no ValueError")
+        with torch.no_grad():
+            measured.append(Outcome(neutral_deviation(config, case.seed), NEUTRAL_BOUND[kind], f"declared {kind}"))
+    return max(measured, key=lambda o: (not o.holds, o.measured), default=Outcome(0.0, detail="declared none"))
+
+
+@torch.no_grad()
+def blend_closed(case: Case) -> Outcome:
+    """Behind closed gates the decoder is the plain one to the last bit."""
+    return Outcome(max(blend_deviations(config, case.seed)[0] for config in decoders(case)))
+
+
+@torch.no_grad()
+def blend_open(case: Case) -> Outcome:
+    """With open gates the decoder is the method's to the last bit."""
+    return Outcome(max(blend_deviations(config, case.seed)[1] for config in decoders(case)))
+
+
+@torch.no_grad()
+def placed_nowhere(case: Case) -> Outcome:
+    """placement="none" equals the `standard` stream and has no parameters."""
+    worst = 0.0
+    for layout in LAYOUTS:
+        made = case.stream(layout, placement="none")
+        left = sum(p.numel() for p in made.parameters())
+        if left:
+            return Outcome(float(left), 1e-12, f"{left} parameters are left where every site is switched off")
+        plain = Case("standard", {}, case.seed).stream(layout)
+        x = case.embedding()
+        worst = max(worst, deviation(toys(made, case.seed)(x), toys(plain, case.seed)(x)))
+    return Outcome(worst, 1e-12)
+
+
+# Gradients.
+
+
+def _observed(case: Case, made: Stream, draws: int) -> dict[str, Tensor]:
+    """The largest absolute gradient of every entry of every parameter over some random inputs."""
+    largest = {name: torch.zeros_like(p) for name, p in made.named_parameters()}
+    for draw in range(draws):
+        run = toys(made, case.seed + draw)
+        x = case.embedding(offset=10 + draw)
+        out = run(x)
+        probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(draw), dtype=out.dtype)
+        names = list(largest)
+        if not names:
+            return largest
+        found = torch.autograd.grad(out, [made.get_parameter(n) for n in names], probe, allow_unused=True)
+        for name, grad in zip(names, found, strict=True):
+            if grad is not None:
+                largest[name] = torch.maximum(largest[name], grad.abs())
+    return largest
+
+
+def _rows(made: Stream, gradient: dict[str, Tensor]) -> dict[str, float]:
+    """Largest gradient of each row, as `name[row]`; a parameter without rows has its own name."""
+    return {
+        f"{name}[{row}]": g.max().item() if g.numel() else 0.0
+        for name, grad in gradient.items()
+        for row, g in enumerate(grad.unsqueeze(0) if grad.dim() == 0 else grad)
+    }
+
+
+def _named_dead(made: Stream) -> set[str]:
+    """The rows `dead` names; a name without a row is all rows of that parameter."""
+    shapes, dead = {n: p.shape for n, p in made.named_parameters()}, set()
+    for name in made.dead():
+        found = re.fullmatch(r"(.+)\[(\d+)\]", name)
+        parameter = found.group(1) if found else name
+        if parameter not in shapes:
+            raise ValueError(f"dead() names {name!r}, the parameters are {', '.join(shapes) or 'none'}")
+        rows = shapes[parameter][0] if shapes[parameter] else 1
+        if found and int(found.group(2)) >= rows:
+            raise ValueError(f"dead() names {name!r}, {parameter} has {rows} rows")
+        dead |= {name} if found else {f"{parameter}[{row}]" for row in range(rows)}
+    return dead
+
+
+NOISE = 1e-14
+"""A gradient below this part of the largest one is rounding, not learning: where terms cancel exactly on paper."""
+
+
+def gradient_faults(case: Case, made: Stream, draws: int = 2) -> list[str]:
+    """Rows that never get a gradient although nothing says so, and rows that get one although `dead` names them."""
+    rows, dead = _rows(made, _observed(case, made, draws)), _named_dead(made)
+    top = max(rows.values(), default=0.0)
+    faults = [f"{row} never gets a gradient" for row, g in rows.items() if row not in dead and g <= NOISE * top]
+    faults += [f"{row} gets a gradient of {g:.1e} but dead() names it" for row, g in rows.items() if row in dead and g > NOISE * top]  # fmt: skip
+    return faults + [f"{row} gets a gradient that is not finite" for row, g in rows.items() if not g < float("inf")]
+
+
+def learning(case: Case) -> Outcome:
+    """Every row of every parameter gets a gradient or is named by `dead`, and what `dead` names gets none."""
+    faults = []
+    for layout in LAYOUTS:
+        faults += [f"{layout}: {fault}" for fault in gradient_faults(case, case.stream(layout, perturb=0.3))]
+        start = case.stream(layout, perturb=0.0)
+        dead, rows = _named_dead(start), _rows(start, _observed(case, start, 1))
+        top = max(rows.values(), default=0.0)
+        faults += [f"{layout}: {row} learns at the start but dead() names it" for row in dead if rows[row] > NOISE * top]
+    return Outcome(len(faults), detail="; ".join(faults[:3]))
+
+
+def placed_anywhere(case: Case) -> Outcome:
+    """Any placement runs to finite numbers, and leaves no parameters at switched-off sites: each still learns or is dead."""
+    faults = []
+    for i, placement in enumerate(PLACEMENTS):
+        for layout in list(LAYOUTS)[i % 2 :: 2]:
+            made = case.stream(layout, placement=placement, perturb=0.3)
+            faults += [f"{layout}, {placement!r}: {fault}" for fault in gradient_faults(case, made, 1)]
+            if not torch.isfinite(case.run(made)(case.embedding())).all():
+                faults.append(f"{layout}, {placement!r}: the output is not finite")
+            if made.cost().parameters != sum(p.numel() for p in made.parameters()):
+                faults.append(f"{layout}, {placement!r}: cost() counts {made.cost().parameters} parameters")
+    return Outcome(len(faults), detail="; ".join(faults[:3]))
+
+
+@torch.no_grad()
+def starts(case: Case) -> Outcome:
+    """reset_parameters sets every parameter, and to the same numbers for one generator."""
+    faults = []
+    for layout in LAYOUTS:
+        made, values = case.stream(layout), []
+        for _ in range(2):
+            for parameter in made.parameters():
+                parameter.fill_(float("nan"))
+            made.reset_parameters(torch.Generator().manual_seed(case.seed))
+            values.append({name: p.clone() for name, p in made.named_parameters()})
+        for name, value in values[0].items():
+            if not torch.isfinite(value).all():
+                faults.append(f"{layout}: {name} is not set")
+            elif not torch.equal(value, values[1][name]):
+                faults.append(f"{layout}: {name} is drawn from another generator than the one given")
+    return Outcome(len(faults), detail="; ".join(faults[:3]))
+
+
+# Depth.
+
+
+def depth_dependence(case: Case) -> Outcome:
+    """What must reach what along depth, by gradients, with increments that are free of the reads.
+
+    The first read depends on the embedding, the out read on the last increment, and each increment is seen by some later
+    read. A method with neutral parameters passes the embedding on to the out read, because the plain residual does. A
+    site that names the embedding among its sources depends on it. Nothing depends on later increments.
+    """
+    faults = []
+    for layout in LAYOUTS:
+        made = case.stream(layout, perturb=0.3)
+        x = case.embedding(grad=True)
+        free = [case.embedding(offset=20 + s.index, grad=True) for s in made.sites]
+        reads = _free_reads(made, x, free)
+        touched = [_touched(read, [x, *free]) for read in reads]
+        out = made.layout.out.index
+        if not touched[0][0]:
+            faults.append(f"{layout}: the first read does not depend on the embedding")
+        if made.neutral != "none" and not touched[out][0]:
+            faults.append(f"{layout}: the out read does not depend on the embedding, the plain residual does")
+        if not touched[out][out]:
+            faults.append(f"{layout}: the out read does not depend on the last increment")
+        for site in made.layout.sites:
+            if "embedding" in made.sources(site) and not touched[site.index][0]:
+                faults.append(f"{layout}: site {site.index} names the embedding as a source and does not depend on it")
+        for site in made.sites:
+            if not any(row[site.index + 1] for row in touched[site.index + 1 :]):
+                faults.append(f"{layout}: no later read depends on the increment of site {site.index}")
+        changed = [t if s.index < 2 else t + 1.0 for s, t in zip(made.sites, free, strict=True)]
+        for index, (before, after) in enumerate(zip(reads[:3], _free_reads(made, x, changed)[:3], strict=True)):
+            if deviation(after, before) > 0:
+                faults.append(f"{layout}: the read of site {index} depends on later increments")
+    return Outcome(len(faults), detail="; ".join(faults[:3]))
+
+
+def _free_reads(made: Stream, x: Tensor, increments: list[Tensor]) -> list[Tensor]:
+    """All ways of every read, side by side, where increments do not depend on reads."""
+    state, reads = made.open(x), []
+    for site in made.layout.sites:
+        seen = made.read(state, site)
+        reads.append(torch.cat(list(ways_of(seen).values()), dim=-1))
+        if site.kind != OUT:
+            held = seen._replace(aux=None)
+            state = made.write(state, site, increments[site.index], seen, held)
+    return reads
+
+
+def _touched(read: Tensor, leaves: list[Tensor]) -> list[bool]:
+    probe = torch.randn(read.shape, generator=torch.Generator().manual_seed(0), dtype=read.dtype)
+    found = torch.autograd.grad(read, leaves, probe, allow_unused=True, retain_graph=True)
+    return [grad is not None and bool(grad.abs().max() > 0) for grad in found]
+
+
+@torch.no_grad()
+def inspection(case: Case) -> Outcome:
+    """Where `weights` says what a site reads, it has one column per name of `sources`, one row per way, and finite numbers."""
+    faults = []
+    for layout in LAYOUTS:
+        run = case.run(case.stream(layout))
+        made, steps = run.stream, list(walk(run, case.embedding()))
+        for site, state in [(s.site, s.before) for s in steps] + [(made.layout.out, steps[-1].after)]:
+            weights, names = made.weights(state, site), made.sources(site)
+            if weights is None:
+                continue
+            if weights.dim() != 4 or weights.shape[:2] != (BATCH, TIME) or weights.shape[-1] != len(names):
+                faults.append(f"{layout}: site {site.index} has weights {tuple(weights.shape)} for {len(names)} sources")
+            elif not torch.isfinite(weights).all():
+                faults.append(f"{layout}: site {site.index} has weights that are not finite")
+    return Outcome(len(faults), detail="; ".join(faults[:3]))
+
+
+# Dtypes.
+
+DTYPE_BOUND = {torch.float32: 1e-3, torch.bfloat16: 0.15}
+"""How far an output may be from float64's, relative to its largest entry."""
+
+
+@torch.no_grad()
+def dtypes(case: Case) -> Outcome:
+    """Reads keep the dtype of the embedding, in float64, float32 and bfloat16, and bfloat16 over float32 parameters."""
+    faults, worst = [], 0.0
+    for layout in LAYOUTS:
+        exact = case.run(case.stream(layout))(case.embedding())
+        for dtype, parameters in (
+            (torch.float64, torch.float64),
+            (torch.float32, torch.float32),
+            (torch.bfloat16, torch.bfloat16),
+            (torch.bfloat16, torch.float32),
+        ):
+            run = toys(case.stream(layout, dtype=parameters), case.seed, dtype)
+            for taken in walk(run, case.embedding().to(dtype)):
+                for name, way in ways_of(taken.seen).items():
+                    if way.dtype != dtype:
+                        faults.append(f"{layout}: site {taken.site.index} reads {name} in {way.dtype} of {dtype}")
+            out = run(case.embedding().to(dtype))
+            if out.dtype != dtype or not torch.isfinite(out).all():
+                faults.append(f"{layout}: the output is {out.dtype} of {dtype}, or not finite")
+            bound = DTYPE_BOUND.get(dtype)
+            worst = max(worst, deviation(out.double(), exact) / bound if bound else 0.0)
+    return Outcome(float(len(faults)) + 1 if faults else worst, 1.0, "; ".join(faults[:3]) or "parts of the bound")
+
+
+def autocast(case: Case) -> Outcome:
+    """Under bfloat16 autocast output and gradients are finite, and the output near float32's."""
+    worst = 0.0
+    for layout in LAYOUTS:
+        run = case.run(case.stream(layout, dtype=torch.float32)).float()
+        x = case.embedding().float().requires_grad_()
+        with torch.no_grad():
+            exact = run(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = run(x)
+        worst = max(worst, deviation(out.float(), exact))
+        leaves = [x, *run.parameters()]
+        found = torch.autograd.grad(out.float().square().sum(), leaves, allow_unused=True)
+        if not all(torch.isfinite(g).all() for g in found if g is not None):
+            return Outcome(float("inf"), DTYPE_BOUND[torch.bfloat16], f"{layout}: a gradient is not finite")
+    return Outcome(worst, DTYPE_BOUND[torch.bfloat16])
