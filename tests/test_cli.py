@@ -48,7 +48,9 @@ def test_verify_json() -> None:
         assert set(certificate) == {"family", "statement", "error", "bound", "instances", "holds"}
 
 
-def test_verify_exits_with_one_when_a_certificate_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_exits_with_one_when_a_certificate_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from twoaxis import cli
     from twoaxis.verify import run as certificates
     from twoaxis.verify.certificate import Certificate

@@ -51,9 +51,7 @@ def same(ours: Tensor, theirs: Tensor, leaves: list[Tensor], bound: float = 1e-1
     """Values and gradients in every leaf."""
     assert (ours - theirs).abs().max() <= bound
     probe = randn(*theirs.shape, seed=99)
-    for a, b in zip(
-        torch.autograd.grad(ours, leaves, probe), torch.autograd.grad(theirs, leaves, probe), strict=True
-    ):
+    for a, b in zip(torch.autograd.grad(ours, leaves, probe), torch.autograd.grad(theirs, leaves, probe), strict=True):
         assert (a - b).abs().max() <= bound * max(1.0, b.abs().max().item())
 
 
@@ -126,7 +124,10 @@ def test_document_reach() -> None:
 
 
 def test_padding_reach() -> None:
-    assert padding_reach(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
+    assert padding_reach(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])).tolist() == [
+        [0, 0, 0, 1, 2],
+        [0, 1, 2, 3, 4],
+    ]
     with pytest.raises(ValueError, match="on the left"):
         padding_reach(torch.tensor([[1, 1, 0]]))
 
@@ -190,7 +191,9 @@ def test_trim_takes_positions_back_or_refuses(count: int, spare: int, length: in
     assert trimmed.seen == length - count
     at = length - count
     out, _ = trimmed.step(q[:, at : at + 1], k[:, at : at + 1], v[:, at : at + 1])
-    assert (out - window_attention(q[:, : at + 1], k[:, : at + 1], v[:, : at + 1], window, 1)[:, -1:]).abs().max() <= 1e-13
+    assert (
+        out - window_attention(q[:, : at + 1], k[:, : at + 1], v[:, : at + 1], window, 1)[:, -1:]
+    ).abs().max() <= 1e-13
 
 
 def test_reorder_and_repeat_follow_the_batch() -> None:

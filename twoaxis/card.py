@@ -1,7 +1,7 @@
 """The card of a method: where it stands on the two axes, in the same words for every stream and mixer.
 
-The map that `twoaxis methods` prints, and the page of each method, are made of these cards, the module's docstring (equation and drawing), the
-options' docstrings and the cost formulas. Nothing about a method is said twice.
+The map that `twoaxis methods` prints, and the page of each method, are made of these cards, the module's docstring
+(equation and drawing), the options' docstrings and the cost formulas. Nothing about a method is said twice.
 """
 
 from __future__ import annotations

@@ -86,9 +86,7 @@ def test_equals_flash_linear_attention(naive_attnres: Callable[..., Tensor], siz
     keep_first=st.booleans(),
     overflow=st.sampled_from(["drop", "sum"]),
 )
-def test_sources_follow_the_window(
-    blocks: int, size: int, window: int | None, keep_first: bool, overflow: str
-) -> None:
+def test_sources_follow_the_window(blocks: int, size: int, window: int | None, keep_first: bool, overflow: str) -> None:
     """With zero queries every read is the mean of the sources a plain state machine finds."""
     stream = make(blocks, spread=0.0, block_size=size, window=window, keep_first=keep_first, overflow=overflow)
     x = torch.randn(1, 2, 8, dtype=torch.float64)
@@ -106,11 +104,20 @@ def test_sources_follow_the_window(
         assert len(sources) == len(stream.sources(stream.layout.sites[index]))
         assert (read - torch.stack(sources).mean(0)).abs().max() <= 1e-12
     declared = stream.neutral
-    forgets = any(window is not None and len(slots) - int(keep_first) > window for slots in [[0] * (-(-i // size) + 1) for i in range(len(reads) + 1)])
+    forgets = any(
+        window is not None and len(slots) - int(keep_first) > window
+        for slots in [[0] * (-(-i // size) + 1) for i in range(len(reads) + 1)]
+    )
     assert (declared == "none") == (forgets and overflow == "drop")
 
 
-@given(blocks=st.integers(1, 5), size=st.integers(1, 4), groups=st.integers(1, 4), heads=st.sampled_from([1, 2]), read=st.sampled_from(["average", "sum"]))
+@given(
+    blocks=st.integers(1, 5),
+    size=st.integers(1, 4),
+    groups=st.integers(1, 4),
+    heads=st.sampled_from([1, 2]),
+    read=st.sampled_from(["average", "sum"]),
+)
 def test_two_phase_equals_direct(blocks: int, size: int, groups: int, heads: int, read: str) -> None:
     x = torch.randn(1, 3, 8, dtype=torch.float64)
     direct = make(blocks, block_size=size, heads=heads, read=read)
@@ -213,7 +220,10 @@ def test_an_absent_partial_is_not_a_zero_source() -> None:
         ({"query": "dynamic"}, "unknown query 'dynamic'; it is one of static, input, none"),
         ({"weighting": "relu"}, "unknown weighting 'relu'"),
         ({"evaluation": "two_phase", "window": 3}, "two_phase needs window=None.*got window=3"),
-        ({"evaluation": "two_phase", "block_size": 4, "group": 6}, r"group \(6\) must be a multiple of block_size \(4\)"),
+        (
+            {"evaluation": "two_phase", "block_size": 4, "group": 6},
+            r"group \(6\) must be a multiple of block_size \(4\)",
+        ),
         ({"query": "none", "heads": 2}, "query='none' needs heads=1, got 2"),
     ],
 )

@@ -36,9 +36,11 @@ class Ways(nn.Module):
 
 
 def test_unknown_names_and_options_list_what_exists() -> None:
-    with pytest.raises(ValueError, match=r"unknown stream 'densformer' \(did you mean 'denseformer'\?\); the streams are standard, "):
+    message = r"unknown stream 'densformer' \(did you mean 'denseformer'\?\); the streams are standard, "
+    with pytest.raises(ValueError, match=message):
         twoaxis.stream("densformer", blocks=2, width=8)
-    with pytest.raises(ValueError, match=r"no option 'dilution' \(did you mean 'dilation'\?\); its options are dilation, period"):
+    message = r"no option 'dilution' \(did you mean 'dilation'\?\); its options are dilation, period"
+    with pytest.raises(ValueError, match=message):
         twoaxis.stream("denseformer", blocks=2, width=8, dilution=2)
     with pytest.raises(ValueError, match=r"standard has no option 'x'; its options are none"):
         twoaxis.stream("standard", blocks=2, width=8, x=1)
@@ -51,7 +53,8 @@ def test_sites_of_a_layout() -> None:
     assert [s.kind for s in sites] == ["mixer", "attention", "mlp", "parallel", "out"]
     assert [s.block for s in sites] == [0, 0, 0, 1, 2]
     assert [s.index for s in sites] == [0, 1, 2, 3, 4]
-    assert [(s.first, s.last) for s in sites] == [(True, False), (False, False), (False, True), (True, True), (True, True)]
+    assert [s.first for s in sites] == [True, False, False, True, True]
+    assert [s.last for s in sites] == [False, False, True, True, True]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +207,8 @@ class TestCompose:
             calls.append(mask)
             return c * mask
 
-        run = twoaxis.compose(stream, [("attention", nn.LayerNorm(4), attention), ("mlp", None, lambda c, mask: c + mask)])
+        layers = [("attention", nn.LayerNorm(4), attention), ("mlp", None, lambda c, mask: c + mask)]
+        run = twoaxis.compose(stream, layers)
         x = torch.randn(2, 3, 4)
         a = x + nn.functional.layer_norm(x, (4,)) * 2.0
         assert torch.allclose(run(x, mask=2.0), a + (a + 2.0))
@@ -221,7 +225,8 @@ class TestCompose:
             twoaxis.compose(stream, [(s.kind, (torch.tanh, torch.tanh), torch.tanh) for s in stream.sites])
 
     def test_carries_the_memory_of_streams_that_mix_tokens(self) -> None:
-        stream = twoaxis.stream("deep_delta", blocks=2, width=8, value_channels=2, compress="token", expand="conv").double()
+        options = {"value_channels": 2, "compress": "token", "expand": "conv"}
+        stream = twoaxis.stream("deep_delta", blocks=2, width=8, **options).double()
         run = twoaxis.compose(stream, sublayers(stream))  # type: ignore[arg-type]
         x = torch.randn(2, 7, 8, dtype=torch.float64)
         past, rows = (), []

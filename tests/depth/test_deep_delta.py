@@ -105,7 +105,9 @@ def test_v_map_swaps_the_roles() -> None:
 
 def run(stream: DeepDelta, x: Tensor, past: tuple = (), reach: Tensor | None = None) -> tuple[Tensor, tuple]:
     maps = [torch.randn(8, 8, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in range(4)]
-    functions = [(site.kind, None, lambda c, m=m: torch.tanh(c @ m)) for site, m in zip(stream.sites, maps, strict=True)]
+    functions = [
+        (site.kind, None, lambda c, m=m: torch.tanh(c @ m)) for site, m in zip(stream.sites, maps, strict=True)
+    ]
     return twoaxis.compose(stream, functions).run(x, past, reach=reach, keep=True)
 
 

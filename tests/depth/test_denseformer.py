@@ -17,7 +17,15 @@ def make(blocks: int, dilation: int, period: int, width: int = 4) -> DenseFormer
 
 @pytest.mark.parametrize(
     ("blocks", "dilation", "period", "count"),
-    [(48, 1, 1, 1224), (48, 4, 1, 324), (48, 4, 5, 62), (72, 1, 1, 2700), (72, 4, 1, 702), (72, 4, 5, 140), (4, 2, 7, 0)],
+    [
+        (48, 1, 1, 1224),
+        (48, 4, 1, 324),
+        (48, 4, 5, 62),
+        (72, 1, 1, 2700),
+        (72, 4, 1, 702),
+        (72, 4, 5, 140),
+        (4, 2, 7, 0),
+    ],
 )
 def test_published_counts(blocks: int, dilation: int, period: int, count: int) -> None:
     stream = make(blocks, dilation, period)

@@ -51,7 +51,9 @@ def test_equals_masked_attention_over_depth(
         q = F.linear(h, stream.query[row]).unflatten(-1, (heads[0], 4)).unsqueeze(-2)
         rows = range(len(history))
         k, v = (
-            torch.stack([F.linear(depth[:, :, r], w[0 if shared else r]) for r in rows], dim=2).unflatten(-1, (heads[1], 4))
+            torch.stack([F.linear(depth[:, :, r], w[0 if shared else r]) for r in rows], dim=2).unflatten(
+                -1, (heads[1], 4)
+            )
             for w in (stream.key, stream.value)
         )
         k, v = (t.transpose(2, 3).repeat_interleave(heads[0] // heads[1], dim=2) for t in (k, v))

@@ -29,7 +29,7 @@ def check_denseformer(g: Golden) -> None:
             start = g.tensor("alpha_init")[j - 1][torch.from_numpy(g.arrays["alpha_mask"][j - 1])]
             assert torch.equal(alpha[f"alpha.{j}"].detach(), start)
             put(alpha[f"alpha.{j}"], g.tensor(f"alpha_{j - 1}"))
-    out, steps, state = trace(stream, x0, sublayers)
+    out, steps, _ = trace(stream, x0, sublayers)
     g.equal("block_in", stacked(steps, lambda s: s["seen"].x))
     g.equal("block_out", stacked(steps, lambda s: s["seen"].x + s["y"]))
     later = [step["seen"].x for step in steps[1:]] + [out]

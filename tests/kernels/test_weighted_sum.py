@@ -44,9 +44,7 @@ def test_equals_the_reference(count: int, ways: int, forms: set[str], lead: list
     sources = [randn(*lead, 5, seed=s) for s in range(count)]
     shapes = {"static": (ways, count), "token": (*lead, ways, count), "channel": (ways, count, 5)}
     weights = {form: randn(*shapes[form], seed=20 + i) for i, form in enumerate(sorted(forms))}
-    agree(
-        weighted_sum(sources, **weights), weighted_sum_reference(sources, **weights), [*sources, *weights.values()]
-    )
+    agree(weighted_sum(sources, **weights), weighted_sum_reference(sources, **weights), [*sources, *weights.values()])
 
 
 @given(count=st.integers(1, 5), ways=st.integers(1, 3), shared=st.booleans())

@@ -129,7 +129,15 @@ def test_shapes_of_the_options() -> None:
     assert parallel.head is not None
     assert parallel(sample_tokens(0)).shape == (2, 12, 61)
     some = DecoderConfig(width=16, blocks=3, heads=2, mixer="short_swa", mixer_options={"heads": 2}, mixer_blocks=(1,))
-    assert [s.kind for s in Decoder(some).stream.sites] == ["attention", "mlp", "mixer", "attention", "mlp", "attention", "mlp"]
+    assert [s.kind for s in Decoder(some).stream.sites] == [
+        "attention",
+        "mlp",
+        "mixer",
+        "attention",
+        "mlp",
+        "attention",
+        "mlp",
+    ]
 
 
 @pytest.mark.parametrize("config", EVERY)

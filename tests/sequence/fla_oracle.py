@@ -19,17 +19,19 @@ from twoaxis.sequence.short_conv import ShortConv
 
 
 def relative(got: Tensor, want: Tensor) -> float:
-    assert got.shape == want.shape and want.abs().max() > 0
+    assert got.shape == want.shape
+    assert want.abs().max() > 0
     return ((got - want).abs().max() / want.abs().max()).item()
 
 
 def one_configuration_each(module: Any) -> None:
     """Keep one launch configuration per kernel: choosing between several needs a GPU to time them."""
     for found in vars(module).values():
-        while type(found).__module__.startswith(("triton", "fla")):
-            if hasattr(found, "configs"):
-                found.configs = found.configs[:1]
-            found = getattr(found, "fn", None)
+        kernel: Any = found
+        while type(kernel).__module__.startswith(("triton", "fla")):
+            if hasattr(kernel, "configs"):
+                kernel.configs = kernel.configs[:1]
+            kernel = getattr(kernel, "fn", None)
 
 
 def whole_sequences(causal_conv1d: Any, errors: dict[str, float]) -> None:

@@ -17,7 +17,8 @@ TIGHT = 1e-10
 
 def close(got: Tensor | None, want: Tensor | None, bound: float = TIGHT) -> None:
     """Equal up to `bound` of the largest entry; an array of zeros would compare with anything, so it is refused."""
-    assert got is not None and want is not None
+    assert got is not None
+    assert want is not None
     assert got.shape == want.shape, f"{tuple(got.shape)} is not {tuple(want.shape)}"
     largest = want.abs().max().item()
     assert largest > 0, "the expected array is all zeros"

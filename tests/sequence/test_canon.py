@@ -52,7 +52,7 @@ def rope(x: Tensor) -> Tensor:
 
 
 def oracle(model: Decoder, ids: Tensor, **options: Any) -> Tensor:
-    """The published block by hand: two query heads of width 4 on one key head, SwiGLU of 12, every Canon layer in its place."""
+    """The published block by hand: two query heads of width 4 on one key head, every Canon layer in its place."""
     p = dict(model.named_parameters())
     h = p["embedding.weight"][ids]
     for b in range(2):
@@ -65,7 +65,8 @@ def oracle(model: Decoder, ids: Tensor, **options: Any) -> Tensor:
         joined = torch.cat([n @ p[f"{attention}.{way}.weight"].T for way in ("query", "key", "value")], dim=-1)
         q, k, v = (t.unflatten(-1, (-1, 4)) for t in canon(joined, bb, **options).split([8, 4, 4], dim=-1))
         q, k, v = rope(q), rope(k).expand_as(q), v.expand_as(q)
-        mixed = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         h = h + mixed.transpose(1, 2).flatten(-2) @ p[f"{attention}.output.weight"].T
         m = canon(rms(h, p[f"norms.{b}.mlp.weight"][0]), c, **options)
         joined = torch.cat([m @ p[f"{mlp}.{way}.weight"].T for way in ("gate", "up")], dim=-1)
@@ -84,8 +85,8 @@ def test_every_subset_equals_the_block_by_hand(letters: str) -> None:
     close(got, want)
     g, names = normal(2, 7, 17, seed=4), [name for name, _ in model.named_parameters()]
     assert sum("locals" in name for name in names) == 2 * len(letters)
-    pairs = (torch.autograd.grad((y * g).sum(), list(model.parameters())) for y in (got, want))
-    all_close(*pairs, 1e-9)
+    ours, theirs = (torch.autograd.grad((y * g).sum(), list(model.parameters())) for y in (got, want))
+    all_close(ours, theirs, 1e-9)
 
 
 @pytest.mark.parametrize("kernel", [1, 2, 3, 6])
@@ -172,7 +173,7 @@ def test_zero_layers_return_their_input_to_the_bit(dtype: torch.dtype, activatio
 
 
 def test_canon_a_of_kernel_one_at_zero_is_the_plain_decoder_to_the_bit() -> None:
-    shape = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2}
+    shape: dict[str, Any] = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2}
     options = {"set": "A", "kernel": 1, "start": "zero"}
     same_start(Decoder(DecoderConfig(**shape, mixer="canon", mixer_options=options)), Decoder(DecoderConfig(**shape)))
 
@@ -181,20 +182,24 @@ def test_canon_a_of_kernel_one_at_zero_is_the_plain_decoder_to_the_bit() -> None
 @pytest.mark.parametrize("stream", ["standard", "deep_delta"])
 def test_zero_start_is_the_plain_decoder_to_the_bit_and_learns(stream: str, activation: bool) -> None:
     # D hands the MLP halves of one tensor; rows that fill whole vector registers keep its SiLU's rounding as it was
-    shape = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2, "hidden": 64, "stream": stream}
+    shape: dict[str, Any] = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2, "hidden": 64, "stream": stream}
     options = {"start": "zero", "activation": activation}
     model = Decoder(DecoderConfig(**shape, mixer="canon", mixer_options=options))
     same_start(model, Decoder(DecoderConfig(**shape)))
     model(tokens(2, 7)).square().sum().backward()
     for name, parameter in model.named_parameters():
         if "locals" in name:
-            assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().max() > 0, name
 
 
 def test_published_start_and_parameters() -> None:
     local = mixer("canon").build("attention", 4096)
-    assert local.weight.shape == (4096, 1, 4) and local.bias is None
-    assert 0.499 < local.weight.max() <= 0.5 and -0.5 <= local.weight.min() < -0.499
+    assert isinstance(local, ShortConv)
+    assert local.weight.shape == (4096, 1, 4)
+    assert local.bias is None
+    assert 0.499 < local.weight.max() <= 0.5
+    assert -0.5 <= local.weight.min() < -0.499
     # the 1B recipe: width 2048, 24 blocks of 32 heads, hidden 5632
     made, channels = mixer("canon"), {"attention": 2048, "qkv": 3 * 2048, "mlp": 2048, "hidden": 2 * 5632}
     with torch.device("meta"):
@@ -205,7 +210,7 @@ def test_published_start_and_parameters() -> None:
 
 
 def test_decoders_of_one_seed_share_everything_but_the_canon_layers() -> None:
-    shape = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2}
+    shape: dict[str, Any] = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2}
     plain, model = Decoder(DecoderConfig(**shape)), Decoder(DecoderConfig(**shape, mixer="canon"))
     theirs = dict(model.named_parameters())
     for name, parameter in plain.named_parameters():

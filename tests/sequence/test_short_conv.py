@@ -88,8 +88,8 @@ def test_own_backward_equals_the_reference_and_its_second_derivatives() -> None:
     for mask in (None, reach):
         ours, theirs = depthwise_taps(history, weight, mask), depthwise_taps_reference(history, weight, mask)
         close(ours, theirs, 1e-14)
-        pairs = (torch.autograd.grad((y * g).sum(), (history, weight)) for y in (ours, theirs))
-        all_close(*pairs, 1e-14)
+        got, want = (torch.autograd.grad((y * g).sum(), (history, weight)) for y in (ours, theirs))
+        all_close(got, want, 1e-14)
         assert torch.autograd.gradgradcheck(lambda h, w, m=mask: depthwise_taps(h, w, m), (history, weight))
 
 
@@ -113,7 +113,8 @@ def test_bfloat16_is_computed_in_float32_and_cast_once() -> None:
     assert local(x).dtype == torch.bfloat16
     assert torch.equal(local(x), want.to(torch.bfloat16))
     local(x).float().sum().backward()
-    assert local.weight.grad is not None and local.weight.grad.dtype == torch.bfloat16
+    assert local.weight.grad is not None
+    assert local.weight.grad.dtype == torch.bfloat16
 
 
 # Against flash-linear-attention, its kernels run by Triton's interpreter.
@@ -255,12 +256,13 @@ def test_a_zero_start_still_learns() -> None:
     assert torch.equal(local(x), torch.zeros_like(x))
     (local(x) * normal(2, 5, 6, seed=1)).sum().backward()
     for parameter in local.parameters():
-        assert parameter.grad is not None and parameter.grad.abs().min() > 0
+        assert parameter.grad is not None
+        assert parameter.grad.abs().min() > 0
 
 
 @pytest.mark.parametrize("where", ["residual", "branch"])
 def test_default_start_is_the_plain_decoder_to_the_bit(where: str) -> None:
-    shape = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2}
+    shape: dict[str, Any] = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2}
     with_mixer = Decoder(DecoderConfig(**shape, mixer="short_conv", mixer_options={"where": where}))
     same_start(with_mixer, Decoder(DecoderConfig(**shape)))
 
@@ -301,7 +303,7 @@ def test_decoder_chunks_documents_and_padding(stream: dict[str, Any], options: d
 
 
 def test_points_and_channels() -> None:
-    shape = {"width": 8, "heads": 2, "kv_heads": 1}
+    shape: dict[str, Any] = {"width": 8, "heads": 2, "kv_heads": 1}
     found = {}
     for where in ("residual", "branch", "qkv"):
         model = small_decoder(mixer="short_conv", mixer_options={"where": where, "kernel": 3}, **shape)

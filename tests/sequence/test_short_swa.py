@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.sequence.helpers import (
-    all_close,
     check_decoder_chunks,
     check_decoder_documents,
     close,
@@ -20,7 +19,7 @@ from tests.sequence.helpers import (
     same_start,
     small_decoder,
 )
-from twoaxis import Decoder, DecoderConfig, ShortSWA, document_reach, mixer, padding_reach
+from twoaxis import Decoder, DecoderConfig, Seen, ShortSWA, document_reach, mixer, padding_reach
 from twoaxis.sequence.short_swa import ShortSWAMixer
 
 
@@ -43,7 +42,8 @@ def heads(local: ShortSWA, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     config, size = local.config, local.head_width
     q, k, v = ((x @ linear.weight.T).unflatten(-1, (-1, size)) for linear in (local.query, local.key, local.value))
     if config.qk_norm:
-        assert local.query_norm is not None and local.key_norm is not None
+        assert local.query_norm is not None
+        assert local.key_norm is not None
         eps = torch.finfo(x.dtype).eps
         q = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + eps) * local.query_norm
         k = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + eps) * local.key_norm
@@ -108,7 +108,8 @@ def test_gradients_reach_every_parameter() -> None:
     local, x = made(window=4, heads=4, kv_heads=2, sink=True, qk_norm=True), normal(2, 9, 8)
     (local(x) * normal(2, 9, 8, seed=1)).sum().backward()
     for name, parameter in local.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().min() > 0, name
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().min() > 0, name
 
 
 def test_window_one_is_the_value_alone() -> None:
@@ -174,8 +175,6 @@ def test_residual_form_is_the_papers_block() -> None:
     s = h + oracle(local, norm(h, p["norms.0.mixer.weight"][0]))
     attention: Any = model.blocks[0]["attention"]  # type: ignore[index]
     mlp: Any = model.blocks[0]["mlp"]  # type: ignore[index]
-    from twoaxis import Seen
-
     a = s + attention(Seen(norm(s, p["norms.0.attention.weight"][0])), None, None)[0]
     out = a + mlp(Seen(norm(a, p["norms.0.mlp.weight"][0])), None, None)[0]
     close(model(ids), norm(out, p["final_norm.weight"]) @ p["embedding.weight"].T)
@@ -198,15 +197,16 @@ def test_starts() -> None:
     assert not local.output.weight.any()
     for linear in (local.query, local.key, local.value):
         assert abs(linear.weight.std() - 0.02) < 0.002
-    assert local.sink is not None and local.query_norm is not None and local.key_norm is not None
-    assert not local.sink.any() and (local.query_norm == 1).all() and (local.key_norm == 1).all()
+    for parameter, value in ((local.sink, 0.0), (local.query_norm, 1.0), (local.key_norm, 1.0)):
+        assert parameter is not None
+        assert torch.equal(parameter, torch.full_like(parameter, value))
     local = ShortSWA(64, heads=2, start="normal")
     assert abs(local.output.weight.std() - 0.02) < 0.002
 
 
 @pytest.mark.parametrize("where", ["residual", "branch"])
 def test_zero_start_is_the_plain_decoder_to_the_bit(where: str) -> None:
-    shape = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2}
+    shape: dict[str, Any] = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2}
     options = {"window": 3, "heads": 2, "where": where}
     same_start(
         Decoder(DecoderConfig(**shape, mixer="short_swa", mixer_options=options)), Decoder(DecoderConfig(**shape))

@@ -65,7 +65,7 @@ class AttentionResidualsConfig:
     evaluation: Literal["direct", "two_phase"] = "direct"
     """Each read on its own, or reads of finished sources batched over a group of sites."""
     group: int | None = None
-    """Sub-layers per group of the two-phase evaluation; None is block_size, or about sqrt(sub-layers) when that is 1."""
+    """Sub-layers per two-phase group; None is block_size, or about sqrt(sub-layers) when that is 1."""
     query: Literal["static", "input", "none"] = "static"
     """A learned vector per site; a learned map of the newest source; or no query, just a scalar per source."""
     weighting: Literal["softmax", "sigmoid"] = "softmax"
@@ -120,7 +120,7 @@ class Slot(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """The first phase for the reading sites from `row` on: normalised reads (None once used), log-sum-exps (..., H, n)."""
+    """The first phase from row `row` on: normalised reads (None once used) and log-sum-exps (..., H, n)."""
 
     reads: tuple[Tensor | None, ...]
     lse: Tensor
@@ -180,14 +180,16 @@ class AttentionResiduals(Stream):
         year=2026,
         quirks=(
             "The first site's query never gets a gradient: it has one source.",
-            "At the start the read is an average, so the pre-norm's epsilon weighs n² times more than in the plain model; "
+            "At the start the read is an average, so the pre-norm's epsilon weighs n² times more than in the plain "
+            "model; "
             "read='sum' avoids it.",
             "Block sizes count sub-layers here and in the paper, Transformer layers in Kimi-K3.",
             "The partial sum of a run that has not begun is absent, not a zero source.",
         ),
         published=(
             Published(
-                "MoE 194M to 528M, validation loss baseline/block/full: 1.931/1.909/1.899 ... 1.719/1.693/1.692; 1.25x compute",
+                "MoE 194M to 528M, validation loss baseline/block/full: 1.931/1.909/1.899 ... "
+                "1.719/1.693/1.692; 1.25x compute",
                 "arXiv 2603.15031, table 2 and fits",
             ),
             Published(
@@ -259,6 +261,9 @@ class AttentionResiduals(Stream):
         """Whether sources have left the window at `site`."""
         return self._numbers(site.index).start > (1 if self.config.keep_first else 0)
 
+    def _overflows(self, site: Site) -> bool:
+        return self.config.overflow == "sum" and self._lost(site)
+
     def _has_part(self, index: int) -> bool:
         return index % self.config.block_size != 0
 
@@ -268,10 +273,10 @@ class AttentionResiduals(Stream):
             return ()
         unit = "sub-layer" if self.config.block_size == 1 else "run"
         names = ["embedding"] if self.config.keep_first else []
-        if self.config.overflow == "sum" and self._lost(site):
+        if self._overflows(site):
             names.append("overflow")
         names += ["embedding" if n == 0 else f"{unit} {n - 1}" for n in self._numbers(site.index)]
-        return tuple(names + ["partial"] if self._has_part(site.index) else names)
+        return (*names, "partial") if self._has_part(site.index) else tuple(names)
 
     def _count(self, site: Site) -> int:
         return len(self.sources(site))
@@ -434,7 +439,7 @@ class AttentionResiduals(Stream):
         queue = iter(tensors)
         numbers = ([0] if self.config.keep_first else []) + list(self._numbers(site.index))
         slots = tuple(self._slot(next(queue), n, site.index) for n in numbers)
-        overflow = next(queue) if self.config.overflow == "sum" and self._lost(site) else None
+        overflow = next(queue) if self._overflows(site) else None
         part = next(queue) if self._has_part(site.index) else None
         total = next(queue) if self.plain_sites else None
         return self._first_phase(Bank(slots, overflow, part, total, None), site.index)
@@ -462,23 +467,32 @@ class AttentionResiduals(Stream):
         return {name.format(row): "the site has one source, its softmax is constant" for row in lone for name in names}
 
     def cost(self) -> Cost:
-        """Per source read a dot product and a multiply-add; per source one mean square."""
-        width, used = self.layout.width, self.layout.used()
-        counts = [self._count(site) for site in used]
-        reads = sum(n for n in counts if n > 1 or self.config.weighting == "sigmoid")
-        flops = 2 * width * reads
-        if self.config.query != "none":
-            flops += 2 * width * reads
-        if self.config.query == "input":
-            flops += 2 * width * width * sum(n > 1 or self.config.weighting == "sigmoid" for n in counts)
-        parameters = sum(p.numel() for p in self.parameters())
-        held = [self._held(i) for i in range(len(self.layout.sites))]
-        return Cost(parameters=parameters, flops=flops, reads=reads, live=max(held) * width)
+        """Per source read a dot product and a multiply-add; per logit's source one mean square; sums; the merges."""
+        config, layout, used = self.config, self.layout, self.layout.used()
+        counts = {site: self._count(site) for site in used}
+        mixed = [n for n in counts.values() if n > 1 or config.weighting == "sigmoid"]  # one source is a plain copy
+        reads, norm = sum(mixed), 2 * config.key_norm
+        flops = 2 * reads  # per channel
+        if config.query == "input":
+            flops += 2 * layout.width * len(mixed) + (2 + norm) * reads
+        elif config.query == "static":
+            finished = sum(len(rows) > 0 for rows in self.rows_reading.values())
+            again = sum(self._has_part(site.index) + self._overflows(site) for site in used)
+            flops += 2 * sum(counts.values()) + norm * (finished + again)
+        flops += sum(self._has_part(site.index) for site in layout.sublayers)
+        if config.overflow == "sum":
+            flops += max(0, self._numbers(layout.out.index).start - int(config.keep_first) - 1)
+        if config.evaluation == "two_phase":
+            begun = {site: site.index // self.group * self.group // config.block_size + 1 for site in used}
+            flops += 2 * sum(begun[s] > 1 and (n > begun[s] or config.read == "sum") for s, n in counts.items())
+        flops -= 0 if self.plain_sites else len(layout.sublayers)  # the plain sum
+        parameters, held = sum(p.numel() for p in self.parameters()), map(self._held, range(len(layout.sites)))
+        return Cost(parameters=parameters, flops=flops * layout.width, reads=reads, live=max(held) * layout.width)
 
     def _held(self, index: int) -> int:
         """Vectors in the state at site `index`, without the derived ones."""
         site = self.layout.sites[index]
-        lost = self.config.overflow == "sum" and self._lost(site)
+        lost = self._overflows(site)
         finished = len(self._numbers(index)) + int(self.config.keep_first)
         return finished + int(lost) + int(self._has_part(index)) + int(self.plain_sites)
 

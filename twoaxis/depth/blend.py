@@ -5,10 +5,10 @@
     y ──┬──► plain stream  ──► p ──┐
         └──► method        ──► m ──┴─ p + g (m - p) ──► norm ──► sub-layer ──► y
 
-The plain stream and the method both receive every sub-layer output, each continuing from its own un-blended read. A gate of
-zero is the plain model and a gate of one the method, both to the last bit. At gate zero the method's parameters have no
-gradient; they get one as soon as the gate moves. A method whose read is not finite while its gate is zero raises instead
-of leaking NaN into a model that should not notice it.
+The plain stream and the method both receive every sub-layer output, each continuing from its own un-blended read. A
+gate of zero is the plain model and a gate of one the method, both to the last bit. At gate zero the method's
+parameters have no gradient; they get one as soon as the gate moves. A method whose read is not finite while its gate
+is zero raises instead of leaking NaN into a model that should not notice it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
     run = compose(stream, [("attention", norm_1, attn_1), ("mlp", norm_2, mlp_1), ...])
     y = run(x, mask=mask)
 
-A sub-layer is a kind, a norm and a function: the function gets the normalised read and returns the increment without its
-residual. At sites where the stream gives separate ways (`stream.ways(site)`, for instance q, k, v) the function gets them
-as separate arguments, and the norm may be a tuple with one entry per way. Keyword arguments reach every function.
+A sub-layer is a kind, a norm and a function: the function gets the normalised read and returns the increment without
+its residual. At sites where the stream gives separate ways (`stream.ways(site)`, for instance q, k, v) the function
+gets them as separate arguments, and the norm may be a tuple with one entry per way. Keyword arguments reach every
+function.
 """
 
 from __future__ import annotations

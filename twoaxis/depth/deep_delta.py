@@ -19,15 +19,16 @@ by exactly 1 - β|k|². Nothing is remembered over depth.
 
 With value_channels d_v > 1 the state is (d, d_v). It opens as copies of the embedding or, with expand="conv" (EC), as
 a short causal convolution of it; it is compressed by a convolution along the value channels (compress="channel", CC)
-or along tokens (compress="token", TC), then a read vector; the head has a compressor of its own. One compressor serves all
-sub-layers of a block. TC and EC look at earlier tokens: they need `past` when decoding and `reach` for packed documents.
+or along tokens (compress="token", TC), then a read vector; the head has a compressor of its own. One compressor
+serves all sub-layers of a block. TC and EC look at earlier tokens: they need `past` when decoding and `reach` for
+packed documents.
 
 No parameters make this the plain residual, so the neutral class is none; put it on a pretrained model through `Blend`.
 Controls: update="write" writes without erasing, update="add" keeps the expanded state and adds h to every channel.
 
-map="k" is the official form: the sub-layer gives the direction, a linear map the value. map="v" is named in an earlier version of the
-paper without code; the reading here: the sub-layer's output gives the value, v = 4 σ(W_v h + b_v), and a linear map of
-the normalised read gives the direction.
+map="k" is the official form: the sub-layer gives the direction, a linear map the value. map="v" is named in an
+earlier version of the paper without code; the reading here: the sub-layer's output gives the value, v = 4 σ(W_v h +
+b_v), and a linear map of the normalised read gives the direction.
 
 Quirks kept from the code: the value reads the un-normalised input and has a bias and a sigmoid, where the paper has
 neither; the two-layer gate has no first bias; compressor weights start at N(0, 0.5/sqrt(d)), so small that the
@@ -168,7 +169,8 @@ class DeepDelta(Stream):
                 "Deep Delta Learning, main table",
             ),
             Published(
-                "353M: baseline 2.6053, d_v=1 2.6039, CC 2.5758, TC 2.5905 (one run each); the authors call the d_v=1 gain "
+                "353M: baseline 2.6053, d_v=1 2.6039, CC 2.5758, TC 2.5905 (one run each); the authors call the "
+                "d_v=1 gain "
                 "not statistically resolved",
                 "Deep Delta Learning, main table",
             ),
@@ -197,6 +199,8 @@ class DeepDelta(Stream):
         compressing = sorted({site.block for site in writing}) if self.wide else []
         self.block_rows = {block: row for row, block in enumerate(compressing)}
         self.reads_out = self.wide and self.uses(layout.out)
+        self.expands = config.expand == "conv" and bool(layout.used())
+        """Whether EC runs: a stream that is switched off everywhere opens with copies."""
         taps = (config.token_taps,) if self.by_token else ()
 
         def parameter(name: str, *shape: int, needed: bool = True) -> None:
@@ -213,10 +217,10 @@ class DeepDelta(Stream):
         parameter("compress_read", len(compressing), dv, needed=self.wide)
         parameter("readout_weight", d, dv, *taps, needed=self.reads_out)
         parameter("readout_read", dv, needed=self.reads_out)
-        parameter("expand_weight", d, dv, config.expand_taps, needed=config.expand == "conv")
+        parameter("expand_weight", d, dv, config.expand_taps, needed=self.expands)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """The original's effective start: matrices N(0, 0.5/sqrt(d)), reads 1/d_v, EC the identity, gate at gate_start."""
+        """The original's start: matrices N(0, 0.5/sqrt(d)), reads 1/d_v, EC the identity, the gate at gate_start."""
         d, dv = self.layout.width, self.config.value_channels
         share = min(max(self.config.gate_start / 2, 1e-6), 1 - 1e-6)
         with torch.no_grad():
@@ -240,7 +244,7 @@ class DeepDelta(Stream):
         return "rounding" if self.wide else "bitwise"
 
     def neutral_(self) -> None:
-        """For the additive control: compressors that average the channels of the current token, no convolution of the input."""
+        """For the additive control: compressors average the current token's channels, the input is not convolved."""
         if self.neutral == "none":
             super().neutral_()
         with torch.no_grad():
@@ -290,16 +294,16 @@ class DeepDelta(Stream):
     def _calls_before(self, site: Site) -> int:
         """Convolutions along tokens that run before the one at `site`."""
         rows = sum(index < site.index for index in self.rows) if self.by_token else 0
-        return rows + (self.config.expand == "conv")
+        return rows + self.expands
 
     def _open(self, x: Tensor, tokens: Tokens) -> Matrix:
         if not self.wide:
             return Matrix(x, tokens, ())
-        if (self.by_token or self.config.expand == "conv") and x.dim() != 3:
+        if (self.by_token or self.expands) and x.dim() != 3:
             raise ValueError(f"a stream that mixes tokens needs (batch, time, width), got {x.dim()} dimensions")
         if tokens.past and len(tokens.past) != (want := len(self.memory_windows())):
             raise ValueError(f"past has {len(tokens.past)} rings, this stream keeps {want}")
-        if self.config.expand == "repeat":
+        if not self.expands:
             return Matrix(x.unsqueeze(-1).expand(*x.shape, self.config.value_channels), tokens, ())
         history, ring = with_history(x, self._past(tokens, 0), self.config.expand_taps)
         weight = widen(self.expand_weight)
@@ -309,7 +313,7 @@ class DeepDelta(Stream):
 
     def memory_windows(self) -> tuple[int, ...]:
         """Taps of every convolution along tokens: EC's, then TC's in the order of the sites, the read-out's last."""
-        calls = (self.config.expand_taps,) if self.config.expand == "conv" else ()
+        calls = (self.config.expand_taps,) if self.expands else ()
         return calls + ((self.config.token_taps,) * (len(self.rows) + self.reads_out) if self.by_token else ())
 
     # Reads and writes.
@@ -394,19 +398,21 @@ class DeepDelta(Stream):
         return tuple(g for g in groups if g.names)
 
     def cost(self) -> Cost:
-        """Direction, gate, value, read, compare and write of d x d_v numbers, and the compressors."""
+        """Direction, gate, value, read, compare and write of d x d_v numbers beyond the plain sum of d, and the compressors."""
         d, dv, config = self.layout.width, self.config.value_channels, self.config
         n = 0 if config.update == "add" else len(self.rows)
         per_site = 2 * d + d  # the direction's length and scaling
         per_site += 2 * d if config.gate == "linear" else 2 * d * config.gate_hidden
         per_site += 0 if config.value == "constant" else 2 * d * dv
-        per_site += (2 * d * dv if config.update == "delta" else 0) + d + 2 * d * dv
+        per_site += (2 * d * dv if config.update == "delta" else 0) + d + 2 * d * dv - d
         per_site += 2 * d * d if config.map == "v" else 0
         calls = (len(self.rows) + self.reads_out) if self.wide else 0
         taps = config.token_taps if self.by_token else 1
-        flops = n * per_site + calls * 2 * d * dv * taps
-        flops += 2 * d * dv * config.expand_taps if config.expand == "conv" else 0
-        kept = (config.expand_taps - 1) * d if config.expand == "conv" else 0
+        flops = n * per_site + (len(self.layout.sublayers) - n) * (dv - 1) * d + calls * 2 * d * dv * taps
+        if self.wide:  # where a site reads plainly: the mean of the channels
+            flops += (len(self.layout.sites) - len(self.layout.used())) * (2 * dv + 1) * d
+        flops += 2 * d * dv * config.expand_taps if self.expands else 0
+        kept = (config.expand_taps - 1) * d if self.expands else 0
         kept += calls * (taps - 1) * d * dv
         parameters = sum(p.numel() for p in self.parameters())
         return Cost(parameters=parameters, flops=flops, reads=0, live=d * dv, kept=kept)

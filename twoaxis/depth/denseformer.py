@@ -83,7 +83,8 @@ class DenseFormer(Stream):
         paper="Pagliardini, Mohtashami, Fleuret, Jaggi, DenseFormer, arXiv 2402.02622",
         year=2024,
         quirks=(
-            "The two official implementations disagree about period and dilation; this is the package, which matches the "
+            "The two official implementations disagree about period and dilation; this is the package, which "
+            "matches the "
             "paper: experiments(k, p) = package(dilation=k*p, period=p).",
             "Weights are in the weight-decay group of the original and decay towards zero, the diagonal included.",
             "With 48 blocks, dilation 4 and period 5 the last three blocks are not averaged.",
@@ -91,7 +92,8 @@ class DenseFormer(Stream):
         ),
         published=(
             Published(
-                "OpenWebText2, 48 blocks, perplexity (mean of 3 seeds): Transformer 18.61, 1x1 17.84, 4x1 17.86, 4x5 17.87",
+                "OpenWebText2, 48 blocks, perplexity (mean of 3 seeds): Transformer 18.61, 1x1 17.84, "
+                "4x1 17.86, 4x5 17.87",
                 "arXiv 2402.02622, table 1",
             ),
             Published("Same training time, 48 blocks: 4x5 17.87 against 18.33", "arXiv 2402.02622, table 3"),

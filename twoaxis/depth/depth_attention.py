@@ -10,11 +10,12 @@ Zhang: Residual Stream Duality in Modern Transformer Architectures ("Transformer
     token t      h_0 ──► h_1 ──► h_2 ──► h_3                 time axis: ShortSWA reads t-w+1 .. t of one layer
                   └───────┴───────┴──► z ──(+)──► sub-layer   depth axis: this reads l-K+1 .. l of one token
 
-The projections are shared along depth, as a sequence operator shares its own along time; `shared=False` gives each site
-its own, and a state still gets its keys and values once, from the set of the site it arrives at. The operator is `twoaxis.window_attention` on the depth axis, and going layer by layer is decoding with its
-ring. The paper leaves open how z enters the block, hence `inject`. With `add`, W_O starts at zero: neutral to a bit.
-Sources are states of the residual stream, not increments. The out site reads the last state plainly unless
-`read_out` is set: the paper's read feeds blocks.
+The projections are shared along depth, as a sequence operator shares its own along time; `shared=False` gives each
+site its own, and a state still gets its keys and values once, from the set of the site it arrives at. The operator is
+`twoaxis.window_attention` on the depth axis, and going layer by layer is decoding with its ring. The paper leaves
+open how z enters the block, hence `inject`. With `add`, W_O starts at zero: neutral to a bit. Sources are states of
+the residual stream, not increments. The out site reads the last state plainly unless `read_out` is set: the paper's
+read feeds blocks.
 """
 
 from __future__ import annotations
@@ -222,19 +223,20 @@ class DepthAttention(Stream):
 
     def dead(self) -> dict[str, str]:
         """A softmax over one state is one whatever the query: such queries, and keys nobody compares, never learn."""
-        seen = {}
+        asking, compared = set(), set()
         for site in (s for s in self.layout.sites if self._reads(s)):
-            row = self.rows[site.index]
-            seen[row] = max(seen.get(row, 0), len(self.sources(site)))
-        lone = {
-            f"query[{row}]": "its sites see one state, the softmax is constant" for row, n in seen.items() if n == 1
-        }
-        if seen and max(seen.values()) == 1:
-            lone |= {f"key[{row}]": "no site sees more than one state" for row in range(self.key.shape[0])}
-        return lone
+            states = [i for i in sorted(self.key_rows) if i <= site.index]
+            states = states if self.config.window is None else states[-self.config.window :]
+            if len(states) > 1:
+                asking.add(self.rows[site.index])
+                compared.update(self.key_rows[i] for i in states)
+        rows = range(self.query.shape[0])
+        lone = {f"query[{r}]": "its sites see one state, the softmax is constant" for r in rows if r not in asking}
+        alone = {f"key[{r}]": "no site sees its states beside another" for r in rows if r not in compared}
+        return lone | alone
 
     def cost(self) -> Cost:
-        """Four projections per reading site and state, a dot product and a multiply-add per head and state seen."""
+        """Four projections per reading site and state, a dot product and a multiply-add per head and state seen, the sum."""
         width, inner, kv = (
             self.layout.width,
             self.config.heads * self.head_width,
@@ -245,7 +247,7 @@ class DepthAttention(Stream):
         window = self.config.window or len(self.key_rows)
         return Cost(
             parameters=sum(p.numel() for p in self.parameters()),
-            flops=projections + sum(counts) * 4 * inner,
+            flops=projections + sum(counts) * 4 * inner + (width * len(counts) if self.config.inject == "add" else 0),
             reads=sum(counts),
             live=width + 2 * kv * min(window, len(self.key_rows)),
         )

@@ -24,11 +24,11 @@ difference of the others to it.
 
 What surprises: the read-out is a sum, not a mean; the paper multiplies the initial standard deviation of every output
 projection by sqrt(n) (`output_scale`; a matter of the model's initialisation, not done here); one stream with dynamic
-weights is worse than the plain residual; A_r is free, so products over depth can grow without bound (the
-gain that manifold hyper-connections bound). `frozen` holds width connections (α) or depth connections (β) at their start, the paper's
-ablations and the control that tells mixing from merely having n streams.
+weights is worse than the plain residual; A_r is free, so products over depth can grow without bound, which is what
+manifold hyper-connections prevent. `frozen` holds width connections (α) or depth connections (β) at their start: the
+paper's ablations, and the control that tells mixing from merely having n streams.
 
-Mixing is not done when reading: read and write each pass over the streams once, and no mixed copy waits for the sub-layer.
+Streams are mixed when written, not when read: no mixed copy of them waits for the sub-layer.
 """
 
 from __future__ import annotations
@@ -105,6 +105,14 @@ class HyperConnections(Stream):
     name = "hyper_connections"
     Config = HyperConnectionsConfig
     config: HyperConnectionsConfig
+    variants = (
+        {},
+        {"dynamic": False, "streams": 3, "readout": "mean"},
+        {"norm": "rms", "tanh": False, "frozen": "depth"},
+        {"norm": "none", "streams": 2, "frozen": "width"},
+        {"affine": False, "streams": 1},
+        {"frozen": "both", "readout": "mean"},
+    )
     card = Card(
         title="Hyper-Connections",
         axis="depth",
@@ -206,13 +214,13 @@ class HyperConnections(Stream):
 
     @property
     def output_scale(self) -> float:
-        """What the paper multiplies the initial standard deviation of every output projection by, for its summed read-out."""
+        """sqrt(n), the paper's factor on the initial deviation of output projections; for the summed read-out only."""
         return self.config.streams**0.5 if self.config.readout == "sum" and self.rows else 1.0
 
     # The weights of a site.
 
     def coefficients(self, h: Tensor, row: int) -> tuple[Tensor, Tensor]:
-        """α (..., N, N+1) and β (..., N) of the site with parameter row `row`; without leading dimensions where static."""
+        """α (..., N, N+1) and β (..., N) of the site with parameter row `row`; no leading dimensions where static."""
         alpha, beta = widen(self.static_alpha[row]), widen(self.static_beta[row])
         columns: list[Tensor] = []
         if self.dynamic_alpha_fn is not None:

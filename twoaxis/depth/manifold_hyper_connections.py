@@ -18,31 +18,36 @@ deepseek-ai/TileKernels (its torch reference), which equals DeepSeek-V4's in tra
     Sinkhorn: softmax over `to`, divide by the sums over `from`, then (iterations - 1) times both divisions.
     The sums over `from`, the forward gain of an output stream, are divided by last and hence exactly one.
 
-A doubly stochastic matrix has spectral norm at most one, and products of them are doubly stochastic: whatever the depth,
-mixing neither amplifies nor kills the mean of the streams. Differences from hyper-connections besides: each coefficient
-sees all streams of the token, none is negative, there is no tanh.
+A doubly stochastic matrix has spectral norm at most one, and products of such matrices are doubly stochastic: whatever
+the depth, mixing neither amplifies nor loses the mean of the streams. Differences from hyper-connections besides: each
+coefficient sees all streams of the token, none is negative, there is no tanh.
 
-`form="paper"` has no epsilon in pre and Sinkhorn and reads out the sum of the streams; `form="deepseek"` adds 1e-6 to
-pre, after the softmax and to every divisor, and reads out through a head of its own, w = σ(s (v fn_headᵀ)/rms + b) + pre_eps,
-out = Σ_i w_i H[i]. Parameters are packed as in DeepSeek-V4: fn rows are [pre | post | comb row by row], base likewise, scale
-is (pre, post, comb); here they are stacked by site.
+`form="paper"` has no epsilon in pre and Sinkhorn and reads out the sum of the streams. `form="deepseek"` adds 1e-6 to
+pre, after the softmax and to every divisor, and reads out through a head of its own:
+
+    w = σ(s (v fn_headᵀ) / rms + b) + pre_eps        out = Σ_i w_i H[i]
+
+Parameters are packed as in DeepSeek-V4: fn rows are [pre | post | comb row by row], base likewise, scale is (pre, post,
+comb); here they are stacked by site.
 
 At zero logits pre = 1/2, post = 1 and comb = 1/n, hence with equal streams H⁺ = x + F(n/2 x): the plain residual up to
-the pre-norm's epsilon. `neutral_` finds the plain residual to rounding with biases alone: pre sums to one (3/4 on stream
-k mod n, so that streams can come apart), post is one, comb nearly the identity (0 on the diagonal, -8 elsewhere). That holds for
-Sinkhorn without epsilon; with it every site loses a share of sinkhorn_eps of the stream, and the class is none.
+the pre-norm's epsilon. `neutral_` reaches the plain residual to rounding with biases alone: pre sums to one (3/4 on
+stream k mod n, so that streams can come apart), post is one, comb nearly the identity (0 on the diagonal, -8 off it).
+That holds for Sinkhorn without epsilon; with one, every site loses a share sinkhorn_eps of the stream and the class is
+none.
 
-What surprises: TileKernels' own defaults are 10 iterations and post_scale 1, DeepSeek-V4's 20 and 2; a reversed order of the
-two divisions is common elsewhere (`order="columns_last"`) and equal only when converged; the first site's comb gets no
-gradient while the streams are copies of one another, because its sums over `from` are one whatever the logits; with the
-summed or mean read-out the last site's comb gets next to none, for the same reason with the other sums.
+What surprises: TileKernels' own defaults are 10 iterations and post_scale 1, DeepSeek-V4's 20 and 2. A reversed order
+of the two divisions is common elsewhere (`order="columns_last"`) and equal only when converged. The first site's comb
+gets no gradient, because its streams are copies and its sums over `from` are one whatever the logits; with the summed or
+mean read-out the last site's comb gets next to none, for the same reason with the other sums; with one stream, no comb
+gets any.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -125,6 +130,13 @@ class ManifoldHyperConnections(Stream):
     name = "manifold_hyper_connections"
     Config = ManifoldHyperConnectionsConfig
     config: ManifoldHyperConnectionsConfig
+    variants = (
+        {},
+        {"form": "deepseek", "norm_weight": True},
+        {"start": "neutral", "readout": "mean", "streams": 3},
+        {"start": "lite", "readout": "head", "order": "columns_last", "streams": 2},
+        {"streams": 1, "iterations": 3},
+    )
     card = Card(
         title="mHC",
         axis="depth",
@@ -195,8 +207,8 @@ class ManifoldHyperConnections(Stream):
 
         paper: scale 0.01 as published; fn N(0, init_std) and base 0, which the paper does not state.
         deepseek: fn N(0, init_std), base 0, scale 1, as DeepSeek-V4's classes.
-        lite: the biases of FFTYYY/mhc-lite (comb near the identity; pre and post +1 at stream k mod n, -1 elsewhere), with
-        fn 0 and scale 0.01.
+        lite: the biases of FFTYYY/mhc-lite (comb near the identity; pre and post +1 at stream k mod n, -1 elsewhere);
+        fn 0 and scale 0.01 are this library's choice.
         neutral: the plain residual to rounding, up to sinkhorn_eps per site; fn 0 and scale 0.01.
         """
         start, n = self.config.start, self.config.streams
@@ -247,7 +259,7 @@ class ManifoldHyperConnections(Stream):
 
     @property
     def neutral(self) -> Neutral:
-        """Rounding where biases can make pre sum to one; scale with one stream or the summed read-out; none with epsilons."""
+        """Rounding where biases make pre sum to one; scale with one stream or a summed read-out; none with epsilons."""
         n, out = self.config.streams, self.uses(self.layout.out)
         if self.rows:
             narrow = n > 1 and self.pre_eps >= (1.0 - _LEADER) / (n - 1)

@@ -6,8 +6,8 @@
     sinkhorn         logits -> (nearly) doubly stochastic matrices      per token
 
 Mixing is a sum of products, never a matrix product: where float32 matrix products are allowed to run in TF32 or
-bfloat16, a product with the identity would round the residual stream at every site. Sums run in float32 at least and are
-cast once at the end.
+bfloat16, a product with the identity would round the residual stream at every site. Sums run in float32 at least and
+are cast once at the end.
 
 Each operation has its readable form (`*_reference`, plain differentiable torch) and a form that saves less for the
 backward pass: references to the state and small weights, no widened or normalised copy of the state, no Sinkhorn
@@ -202,12 +202,12 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         needs = ctx.needs_input_grad[1:]
-        leaves = [
+        leaves: list[Tensor | None] = [
             None if t is None else t.detach().requires_grad_(need)
             for t, need in zip(ctx.saved_tensors, needs, strict=True)
         ]
         with torch.enable_grad():
             out = ctx.fn(*leaves)
-        wanted = [leaf for leaf, need in zip(leaves, needs, strict=True) if need]
+        wanted = [leaf for leaf, need in zip(leaves, needs, strict=True) if leaf is not None and need]
         found = iter(torch.autograd.grad(out, wanted, grad))
         return None, *(next(found) if need else None for need in needs)

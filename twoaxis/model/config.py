@@ -90,7 +90,8 @@ class DecoderConfig:
         ramped = 128 * round(hidden * (block / (self.blocks - 1) + 0.5) / 128)
         if ramped < 128:
             raise ValueError(
-                f"hidden_ramp rounds to multiples of 128: block {block} of {self.blocks} would get {ramped} of hidden={hidden}"
+                f"hidden_ramp rounds to multiples of 128: block {block} of {self.blocks} would get {ramped} "
+                f"of hidden={hidden}"
             )
         return ramped
 

@@ -57,8 +57,8 @@ class Decoder(nn.Module):
     """Tokens to logits.
 
     Args:
-        config: the shape and the methods.
-        seed: of the initial weights; every tensor draws from a generator of its own, named after it, so that two decoders of one seed agree
+        config: the shape and the methods. seed: of the initial weights; every tensor draws from a generator of its
+        own, named after it, so that two decoders of one seed agree
             on everything they have in common whatever their streams.
     """
 

@@ -4,8 +4,9 @@ A sub-layer maps the normalised read `c` to an increment, without its residual:
 
     y, rings = sublayer(c, past, reach)
 
-`past` is a tuple of rings, one per operator that remembers tokens, or None when nothing is to be remembered (training); then
-`rings` is None too. Attention takes the ways q, k, v where the stream gives them and the residual way where it does not.
+`past` is a tuple of rings, one per operator that remembers tokens, or None when nothing is to be remembered
+(training); then `rings` is None too. Attention takes the ways q, k, v where the stream gives them and the residual
+way where it does not.
 """
 
 from __future__ import annotations
@@ -169,7 +170,8 @@ class MLP(Sublayer):
         gate, up = self.gate(x), self.up(x)
         if "hidden" in self.points.locals:
             joined = self.points.run("hidden", torch.cat([gate, up], dim=-1), rings, reach)
-            gate, up = joined.chunk(2, dim=-1)
+            # halves of one tensor are strided, and a strided SiLU may round its tail differently
+            gate, up = (half.contiguous() for half in joined.chunk(2, dim=-1))
         return self.down(F.silu(gate) * up), None if rings is None else tuple(rings.values())
 
 

@@ -14,16 +14,17 @@ Allen-Zhu: Physics of Language Models, Part 4.1, arXiv 2512.17351 (2025). Code: 
     H ─┬─ norm ─[A]─ W_qkv ─[B]─ RoPE ─ attention ─(+)─┬─ norm ─[C]─ W_gate,up ─[D]─ silu·up ─ W_down ─(+)─ H'
        └───────────────────────────────────────────┘   └───────────────────────────────────────────────┘
 
-All four sit inside a branch, after its norm: none writes to the residual stream, and a history method over depth sees no
-additional source. Each is the operator of `short_conv`; weights are (C, 1, k), the last tap the current token's.
+All four sit inside a branch, after its norm: none writes to the residual stream, and a history method over depth sees
+no additional source. Each is the operator of `short_conv`; weights are (C, 1, k), the last tap the current token's.
 
-Start as published: nn.Conv1d's U(-1/sqrt(k), 1/sqrt(k)), not the model's 0.02, so the current token starts as 1 + W[:, k-1]
-times itself. start="zero" is neutral instead: every layer returns its input, to a bit.
+Start as published: nn.Conv1d's U(-1/sqrt(k), 1/sqrt(k)), not the model's 0.02, so the current token starts as
+1 + W[:, k-1] times itself. start="zero" is neutral instead: every layer returns its input, to a bit.
 
-What surprises: the original's multi-token continuation ignores what it remembers, so only one prefill followed by single
-tokens is right there, and packed documents leak into each other; here any cut into chunks is exact and documents are kept
-apart. The original recipes rotate only a quarter of each head when Canon is on, which is the attention's business. In
-linear models "AbCD" means: A, C, D, and the model's own convolution on q, k, v in the place of B; that is `short_conv` at "qkv".
+What surprises: the original's multi-token continuation ignores what it remembers, so only one prefill followed by
+single tokens is right there, and packed documents leak into each other; here any cut into chunks is exact and documents
+are kept apart. The original recipes rotate only a quarter of each head when Canon is on, which is the attention's
+business. In linear models "AbCD" means A, C, D, and the model's own convolution on q, k, v in the place of B; that one
+is `short_conv` at "qkv".
 """
 
 from __future__ import annotations
@@ -117,13 +118,14 @@ class CanonMixer(Mixer):
         year=2025,
         quirks=(
             "The weights start at U(-1/2, 1/2) beside the residual, not at the model's 0.02.",
-            "The original's multi-token continuation ignores its own memory, and its packed documents leak; here both are exact.",
+            "The original's multi-token continuation ignores its own memory, and its packed documents leak; here both "
+            "are exact.",
             "The original recipes rotate only a quarter of each head when Canon is on.",
             "A lower-case b in the paper's sets is a linear model's own convolution, not a Canon layer.",
         ),
         published=(
             Published(
-                "Llama to LlamaCanon at equal hyper-parameters, best of two learning rates, MMLU: 1B/1T tokens 44.5 to 47.0, "
+                "Llama to LlamaCanon at equal hyper-parameters, best of two learning rates, MMLU: 1B/1T 44.5 to 47.0, "
                 "1B/2T 45.5 to 46.8, 3B/1T 53.2 to 56.1, 8B/1T 60.6 to 62.4; mean of ten tasks: 1B/2T 53.6 to 55.1, "
                 "3B/1T 58.0 to 59.8, 8B/1T 62.8 to 63.7",
                 "PhysicsLM4, table of canon_llama_results",

@@ -7,9 +7,9 @@
     mlp         inside the MLP branch, after the pre-norm           the changed input
     hidden      the MLP's hidden channels, before the gate          the changed channels
 
-A mixer at `site` is a sub-layer like any other: a source for history methods, with its own pre-norm. At the other points it
-lives inside a sub-layer and the stream does not see it. What it remembers between tokens is a `Ring`, so any cut of a
-sequence into chunks gives the same numbers.
+A mixer at `site` is a sub-layer like any other: a source for history methods, with its own pre-norm. At the other
+points it lives inside a sub-layer and the stream does not see it. What it remembers between tokens is a `Ring`, so
+any cut of a sequence into chunks gives the same numbers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Local(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} does not define step")
 
     def start(self, spare: int = 0) -> Ring:
-        """The memory before the first token; `spare` positions more than needed are kept, so that they can be trimmed."""
+        """The memory before the first token; `spare` positions more than needed are kept, for trimming."""
         raise NotImplementedError(f"{type(self).__name__} does not define start")
 
     def reset_parameters(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:

@@ -1,7 +1,8 @@
 """ShortConv: a causal depthwise convolution over the last few tokens, as a local mixer.
 
-Widely used: So et al., Primer, arXiv 2109.08668 (2021), on q, k, v of softmax attention; Gu & Dao, Mamba, arXiv 2312.00752;
-Yang et al., GLA, arXiv 2312.06635, and Gated DeltaNet, arXiv 2412.06464. Code: flash-linear-attention, ShortConvolution.
+Widely used: So et al., Primer, arXiv 2109.08668 (2021), on q, k, v of softmax attention; Gu & Dao, Mamba, arXiv
+2312.00752; Yang et al., GLA, arXiv 2312.06635, and Gated DeltaNet, arXiv 2412.06464. Code agreed with:
+flash-linear-attention, ShortConvolution.
 
     conv(x)_t = b + Σ_{j=0}^{k-1} W[:, j] ⊙ x_{t-(k-1)+j}       x before the first token is 0
     op(x)     = act(conv(x))   or, with residual,   x + act(conv(x))
@@ -13,14 +14,14 @@ Yang et al., GLA, arXiv 2312.06635, and Gated DeltaNet, arXiv 2412.06464. Code: 
     tokens   t-3   t-2   t-1    t
               └─w0──┴─w1──┴─w2──┴─w3──► Σ ─ act ─► y_t            kernel k = 4: window of k tokens
 
-`weight` is (C, 1, k) and `bias` (C,), the state-dict layout of a depthwise nn.Conv1d and of the code above: the last tap is
-the current token's, and their checkpoints load as they are. At "qkv" the channels are q's, then k's, then v's: three
-convolutions side by side.
+`weight` is (C, 1, k) and `bias` (C,), the state-dict layout of a depthwise nn.Conv1d and of the code above: the last
+tap is the current token's, and their checkpoints load as they are. At "qkv" the channels are q's, then k's, then v's:
+three convolutions side by side.
 
-Start: the published one is nn.Conv1d's, U(-1/sqrt(k), 1/sqrt(k)), and is the default where the output replaces the input (at
-"qkv"). Where it is added to what passes by (the own sub-layer; the branch with residual) the default is zero: the model
-starts as the one without the mixer, to a bit, and silu has slope 1/2 there, so the weights learn at once. "identity" (one on
-the current token) is the neutral start of a branch or projection without residual and activation.
+Start: the published one is nn.Conv1d's, U(-1/sqrt(k), 1/sqrt(k)), and is the default where the output replaces the
+input (at "qkv"). Where it is added to what passes by (the own sub-layer; the branch with residual) the default is zero:
+the model starts as the one without the mixer, to a bit, and silu has slope 1/2 there, so the weights learn at once.
+"identity" (one on the current token) is the neutral start of a branch or projection without residual and activation.
 
 Only k-1 inputs are remembered between tokens; the code above keeps k, of which the oldest is never read.
 """
@@ -56,7 +57,7 @@ class ShortConvConfig:
     where: Literal["residual", "branch", "qkv"] = "residual"
     """A residual sub-layer of its own, the attention's input, or its q, k, v projections."""
     residual: bool | None = None
-    """Add the operator's input to its output; None does so at "branch" only. At its own site the stream already does."""
+    """Add the operator's input to its output; None does so at "branch" only. At a site of its own the stream does."""
     start: Start | None = None
     """Initial weights; None is "zero" where the operator adds to what passes by, else "uniform"."""
 
@@ -128,7 +129,7 @@ class ShortConv(Local):
         self.reset_parameters()
 
     def reset_parameters(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
-        """Uniform: weights and bias U(-1/sqrt(k), 1/sqrt(k)); else zero, and one on the current token for the identity."""
+        """Uniform: all U(-1/sqrt(k), 1/sqrt(k)); else zero, and one on the current token for the identity."""
         start, bound = self.config.resolved_start, self.config.kernel**-0.5
         with torch.no_grad():
             for parameter in self.parameters():
@@ -211,13 +212,14 @@ class ShortConvMixer(Mixer):
         year=2021,
         quirks=(
             "The last tap is the current token's.",
-            "Linear attention uses it on q, k, v with SiLU and no residual; with a residual and no activation it is Canon.",
+            "Linear attention has it on q, k, v with SiLU and no residual; with residual and no SiLU it is Canon.",
             "The common implementation keeps k inputs between tokens; k-1 are enough.",
         ),
         published=(
             Published(
-                "Convolutions of width 3 on q, k, v are one of the two changes that an architecture search over decoders "
-                "found most robust; wider ones did not help. No controlled result for it as a residual sub-layer of its own",
+                "Convolutions of width 3 on q, k, v are one of the two changes that an architecture search over "
+                "decoders found most robust; wider ones did not help. No controlled result for it as a residual "
+                "sub-layer of its own",
                 "Primer, arXiv 2109.08668",
             ),
         ),

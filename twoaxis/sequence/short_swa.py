@@ -12,10 +12,10 @@ Zhang: Residual Stream Duality (Algorithm 1), arXiv 2603.16039 (2026); idea: Ret
     tokens   t-3   t-2   t-1    t
                    └─────┴─────┴──► out_t            window w = 3
 
-The operator is `twoaxis.window_attention` on the time axis; a depth read is the same function on the depth axis. The blog
-post that named it acts on the projected branches of a mixer and fixes neither heads, initialisation nor numbers; the block
-above is the paper's. W_o starts at zero, so the model starts as the one without the mixer, to a bit. It can be thin: heads and
-head width are its own, and for w ≤ 128 the projections are nearly all of its cost.
+The operator is `twoaxis.window_attention` on the time axis; a depth read is the same function on the depth axis. The
+blog post that named it acts on the projected branches of a mixer and fixes neither heads, initialisation nor numbers;
+the block above is the paper's. W_o starts at zero, so the model starts as the one without the mixer, to a bit. It can
+be thin: heads and head width are its own, and for w ≤ 128 the projections are nearly all of its cost.
 """
 
 from __future__ import annotations
@@ -181,13 +181,15 @@ class ShortSWAMixer(Mixer):
         paper="Zhang, Residual Stream Duality, arXiv 2603.16039",
         year=2026,
         quirks=(
-            "The paper's block gives it a norm and a residual of its own; the blog post that named it acts on projected "
+            "The paper's block gives it a norm and a residual of its own; the blog post that named it acts on "
+            "projected "
             "branches inside a mixer instead.",
             "No source fixes heads, initialisation or results for it.",
         ),
         published=(
             Published(
-                "No controlled result for ShortSWA before attention exists. For sliding windows that replace attention in "
+                "No controlled result for ShortSWA before attention exists. For sliding windows that replace "
+                "attention in "
                 "5 of 6 layers (32B): MMLU 57.3 all global, 54.9 W=128, 58.3 W=128 with sink, 58.3 W=512 with sink; "
                 "MRCR 32.5, -, 34.4, 19.6",
                 "MiMo-V2-Flash report, arXiv 2601.02780, tables 2-4",

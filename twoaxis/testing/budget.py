@@ -159,23 +159,22 @@ def kept(case: Case) -> Outcome:
 def memory_growth(case: Case) -> Outcome:
     """What the backward pass remembers grows linearly in depth: the exponent over 6, 12 and 24 blocks.
 
-    Distinct storages count once, and only what grows with the tokens: weights are remembered anyway.
+    Distinct storages count once, and only what grows with tokens and width: weights are remembered anyway, and the small
+    numbers a read keeps per source are no vectors.
     """
-    sizes = []
-    for blocks in DEPTHS:
-        few, many = (_remembered(case, blocks, tokens) for tokens in (2, 4))
-        sizes.append(many - few)
-    logs = [math.log(n) for n in DEPTHS], [math.log(max(size, 1)) for size in sizes]
+    sizes = [_slope(lambda tokens, width, blocks=blocks: _remembered(case, blocks, tokens, width)) for blocks in DEPTHS]
+    logs = [math.log(n) for n in DEPTHS], [math.log(max(size, 1e-9)) for size in sizes]
     mean_x, mean_y = (sum(column) / len(column) for column in logs)
     covariance = sum((x - mean_x) * (y - mean_y) for x, y in zip(*logs, strict=True))
     exponent = covariance / sum((x - mean_x) ** 2 for x in logs[0])
-    return Outcome(exponent, EXPONENT_BOUND, f"numbers for 2 tokens at {DEPTHS} blocks: {sizes}")
+    vectors = ", ".join(f"{size / (WIDE - NARROW):.4g}" for size in sizes)
+    return Outcome(exponent, EXPONENT_BOUND, f"vectors remembered per token at {DEPTHS} blocks: {vectors}")
 
 
-def _remembered(case: Case, blocks: int, tokens: int, width: int = 256) -> int:
+def _remembered(case: Case, blocks: int, tokens: int, width: int) -> int:
     """Numbers in the distinct storages saved for the backward pass of the stream and cheap sub-layers."""
     made = case.stream((("attention", "mlp"),) * blocks, width=width, dtype=torch.float32)
-    run = compose(made, [(s.kind, None, _first_way) for s in made.sites])
+    run = compose(made, [(s.kind, None, _cheap) for s in made.sites])
     held: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -184,10 +183,9 @@ def _remembered(case: Case, blocks: int, tokens: int, width: int = 256) -> int:
 
     x = case.embedding(batch=1, time=tokens, width=width).float().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = run(x)
-    del out
+        run(x)
     return sum(t.untyped_storage().nbytes() // t.element_size() for t in held.values())
 
 
-def _first_way(*ways: Tensor) -> Tensor:
+def _cheap(*ways: Tensor) -> Tensor:
     return torch.tanh(sum(ways[1:], ways[0]))

@@ -51,6 +51,11 @@ class Case:
     seed: int = 0
     first: bool = True
 
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Where the dearer checks run: everywhere for the first variant, for the others where every kind of site is."""
+        return tuple(LAYOUTS) if self.first else ("mixers", "uneven")
+
     def stream(
         self,
         layout: str | Sequence[Sequence[str]] = "sequential",

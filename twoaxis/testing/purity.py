@@ -144,7 +144,7 @@ def inputs_unchanged(case: Case) -> Outcome:
 def deep_copies(case: Case) -> Outcome:
     """A copy of the module continues from a copy of the state, mid-pass, to the same output."""
     worst = 0.0
-    for layout in LAYOUTS:
+    for layout in case.layouts:
         run = case.run(case.stream(layout))
         whole = run(case.embedding())
         for taken in walk(run, case.embedding()):
@@ -156,7 +156,7 @@ def deep_copies(case: Case) -> Outcome:
 def checkpointing(case: Case) -> Outcome:
     """Blocks recomputed in the backward pass give the output and the gradients of blocks that are not."""
     worst = 0.0
-    for layout in LAYOUTS:
+    for layout in case.layouts:
         run = case.run(case.stream(layout))
 
         def block(state: State, number: int, run: Composed = run) -> State:
@@ -203,7 +203,7 @@ def packing(case: Case) -> Outcome:
     The packed tensors are cut off and the backward passes joined by hand, as between two pipeline stages.
     """
     worst, faults = 0.0, []
-    for layout in LAYOUTS:
+    for layout in case.layouts:
         made = case.stream(layout)
         run = case.run(made)
         out, whole = gradients(run, case, run)

@@ -75,7 +75,9 @@ def _run(made: Stream, x: Tensor, weights: Tensor) -> Tensor:
     return compose(made, sublayers)(x)
 
 
-def naive_attention_residuals(x: Tensor, weights: Tensor, query: Tensor, scale: Tensor, eps: float, size: int) -> Tensor:
+def naive_attention_residuals(
+    x: Tensor, weights: Tensor, query: Tensor, scale: Tensor, eps: float, size: int
+) -> Tensor:
     """The published state machine with everything stacked at every site: an independent reading of the paper."""
 
     def site(sources: Sequence[Tensor], w: Tensor, g: Tensor) -> Tensor:
@@ -105,7 +107,13 @@ def attention_residual_weights(seed: int) -> Iterator[Certificate]:
         outs = []
         for evaluation in ("direct", "two_phase"):
             made = stream(
-                "attention_residuals", blocks=count, width=width, kinds=("mlp",), block_size=size, eps=eps, evaluation=evaluation
+                "attention_residuals",
+                blocks=count,
+                width=width,
+                kinds=("mlp",),
+                block_size=size,
+                eps=eps,
+                evaluation=evaluation,
             ).double()
             with torch.no_grad():
                 made.get_parameter("query").copy_(query)
@@ -114,12 +122,18 @@ def attention_residual_weights(seed: int) -> Iterator[Certificate]:
             if evaluation == "direct":
                 convex = max(convex, _convexity(made, x, matrices))
         naive = naive_attention_residuals(x, matrices, query, scale, eps, size)
-        direct_worst = max(direct_worst, deviation(outs[0], naive), gradient_deviation(outs[0], naive, [matrices], probe))
-        phases_worst = max(phases_worst, deviation(outs[1], outs[0]), gradient_deviation(outs[1], outs[0], [matrices], probe))
+        direct_worst = max(
+            direct_worst, deviation(outs[0], naive), gradient_deviation(outs[0], naive, [matrices], probe)
+        )
+        phases_worst = max(
+            phases_worst, deviation(outs[1], outs[0]), gradient_deviation(outs[1], outs[0], [matrices], probe)
+        )
     yield Certificate(FAMILY, "attention_residuals: weights are non-negative and sum to one", convex, 1e-13, count + 1)
     statement = "attention_residuals: every block size, 1 = full included, = the stacked definition (values, gradients)"
     yield Certificate(FAMILY, statement, direct_worst, 1e-11, count + 1)
-    yield Certificate(FAMILY, "attention_residuals: two-phase = direct (values, gradients)", phases_worst, 1e-11, count + 1)
+    yield Certificate(
+        FAMILY, "attention_residuals: two-phase = direct (values, gradients)", phases_worst, 1e-11, count + 1
+    )
 
 
 def _convexity(made: Stream, x: Tensor, matrices: Tensor) -> float:
@@ -154,4 +168,6 @@ def residue_classes(seed: int, blocks: int = 9) -> Certificate:
             if site is not made.layout.out:
                 # an increment that makes the block's output exactly the next slot, whatever was read
                 state = made.write(state, site, slots[j + 1] - seen.x.detach(), seen._replace(x=seen.x.detach()), seen)
-    return Certificate(FAMILY, "denseformer: an average touches exactly the slots of its residue class", worst, 0.0, count)
+    return Certificate(
+        FAMILY, "denseformer: an average touches exactly the slots of its residue class", worst, 0.0, count
+    )

@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-aten = torch.ops.aten
-
-ONE_PER_OUTPUT = {
-    "add", "add_", "sub", "rsub", "mul", "mul_", "div", "div_", "neg", "exp", "rsqrt", "sigmoid", "tanh", "pow", "square", "lerp",
-}  # fmt: skip
+ONE_PER_OUTPUT = {"add", "add_", "sub", "rsub", "mul", "mul_", "div", "div_", "neg", "pow", "square", "lerp"}
+ONE_PER_OUTPUT |= {"exp", "rsqrt", "sigmoid", "tanh"}
 ONE_PER_INPUT = {"sum", "mean", "linalg_vector_norm"}
 
 
@@ -49,6 +45,8 @@ def _flops(func: Any, args: Any, out: Any) -> int:
         return 2 * out.numel()
     if name in ("_softmax", "_fused_rms_norm"):
         return 4 * args[0].numel()
+    if name == "native_layer_norm":  # mean, centring, mean square, scaling; then the learned scale and shift
+        return (5 + sum(affine is not None for affine in args[2:4])) * args[0].numel()
     if name in ONE_PER_OUTPUT and isinstance(out, Tensor):
         return out.numel()
     if name in ONE_PER_INPUT:

@@ -1,4 +1,4 @@
-"""The duality: a depth read is the sequence operator on the transposed tensor; and the plain residual is a depth read."""
+"""A depth read is the sequence operator on the transposed tensor; and the plain residual is a depth read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ def layer_by_layer(seed: int, depths: int = 7) -> Certificate:
             worst = max(worst, deviation(stepped, whole), gradient_deviation(stepped, whole, leaves, probe))
             count += 1
     return Certificate(
-        FAMILY, "depth read, layer by layer with the ring = window_attention over depth (values, gradients)", worst, 1e-12, count
+        FAMILY,
+        "depth read, layer by layer with the ring = window_attention over depth (values, gradients)",
+        worst,
+        1e-12,
+        count,
     )
 
 
@@ -77,7 +81,9 @@ def stream_in_a_decoder(seed: int) -> Certificate:
         q, k, v = ((states @ w[0].mT).unflatten(-1, (2, -1)) for w in (stream.query, stream.key, stream.value))
         z = window_attention(q, k, v, window, axis=2).flatten(-2)
         worst, count = max(worst, deviation(states + z @ stream.output[0].mT, reads)), count + 1
-    return Certificate(FAMILY, "depth_attention inside a decoder = the operator over its own states", worst, 1e-12, count)
+    return Certificate(
+        FAMILY, "depth_attention inside a decoder = the operator over its own states", worst, 1e-12, count
+    )
 
 
 def _watch(model: Decoder, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,9 @@ def orders(seed: int) -> Iterator[Certificate]:
     window = {"tokens": 8, "window": 4, "depths": 64, "width": 64}
     for size, what in (("tokens", "T"), ("window", "K"), ("depths", "L"), ("width", "d")):
         doubled = window | {size: window[size] * 2}
-        count = _exponent(f"depth window O(T K L d): exponent of {what}", depth_read(**window), depth_read(**doubled), 1.0)
+        count = _exponent(
+            f"depth window O(T K L d): exponent of {what}", depth_read(**window), depth_read(**doubled), 1.0
+        )
         yield count
     full = {"tokens": 8, "window": None, "depths": 64, "width": 64}
     for size, what, power in (("tokens", "T", 1.0), ("depths", "L", 2.0), ("width", "d", 1.0)):

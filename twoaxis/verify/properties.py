@@ -1,7 +1,7 @@
 """Properties every method must have, measured on small decoders: neutral class, Blend, causality, chunking.
 
-Each function returns the largest deviation on one decoder; the certificates below run them over every registered method and its
-`variants`, and the conformance kit runs them on a stranger's.
+Each function returns the largest deviation on one decoder; the certificates below run them over every registered
+method and its `variants`, and the conformance kit runs them on a stranger's.
 """
 
 from __future__ import annotations
@@ -140,13 +140,17 @@ def neutral_classes(seed: int) -> Iterator[Certificate]:
             continue
         kind = config.make_stream().neutral
         if kind != "none":
-            yield Certificate("neutral", f"{name} is plain: {kind}", neutral_deviation(config, seed), NEUTRAL_BOUND[kind])
+            yield Certificate(
+                "neutral", f"{name} is plain: {kind}", neutral_deviation(config, seed), NEUTRAL_BOUND[kind]
+            )
 
 
 def blends(seed: int) -> Iterator[Certificate]:
     """Blend at gate zero and at gate one, over every stream variant."""
     for name in stream_names():
-        pairs = [blend_deviations(config, seed) for _, config in instances() if config.stream == name and not config.mixer]
+        pairs = [
+            blend_deviations(config, seed) for _, config in instances() if config.stream == name and not config.mixer
+        ]
         closed, opened = (max(column) for column in zip(*pairs, strict=True))
         yield Certificate("blend", f"{name}: gate 0 = the plain decoder", closed, 0.0, len(pairs))
         yield Certificate("blend", f"{name}: gate 1 = the method", opened, 0.0, len(pairs))

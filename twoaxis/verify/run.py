@@ -9,12 +9,14 @@ from twoaxis.verify.certificate import Certificate, Family
 from twoaxis.verify.duality import duality
 from twoaxis.verify.orders import orders
 from twoaxis.verify.properties import blends, neutral_classes, sequence_side
+from twoaxis.verify.reductions import reductions
 
 FAMILIES: dict[str, Family] = {
     "duality": duality,
     "neutral": neutral_classes,
     "blend": blends,
     "algebra": algebra,
+    "reduction": reductions,
     "sequence": sequence_side,
     "orders": orders,
 }

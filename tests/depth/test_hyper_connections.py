@@ -1,0 +1,439 @@
+"""What is particular to hyper-connections: its weights, options, start and counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import twoaxis
+from tests.golden_formats.base import trace
+from twoaxis.depth.hyper_connections import HyperConnections
+from twoaxis.depth.stream import Layout
+
+WIDTH = 6
+KINDS = ("mixer", "attention", "mlp")
+
+
+def build(blocks: int = 2, width: int = WIDTH, kinds: tuple[str, ...] = KINDS, **options: Any) -> HyperConnections:
+    stream = twoaxis.stream("hyper_connections", blocks=blocks, width=width, kinds=kinds, **options)
+    assert isinstance(stream, HyperConnections)
+    return stream
+
+
+def scatter(stream: HyperConnections, size: float = 0.3) -> HyperConnections:
+    """Move every parameter away from its start."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in stream.parameters():
+            parameter.add_(size * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    return stream
+
+
+def sublayers(count: int, dtype: torch.dtype, width: int = WIDTH) -> list[Callable[[Tensor], Tensor]]:
+    generator = torch.Generator().manual_seed(2)
+    weights = [torch.randn(width, width, generator=generator).to(dtype) / width**0.5 for _ in range(count)]
+    return [lambda x, w=w: torch.tanh(x @ w) for w in weights]
+
+
+def embedding(dtype: torch.dtype = torch.float64, width: int = WIDTH) -> Tensor:
+    return torch.randn(2, 3, width, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
+
+
+def run(stream: twoaxis.Stream, x: Tensor) -> Tensor:
+    return trace(stream, x, sublayers(len(stream.sites), x.dtype))[0]
+
+
+def plain(x: Tensor, blocks: int = 2, kinds: tuple[str, ...] = KINDS) -> Tensor:
+    return run(twoaxis.stream("standard", blocks=blocks, width=WIDTH, kinds=kinds), x)
+
+
+# The start.
+
+
+def test_initial_values() -> None:
+    stream = build(streams=3)
+    count = len(stream.sites)
+    parameters = dict(stream.named_parameters())
+    assert set(parameters) == {
+        *("static_alpha", "static_beta", "dynamic_alpha_fn", "dynamic_alpha_scale"),
+        *("dynamic_beta_fn", "dynamic_beta_scale", "norm_weight", "norm_bias"),
+    }
+    for k in range(count):
+        read = torch.zeros(3)
+        read[k % 3] = 1.0
+        assert torch.equal(stream.static_alpha[k], torch.cat([read[:, None], torch.eye(3)], dim=1))
+    assert torch.equal(stream.static_beta, torch.ones(count, 3))
+    for name in ("dynamic_alpha_fn", "dynamic_beta_fn", "norm_bias"):
+        assert parameters[name].abs().max() == 0
+    for name in ("dynamic_alpha_scale", "dynamic_beta_scale"):
+        assert torch.equal(parameters[name], torch.full((count,), 0.01))
+    assert torch.equal(parameters["norm_weight"], torch.ones(count, WIDTH))
+    assert build(scale_start=0.5).get_parameter("dynamic_beta_scale")[0] == 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("streams", [1, 2, 3, 4, 5, 7])
+def test_mean_readout_is_plain_to_a_bit(streams: int, dtype: torch.dtype) -> None:
+    stream = scatter(build(streams=streams, readout="mean")).to(dtype)
+    assert stream.neutral == "bitwise"
+    x = embedding(dtype)
+    assert not torch.equal(run(stream, x), plain(x))
+    stream.neutral_()
+    assert torch.equal(run(stream, x), plain(x))
+
+
+@pytest.mark.parametrize("streams", [2, 3, 4])
+def test_sum_readout_is_plain_times_n(streams: int) -> None:
+    stream, x = build(streams=streams).double(), embedding()
+    assert stream.neutral == "scale"
+    torch.testing.assert_close(run(stream, x), streams * plain(x), rtol=1e-14, atol=1e-14)
+    assert not torch.allclose(run(stream, x), plain(x))
+
+
+def test_neutral_class_follows_what_the_head_reads() -> None:
+    assert build(streams=1).neutral == "bitwise"
+    kinds = "mixer+attention+mlp"
+    stream, x = build(streams=3, placement=kinds).double(), embedding()
+    assert stream.neutral == "bitwise"
+    assert torch.equal(run(stream, x), plain(x))
+
+
+def test_output_scale() -> None:
+    assert build(streams=4).output_scale == 2.0
+    assert build(streams=3).output_scale == math.sqrt(3)
+    assert build(streams=4, readout="mean").output_scale == 1.0
+    assert build(streams=4, placement="none").output_scale == 1.0
+
+
+# Counts.
+
+
+def test_published_parameter_counts() -> None:
+    def count(**options: Any) -> int:
+        with torch.device("meta"):
+            layout = Layout.make(16, 2048)
+            stream = HyperConnections(HyperConnections.Config(streams=4, **options), layout)
+        assert stream.cost().parameters == sum(p.numel() for p in stream.parameters())
+        return stream.cost().parameters
+
+    assert count(dynamic=False) == 768
+    assert count(affine=False) == 394_048
+    assert count(norm="rms") == 394_048 + 32 * 2048
+    assert count() == 394_048 + 2 * 32 * 2048
+    assert count(norm="none") == 394_048
+
+
+def test_published_flops() -> None:
+    with torch.device("meta"):
+        layout = Layout.make(16, 2048)
+        static = HyperConnections(HyperConnections.Config(streams=4, dynamic=False), layout).cost()
+        dynamic = HyperConnections(HyperConnections.Config(streams=4, norm="none"), layout).cost()
+    readout = 3 * 2048
+    assert static.flops - readout == 32 * 2 * 2048 * (4 * 5 + 4) == 3_145_728
+    assert dynamic.flops - static.flops == 32 * 2 * 2048 * 4 * 6
+    assert static.live == 4 * 2048
+    assert static.kept == 0
+    assert static.reads == 33 * 4
+
+
+# The weights.
+
+
+def literal(stream: HyperConnections, h: Tensor, row: int) -> tuple[Tensor, Tensor]:
+    """α and β of one site, entry by entry."""
+    config, n = stream.config, stream.config.streams
+    parameters = dict(stream.named_parameters())
+    alpha = stream.static_alpha[row].expand(*h.shape[:-2], n, n + 1).clone()
+    beta = stream.static_beta[row].expand(*h.shape[:-2], n).clone()
+    for i in range(n):
+        x = h[..., i, :]
+        if config.norm == "layer":
+            x = x - x.mean(-1, keepdim=True)
+        if config.norm != "none":
+            x = x / (x.square().mean(-1, keepdim=True) + config.eps).sqrt()
+        if "norm_weight" in parameters:
+            x = x * parameters["norm_weight"][row]
+        if "norm_bias" in parameters:
+            x = x + parameters["norm_bias"][row]
+        if "dynamic_alpha_fn" in parameters:
+            for j in range(n + 1):
+                t = (x * parameters["dynamic_alpha_fn"][row][:, j]).sum(-1)
+                alpha[..., i, j] += parameters["dynamic_alpha_scale"][row] * (t.tanh() if config.tanh else t)
+        if "dynamic_beta_fn" in parameters:
+            t = (x * parameters["dynamic_beta_fn"][row]).sum(-1)
+            beta[..., i] += parameters["dynamic_beta_scale"][row] * (t.tanh() if config.tanh else t)
+    return alpha, beta
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tanh": False},
+        {"norm": "rms"},
+        {"norm": "none"},
+        {"affine": False},
+        {"norm": "rms", "affine": False, "tanh": False},
+        {"eps": 0.5},
+        {"streams": 1},
+        {"dynamic": False},
+        {"frozen": "width"},
+        {"frozen": "depth"},
+        {"frozen": "both"},
+    ],
+    ids=str,
+)
+def test_every_option_entry_by_entry(options: dict[str, Any]) -> None:
+    stream, x = scatter(build(**{"streams": 3, **options}).double()), embedding()
+    out, steps, _ = trace(stream, x, sublayers(len(stream.sites), x.dtype))
+    h = x.unsqueeze(-2).repeat(1, 1, stream.config.streams, 1)
+    for row, step in enumerate(steps):
+        alpha, beta = literal(stream, h, row)
+        read = sum(alpha[..., i, 0, None] * h[..., i, :] for i in range(h.shape[-2]))
+        torch.testing.assert_close(step["seen"].x, read, rtol=1e-12, atol=1e-12)
+        new = torch.empty_like(h)
+        for j in range(h.shape[-2]):
+            mixed = sum(alpha[..., i, j + 1, None] * h[..., i, :] for i in range(h.shape[-2]))
+            new[..., j, :] = mixed + beta[..., j, None] * step["y"]
+        h = new
+        torch.testing.assert_close(step["state"].value.h, h, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(out, h.sum(-2), rtol=1e-12, atol=1e-12)
+
+
+def test_options_matter() -> None:
+    """No two of these settings give the same output from the same parameters."""
+    x = embedding()
+    changes: list[dict[str, Any]] = [
+        *({}, {"tanh": False}, {"norm": "rms"}, {"norm": "none"}, {"eps": 0.5}, {"readout": "mean"}),
+    ]
+    seen = [run(scatter(build(streams=3, affine=False, **options).double()), x) for options in changes]
+    for i, a in enumerate(seen):
+        for b in seen[:i]:
+            assert (a - b).abs().max() > 1e-3
+
+
+def test_orientation() -> None:
+    """alpha[i, j+1] carries stream i to stream j: shown with a shift, whose transpose is its inverse."""
+    stream = build(blocks=1, kinds=("attention",), streams=3, dynamic=False).double()
+    h = torch.arange(18, dtype=torch.float64).view(1, 3, WIDTH)
+    with torch.no_grad():
+        stream.static_alpha.zero_()
+        stream.static_beta.copy_(torch.tensor([[10.0, 20.0, 30.0]]))
+        stream.static_alpha[0, 2, 0] = 1.0
+        for i in range(3):
+            stream.static_alpha[0, i, 1 + (i + 1) % 3] = 1.0
+    site = stream.sites[0]
+    state = stream.unpack((h,), site)
+    seen = stream.read(state, site)
+    assert torch.equal(seen.x, h[:, 2])
+    after = stream.write(state, site, torch.ones(1, WIDTH, dtype=torch.float64), seen, seen).value.h
+    expected = torch.stack([h[:, 2] + 10.0, h[:, 0] + 20.0, h[:, 1] + 30.0], dim=1)
+    assert torch.equal(after, expected)
+
+
+@pytest.mark.parametrize("frozen", ["width", "depth", "both"])
+def test_frozen_connections_have_no_parameters_and_stay(frozen: str) -> None:
+    stream, x = build(streams=3, frozen=frozen).double(), embedding()
+    names = {name for name, _ in stream.named_parameters()}
+    assert ("static_alpha" in names) == ("dynamic_alpha_fn" in names) == (frozen == "depth")
+    assert ("static_beta" in names) == ("dynamic_beta_fn" in names) == (frozen == "width")
+    assert ("norm_weight" in names) == (frozen != "both")
+    start = {name: value.clone() for name, value in stream.named_buffers()}
+    assert set(start) == {"static_alpha", "static_beta"} - names
+    if names:
+        optimizer = torch.optim.SGD(stream.parameters(), lr=0.1)
+        run(stream, x).square().sum().backward()
+        optimizer.step()
+        assert not torch.equal(run(stream, x), 3 * plain(x))
+    else:
+        torch.testing.assert_close(run(stream, x), 3 * plain(x), rtol=1e-14, atol=1e-14)
+    for name, value in stream.named_buffers():
+        assert torch.equal(value, start[name])
+    copied = build(streams=3, frozen=frozen).double()
+    copied.load_state_dict(stream.state_dict())
+    assert torch.equal(run(copied, x), run(stream, x))
+
+
+def test_sites_of_all_kinds_count_for_the_first_read() -> None:
+    stream = build(streams=4, kinds=KINDS)
+    assert [int(stream.static_alpha[site.index, :, 0].argmax()) for site in stream.sites] == [0, 1, 2, 3, 0, 1]
+    partial = build(streams=4, kinds=KINDS, placement="attention")
+    assert [int(partial.static_alpha[row, :, 0].argmax()) for row in range(2)] == [1, 0]
+
+
+def test_weights_and_sources() -> None:
+    stream, x = scatter(build(streams=3).double()), embedding()
+    _, steps, state = trace(stream, x, sublayers(len(stream.sites), x.dtype))
+    for step in steps:
+        weights = stream.weights(step["before"], step["site"])
+        assert weights is not None
+        assert weights.shape == (2, 3, 1, 3)
+        read = (weights.mT * step["before"].value.h).sum(-2)
+        torch.testing.assert_close(read, step["seen"].x)
+        assert stream.sources(step["site"]) == ("stream 0", "stream 1", "stream 2")
+    final = stream.weights(state, stream.layout.out)
+    assert final is not None
+    assert torch.equal(final, torch.ones(2, 3, 1, 3, dtype=torch.float64))
+    off = build(streams=3, placement="none")
+    assert off.weights(off.open(x.float()), off.sites[0]) is None
+    assert off.sources(off.sites[0]) == ()
+
+
+def test_parameter_groups() -> None:
+    static, dynamic = build().parameter_groups()
+    assert static.names == ("static_alpha", "static_beta", "norm_weight", "norm_bias")
+    assert not static.decay
+    assert all(name.startswith("dynamic") for name in dynamic.names)
+    assert len(dynamic.names) == 4
+    assert dynamic.decay
+    assert build(placement="none").parameter_groups() == ()
+
+
+# The package.
+
+
+@pytest.mark.parametrize("tanh", [True, False])
+@pytest.mark.parametrize("streams", [2, 4])
+def test_agrees_with_the_package(streams: int, tanh: bool) -> None:
+    """Its norm is an RMS norm without epsilon; everything else is the same, gradients included."""
+    package = pytest.importorskip("hyper_connections")
+    stream = scatter(build(streams=streams, tanh=tanh, norm="rms", eps=0.0).double())
+    functions, x = sublayers(len(stream.sites), torch.float64), embedding()
+    layers = []
+    for row in range(len(functions)):
+        layer = package.HyperConnections(streams, dim=WIDTH, layer_index=row, tanh=tanh).double()
+        start = build(streams=streams).double().static_alpha[row]
+        assert torch.equal(layer.static_alpha, start)
+        with torch.no_grad():
+            for name, parameter in layer.named_parameters():
+                if name == "norm.gamma":
+                    parameter.copy_(stream.get_parameter("norm_weight")[row] - 1)
+                else:
+                    parameter.copy_(stream.get_parameter(name)[row])
+        layers.append(layer)
+    expand, reduce = package.HyperConnections.get_expand_reduce_stream_functions(streams)
+    h = expand(x)
+    for layer, fn in zip(layers, functions, strict=True):
+        branch, add = layer(h)
+        h = add(fn(branch))
+    theirs, ours = reduce(h), run(stream, x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    theirs.square().sum().backward()
+    ours.square().sum().backward()
+    for name, parameter in stream.named_parameters():
+        key = "norm.gamma" if name == "norm_weight" else name
+        expected = torch.stack([layer.get_parameter(key).grad for layer in layers])
+        assert parameter.grad is not None
+        assert (parameter.grad - expected).abs().max() <= 1e-10 * expected.abs().max(), name
+
+
+def test_agrees_with_the_package_to_a_bit_without_dynamic_weights() -> None:
+    package = pytest.importorskip("hyper_connections")
+    stream, x = build(streams=4).double(), embedding()
+    functions = sublayers(len(stream.sites), torch.float64)
+    expand, reduce = package.HyperConnections.get_expand_reduce_stream_functions(4)
+    h = expand(x)
+    for row, fn in enumerate(functions):
+        branch, add = package.HyperConnections(4, dim=WIDTH, layer_index=row).double()(h)
+        h = add(fn(branch))
+    assert torch.equal(run(stream, x), reduce(h))
+
+
+# Placement, stage boundaries, precision, errors.
+
+
+def test_no_site_is_standard_to_a_bit() -> None:
+    for dtype in (torch.float64, torch.bfloat16):
+        stream, x = build(streams=3, placement="none").to(dtype), embedding(dtype)
+        assert not list(stream.parameters())
+        assert torch.equal(run(stream, x), plain(x))
+        assert stream.cost().parameters == 0
+
+
+@pytest.mark.parametrize("placement", ["1", "attention", "mlp+out", "0/mixer"])
+def test_partial_placement(placement: str) -> None:
+    stream, x = build(streams=3, placement=placement).double(), embedding()
+    used = [site for site in stream.sites if stream.uses(site)]
+    assert stream.static_alpha.shape == (len(used), 3, 4)
+    out = run(stream, x)
+    torch.testing.assert_close(out, plain(x) * (3 if stream.uses(stream.layout.out) else 1), rtol=1e-14, atol=1e-14)
+    assert not torch.allclose(run(scatter(stream), x), out)
+
+
+def test_plain_sites_read_the_mean_and_add_to_all() -> None:
+    stream = build(blocks=1, kinds=("attention",), streams=3, placement="none").double()
+    h = torch.randn(2, 3, WIDTH, dtype=torch.float64)
+    site = stream.sites[0]
+    state = stream.unpack((h,), site)
+    seen = stream.read(state, site)
+    torch.testing.assert_close(seen.x, h.mean(-2))
+    y = torch.randn(2, WIDTH, dtype=torch.float64)
+    assert torch.equal(stream.write(state, site, y, seen, seen).value.h, h + y[:, None])
+
+
+@pytest.mark.parametrize("options", [{}, {"placement": "0/attention", "readout": "mean"}], ids=str)
+def test_pack_and_unpack_at_every_boundary(options: dict[str, Any]) -> None:
+    stream, x = scatter(build(blocks=3, streams=3, **options).double()), embedding()
+    functions = sublayers(len(stream.sites), x.dtype)
+    whole, steps, end = trace(stream, x, functions)
+    states = [step["before"] for step in steps] + [end]
+    for site in stream.layout.sites:
+        if not site.first:
+            continue
+        packed = stream.pack(states[site.index])
+        assert [tuple(t.shape) for t in packed] == [(2, 3, 3, WIDTH)]
+        state = stream.unpack([t.clone() for t in packed], site)
+        for later in stream.sites[site.index :]:
+            seen = stream.read(state, later)
+            state = stream.write(state, later, functions[later.index](seen.x), seen, seen)
+        assert torch.equal(stream.close(state), whole)
+
+
+def test_bfloat16_weights_are_computed_in_float32() -> None:
+    stream = scatter(build(streams=4, width=32)).bfloat16()
+    h = torch.randn(5, 4, 32).bfloat16()
+    alpha, beta = stream.coefficients(h, 0)
+    assert alpha.dtype == beta.dtype == torch.float32
+    exact = build(streams=4, width=32).double()
+    exact.load_state_dict(stream.state_dict())
+    alpha64, beta64 = exact.coefficients(h.double(), 0)
+    torch.testing.assert_close(alpha.double(), alpha64, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(beta.double(), beta64, rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_wide_is_saved_for_backward() -> None:
+    """With bfloat16 states no float32 copy of the streams is kept, normalised or not."""
+    stream = scatter(build(streams=4, width=64)).bfloat16()
+    x = torch.randn(2, 8, 64).bfloat16().requires_grad_()
+    saved: list[Tensor] = []
+
+    def pack(t: Tensor) -> Tensor:
+        saved.append(t)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        trace(stream, x, [torch.tanh] * len(stream.sites))
+    wide = [t for t in saved if t.dtype == torch.float32 and t.numel() >= x.numel()]
+    assert saved
+    assert not wide
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"streams": 0}, "streams must be at least 1, got 0"),
+        ({"norm": "batch"}, "unknown norm 'batch'"),
+        ({"frozen": "all"}, "unknown frozen 'all'"),
+        ({"readout": "head"}, "unknown readout 'head'"),
+        ({"eps": -1.0}, "eps must not be negative, got -1.0"),
+        ({"stream": 4}, "did you mean 'streams'"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(**options)

@@ -1,0 +1,468 @@
+"""What is particular to manifold hyper-connections: its two forms, starts, read-outs, counts and bounded mixing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import twoaxis
+from tests.golden_formats.base import rms_norm, trace
+from twoaxis.depth.manifold_hyper_connections import ManifoldHyperConnections, ManifoldHyperConnectionsConfig
+from twoaxis.depth.stream import Layout
+
+WIDTH = 6
+KINDS = ("mixer", "attention", "mlp")
+
+
+def build(
+    blocks: int = 2, width: int = WIDTH, kinds: tuple[str, ...] = KINDS, **options: Any
+) -> ManifoldHyperConnections:
+    stream = twoaxis.stream("manifold_hyper_connections", blocks=blocks, width=width, kinds=kinds, **options)
+    assert isinstance(stream, ManifoldHyperConnections)
+    return stream
+
+
+def scatter(stream: ManifoldHyperConnections, size: float = 0.5) -> ManifoldHyperConnections:
+    """Move every parameter away from its start."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in stream.parameters():
+            parameter.add_(size * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    return stream
+
+
+def sublayers(count: int, dtype: torch.dtype) -> list[Callable[[Tensor], Tensor]]:
+    generator = torch.Generator().manual_seed(2)
+    weights = [torch.randn(WIDTH, WIDTH, generator=generator).to(dtype) / WIDTH**0.5 for _ in range(count)]
+    return [lambda x, w=w: torch.tanh(x @ w) for w in weights]
+
+
+def embedding(dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
+
+
+def run(stream: twoaxis.Stream, x: Tensor, eps: float | None = None) -> Tensor:
+    """The stream with toy sub-layers, behind a pre-norm if `eps` is given."""
+    norm = None if eps is None else [rms_norm(torch.ones(()), eps)] * len(stream.sites)
+    return trace(stream, x, sublayers(len(stream.sites), x.dtype), norm)[0]
+
+
+def plain(x: Tensor, eps: float | None = None) -> Tensor:
+    return run(twoaxis.stream("standard", blocks=2, width=WIDTH, kinds=KINDS), x, eps)
+
+
+# The equations.
+
+
+def literal(stream: ManifoldHyperConnections, h: Tensor, row: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Equations 7 to 9, the norm before the projection, H_res[to, from], epsilons where DeepSeek has them."""
+    config, n = stream.config, stream.config.streams
+    v = h.flatten(-2)
+    v = v / (v.square().mean(-1, keepdim=True) + (config.norm_eps or 0.0)).sqrt()
+    if stream.norm_weight is not None:
+        v = v * stream.norm_weight[row]
+    z = v @ stream.fn[row].T
+    scale, base = stream.scale[row], stream.base[row]
+    pre = 1 / (1 + (-(scale[0] * z[..., :n] + base[:n])).exp()) + (config.pre_eps or 0.0)
+    post = config.post_scale / (1 + (-(scale[1] * z[..., n : 2 * n] + base[n : 2 * n])).exp())
+    res = (scale[2] * z[..., 2 * n :] + base[2 * n :]).unflatten(-1, (n, n)).mT.exp()
+    eps = config.sinkhorn_eps or 0.0
+    columns, rows = (-2, -1) if config.order == "rows_last" else (-1, -2)
+    for t in range(config.iterations):
+        res = res / (res.sum(columns, keepdim=True) + (eps if t else 0.0)) + (0.0 if t else eps)
+        res = res / (res.sum(rows, keepdim=True) + eps)
+    return pre, post, res
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"form": "deepseek"},
+        {"form": "deepseek", "norm_weight": True, "pre_eps": 0.1, "sinkhorn_eps": 0.05, "norm_eps": 0.3},
+        {"iterations": 1},
+        {"iterations": 3, "order": "columns_last"},
+        {"post_scale": 1.0, "readout": "mean"},
+        {"streams": 1},
+        {"streams": 2, "readout": "head"},
+    ],
+    ids=str,
+)
+def test_every_option_against_the_equations(options: dict[str, Any]) -> None:
+    stream, x = scatter(build(**{"streams": 3, **options}).double()), embedding()
+    out, steps, _ = trace(stream, x, sublayers(len(stream.sites), x.dtype))
+    n = stream.config.streams
+    h = x.unsqueeze(-2).repeat(1, 1, n, 1)
+    for row, step in enumerate(steps):
+        pre, post, res = literal(stream, h, row)
+        read = sum(pre[..., i, None] * h[..., i, :] for i in range(n))
+        torch.testing.assert_close(step["seen"].x, read, rtol=1e-12, atol=1e-12)
+        h = res @ h + post.unsqueeze(-1) * step["y"].unsqueeze(-2)
+        torch.testing.assert_close(step["state"].value.h, h, rtol=1e-12, atol=1e-12)
+    if stream.config.readout == "head":
+        v = h.flatten(-2)
+        v = v / (v.square().mean(-1, keepdim=True) + (stream.config.norm_eps or 0.0)).sqrt()
+        v = v if stream.head_norm_weight is None else v * stream.head_norm_weight
+        w = torch.sigmoid(stream.head_scale * (v @ stream.head_fn.T) + stream.head_base) + (stream.config.pre_eps or 0)
+        expected = (w.unsqueeze(-1) * h).sum(-2)
+    else:
+        expected = h.sum(-2) if stream.config.readout == "sum" else h.mean(-2)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_options_matter() -> None:
+    x = embedding()
+    changes: list[dict[str, Any]] = [
+        *({}, {"iterations": 2}, {"iterations": 2, "order": "columns_last"}, {"sinkhorn_eps": 0.05}),
+        *({"pre_eps": 0.1}, {"norm_eps": 0.3}, {"post_scale": 1.0}, {"readout": "mean"}),
+    ]
+    seen = [run(scatter(build(streams=3, **options).double(), 1.0), x) for options in changes]
+    for i, a in enumerate(seen):
+        for b in seen[:i]:
+            assert (a - b).abs().max() > 1e-4
+
+
+def test_orientation() -> None:
+    """comb[i, o] carries stream i to stream o: shown with a shift, whose transpose is its inverse."""
+    stream = build(blocks=1, kinds=("attention",), streams=3, start="lite").double()
+    h = torch.arange(18, dtype=torch.float64).view(1, 3, WIDTH)
+    with torch.no_grad():
+        stream.base.fill_(-60.0)
+        stream.base[0, 2] = 60.0  # read stream 2 alone
+        stream.base[0, 3] = 0.0  # write to stream 0 alone
+        for i in range(3):
+            stream.base[0, 6 + 3 * i + (i + 1) % 3] = 60.0
+    site = stream.sites[0]
+    state = stream.unpack((h,), site)
+    seen = stream.read(state, site)
+    torch.testing.assert_close(seen.x, h[:, 2])
+    after = stream.write(state, site, torch.ones(1, WIDTH, dtype=torch.float64), seen, seen).value.h
+    torch.testing.assert_close(after, torch.stack([h[:, 2] + 1.0, h[:, 0], h[:, 1]], dim=1))
+
+
+def test_norm_weight_is_a_scale_of_fn() -> None:
+    with_weight, without, x = scatter(build(norm_weight=True).double()), build().double(), embedding()
+    assert with_weight.norm_weight is not None
+    with torch.no_grad():
+        without.fn.copy_(with_weight.fn * with_weight.norm_weight.unsqueeze(-2))
+        without.base.copy_(with_weight.base)
+        without.scale.copy_(with_weight.scale)
+    torch.testing.assert_close(run(with_weight, x), run(without, x), rtol=1e-12, atol=1e-12)
+
+
+# The manifold.
+
+
+@pytest.mark.parametrize("form", ["paper", "deepseek"])
+def test_mixing_is_doubly_stochastic_at_every_site(form: str) -> None:
+    stream, x = scatter(build(form=form, streams=4, iterations=200).double()), embedding()
+    _, steps, _ = trace(stream, x, sublayers(len(stream.sites), x.dtype))
+    product = torch.eye(4, dtype=torch.float64)
+    for row, step in enumerate(steps):
+        pre, post, comb = stream.coefficients(step["before"].value.h, row)
+        assert (comb >= 0).all()
+        assert ((pre > 0) & (pre < 1 + 1e-5)).all()
+        assert ((post > 0) & (post < 2)).all()
+        gain = (comb.sum(-2) - 1).abs().max()
+        assert gain <= (1e-14 if form == "paper" else 2e-6)
+        assert (comb.sum(-1) - 1).abs().max() <= (1e-13 if form == "paper" else 1e-4)
+        bound = (comb.sum(-1).amax(-1) * comb.sum(-2).amax(-1)).sqrt()
+        assert (torch.linalg.matrix_norm(comb, 2) <= bound * (1 + 1e-12)).all()
+        product = comb.mT @ product
+        assert torch.equal(step["seen"].aux.weights, comb.mT)
+    ones = torch.ones(2, 3, 4, dtype=torch.float64)
+    tolerance = 1e-12 if form == "paper" else 5e-4
+    torch.testing.assert_close(product.sum(-1), ones, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(product.sum(-2), ones, rtol=tolerance, atol=tolerance)
+    assert torch.linalg.matrix_norm(product, 2).max() <= 1 + tolerance
+
+
+def test_silent_sublayers_keep_the_mean_of_the_streams() -> None:
+    """Doubly stochastic mixing neither amplifies nor loses the mean, however deep."""
+    stream = scatter(build(blocks=12, iterations=300).double())
+    h = torch.randn(2, 4, WIDTH, dtype=torch.float64)
+    state, zero = stream.unpack((h,), stream.sites[0]), torch.zeros(2, WIDTH, dtype=torch.float64)
+    for site in stream.sites:
+        seen = stream.read(state, site)
+        state = stream.write(state, site, zero, seen, seen)
+    torch.testing.assert_close(stream.close(state), h.sum(-2), rtol=1e-8, atol=1e-8)
+    assert not torch.allclose(state.value.h, h)
+
+
+def test_first_comb_has_no_gradient() -> None:
+    """Its streams are copies of one another: any forward gain of one mixes them into themselves."""
+    stream, x = scatter(build(streams=3).double()), embedding()
+    (grad,) = torch.autograd.grad(run(stream, x).square().sum(), stream.base)
+    largest = grad.abs().max()
+    assert grad[0, 6:].abs().max() <= 1e-13 * largest
+    assert grad[0, :6].abs().min() > 1e-8 * largest
+    assert grad[2, 6:].abs().max() > 1e-4 * largest
+
+
+# Starts and neutral classes.
+
+
+def test_starts() -> None:
+    n, count = 3, 6
+    paper, deepseek, lite = (build(streams=n, start=s, readout="head") for s in ("paper", "deepseek", "lite"))
+    for stream, scale in ((paper, 0.01), (deepseek, 1.0)):
+        assert torch.equal(stream.scale, torch.full((count, 3), scale))
+        assert torch.equal(stream.head_scale, torch.full((1,), scale))
+        assert stream.base.abs().max() == stream.head_base.abs().max() == 0
+        assert 0.018 < stream.fn.std() < 0.022
+        assert 0.01 < stream.head_fn.std() < 0.03
+    assert build(init_std=0.5).fn.std() > 0.4
+    for row in range(count):
+        vectors = torch.full((n,), -1.0)
+        vectors[row % n] = 1.0
+        comb = torch.full((n, n), -8.0).fill_diagonal_(0.0)
+        assert torch.equal(lite.base[row], torch.cat([vectors, vectors, comb.flatten()]))
+    assert lite.fn.abs().max() == 0
+    weighted = build(norm_weight=True, readout="head")
+    assert weighted.norm_weight is not None
+    assert weighted.head_norm_weight is not None
+    assert torch.equal(weighted.norm_weight, torch.ones(6, 4 * WIDTH))
+    assert torch.equal(weighted.head_norm_weight, torch.ones(4 * WIDTH))
+
+
+def test_generator_decides_the_start() -> None:
+    stream = build(readout="head")
+    starts = []
+    for seed in (0, 0, 1):
+        stream.reset_parameters(torch.Generator().manual_seed(seed))
+        starts.append((stream.fn.clone(), stream.head_fn.clone()))
+    assert torch.equal(starts[0][0], starts[1][0])
+    assert torch.equal(starts[0][1], starts[1][1])
+    assert not torch.equal(starts[0][0], starts[2][0])
+
+
+def test_zero_logits_are_plain_up_to_a_scale() -> None:
+    stream, x = build(streams=4).double(), embedding()
+    with torch.no_grad():
+        stream.fn.zero_()
+    pre, post, comb = stream.coefficients(x.unsqueeze(-2).expand(2, 3, 4, WIDTH), 0)
+    assert torch.equal(pre, torch.full_like(pre, 0.5))
+    assert torch.equal(post, torch.ones_like(post))
+    torch.testing.assert_close(comb, torch.full_like(comb, 0.25), rtol=1e-15, atol=0)
+    torch.testing.assert_close(run(stream, x, eps=1e-60), 4 * plain(x, eps=1e-60), rtol=1e-12, atol=1e-12)
+    assert (run(stream, x) / 4 - plain(x)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("order", ["rows_last", "columns_last"])
+@pytest.mark.parametrize("readout", ["sum", "mean", "head"])
+@pytest.mark.parametrize("streams", [2, 3, 4, 5])
+def test_neutral_is_plain_to_rounding(streams: int, readout: str, order: str) -> None:
+    """Without a pre-norm, which would hide a scale."""
+    stream = scatter(build(streams=streams, readout=readout, order=order, pre_eps=1e-3, post_scale=1.5).double())
+    x = embedding()
+    stream.neutral_()
+    factor = streams if readout == "sum" else 1
+    assert stream.neutral == ("scale" if readout == "sum" else "rounding")
+    torch.testing.assert_close(run(stream, x), factor * plain(x), rtol=1e-12, atol=1e-12)
+    pre, post, comb = stream.coefficients(torch.randn(streams, WIDTH, dtype=torch.float64), 1)
+    assert pre.argmax() == 1
+    torch.testing.assert_close(pre.max(), torch.tensor(0.75, dtype=torch.float64))
+    torch.testing.assert_close(pre.sum(), torch.tensor(1.0, dtype=torch.float64))
+    torch.testing.assert_close(post, torch.ones_like(post))
+    assert comb.diagonal().min() > 0.99
+
+
+def test_one_stream_is_neutral_up_to_a_scale() -> None:
+    stream, x = scatter(build(streams=1, readout="mean").double()), embedding()
+    stream.neutral_()
+    assert stream.neutral == "scale"
+    torch.testing.assert_close(run(stream, x, eps=1e-60), plain(x, eps=1e-60), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{"form": "deepseek"}, {"post_scale": 1.0}, {"pre_eps": 0.1}], ids=str)
+def test_epsilons_leave_no_neutral_parameters(options: dict[str, Any]) -> None:
+    stream = build(**options)
+    assert stream.neutral == "none"
+    with pytest.raises(ValueError, match="no neutral parameters"):
+        stream.neutral_()
+
+
+def test_neutral_start_of_the_deepseek_form_is_off_by_its_epsilon() -> None:
+    stream, x = build(form="deepseek", start="neutral").double(), embedding()
+    error = (run(stream, x) - plain(x)).abs().max() / plain(x).abs().max()
+    assert 1e-8 < error < 1e-4
+
+
+def test_neutral_start_lets_streams_come_apart() -> None:
+    """Equal gates would get equal gradients for ever."""
+    stream, x = build(streams=2, start="neutral", readout="mean").double(), embedding()
+    optimizer = torch.optim.SGD(stream.parameters(), lr=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        run(stream, x).square().sum().backward()
+        optimizer.step()
+    _, _, state = trace(stream, x, sublayers(len(stream.sites), x.dtype))
+    h = state.value.h
+    assert (h[..., 0, :] - h[..., 1, :]).abs().max() > 1e-3
+
+
+# Forms and counts.
+
+
+def test_forms_set_what_is_left_open() -> None:
+    paper, deepseek = ManifoldHyperConnectionsConfig(), ManifoldHyperConnectionsConfig(form="deepseek")
+    assert (paper.sinkhorn_eps, paper.pre_eps, paper.norm_eps) == (0.0, 0.0, 1e-20)
+    assert (paper.readout, paper.start) == ("sum", "paper")
+    assert (deepseek.sinkhorn_eps, deepseek.pre_eps, deepseek.norm_eps) == (1e-6, 1e-6, 1e-6)
+    assert (deepseek.readout, deepseek.start) == ("head", "deepseek")
+    mixed = ManifoldHyperConnectionsConfig(form="deepseek", readout="mean", pre_eps=0.0)
+    assert (mixed.readout, mixed.pre_eps, mixed.sinkhorn_eps) == ("mean", 0.0, 1e-6)
+    assert ManifoldHyperConnectionsConfig(**dataclasses.asdict(mixed)) == mixed
+
+
+def test_published_parameter_counts() -> None:
+    with torch.device("meta"):
+        layout = Layout.make(3, 256)
+        paper = ManifoldHyperConnections(ManifoldHyperConnectionsConfig(), layout)
+        deepseek = ManifoldHyperConnections(ManifoldHyperConnectionsConfig(form="deepseek"), layout)
+        weighted = ManifoldHyperConnections(ManifoldHyperConnectionsConfig(norm_weight=True), layout)
+    assert paper.cost().parameters == 6 * (96 * 256 + 27)
+    assert deepseek.cost().parameters == 6 * (96 * 256 + 27) + 16 * 256 + 4 + 1
+    assert weighted.cost().parameters == 6 * (100 * 256 + 27)
+    assert sum(p.numel() for p in deepseek.parameters()) == deepseek.cost().parameters
+
+
+def test_flops() -> None:
+    with torch.device("meta"):
+        cost = ManifoldHyperConnections(ManifoldHyperConnectionsConfig(), Layout.make(3, 256)).cost()
+    mean_square, readout = 8 * 256, 3 * 256
+    assert cost.flops == 6 * (192 * 256 + (2 * 16 + 16) * 256 + mean_square) + readout
+    assert cost.live == 4 * 256
+    assert cost.reads == 7 * 4
+
+
+def test_parameters_are_packed_as_deepseek_v4_packs_them() -> None:
+    stream = build(form="deepseek", streams=4)
+    shapes = {name: tuple(p.shape) for name, p in stream.named_parameters()}
+    assert shapes == {
+        "fn": (6, 24, 4 * WIDTH),
+        "base": (6, 24),
+        "scale": (6, 3),
+        "head_fn": (4, 4 * WIDTH),
+        "head_base": (4,),
+        "head_scale": (1,),
+    }
+    decayed, rest = stream.parameter_groups()
+    assert decayed.names == ("fn", "head_fn")
+    assert decayed.decay
+    assert rest.names == ("base", "scale", "head_base", "head_scale")
+    assert not rest.decay
+    assert stream.output_scale == 1.0
+
+
+# Inspection, placement, stage boundaries, precision, errors.
+
+
+@pytest.mark.parametrize("readout", ["sum", "mean", "head"])
+def test_weights_and_sources(readout: str) -> None:
+    stream, x = scatter(build(streams=3, readout=readout).double()), embedding()
+    out, steps, state = trace(stream, x, sublayers(len(stream.sites), x.dtype))
+    reads = [(step["before"], step["site"], step["seen"].x) for step in steps] + [(state, stream.layout.out, out)]
+    for before, site, read in reads:
+        weights = stream.weights(before, site)
+        assert weights is not None
+        assert weights.shape == (2, 3, 1, 3)
+        torch.testing.assert_close((weights.mT * before.value.h).sum(-2), read)
+        assert stream.sources(site) == ("stream 0", "stream 1", "stream 2")
+    off = build(placement="none")
+    assert off.weights(off.open(x.float()), off.sites[0]) is None
+
+
+def test_no_site_is_standard_to_a_bit() -> None:
+    for readout in ("sum", "head"):
+        stream, x = build(streams=3, placement="none", readout=readout).double(), embedding()
+        assert not list(stream.parameters())
+        assert stream.neutral == "bitwise"
+        assert torch.equal(run(stream, x), plain(x))
+
+
+@pytest.mark.parametrize("placement", ["1", "attention", "mlp+out", "0/mixer", "out"])
+def test_partial_placement(placement: str) -> None:
+    stream = build(streams=3, placement=placement, readout="head", start="neutral").double()
+    used, x = [site for site in stream.sites if stream.uses(site)], embedding()
+    fn = dict(stream.named_parameters()).get("fn")
+    assert (0 if fn is None else fn.shape[0]) == len(used)
+    assert ("head_fn" in dict(stream.named_parameters())) == stream.uses(stream.layout.out)
+    stream.neutral_()
+    assert stream.neutral == "rounding"
+    torch.testing.assert_close(run(stream, x), plain(x), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(run(scatter(stream), x), plain(x))
+
+
+@pytest.mark.parametrize("options", [{}, {"form": "deepseek", "placement": "0/attention"}], ids=str)
+def test_pack_and_unpack_at_every_boundary(options: dict[str, Any]) -> None:
+    stream, x = scatter(build(blocks=3, streams=3, **options).double()), embedding()
+    functions = sublayers(len(stream.sites), x.dtype)
+    whole, steps, end = trace(stream, x, functions)
+    states = [step["before"] for step in steps] + [end]
+    for site in stream.layout.sites:
+        if not site.first:
+            continue
+        packed = stream.pack(states[site.index])
+        assert [tuple(t.shape) for t in packed] == [(2, 3, 3, WIDTH)]
+        state = stream.unpack([t.clone() for t in packed], site)
+        for later in stream.sites[site.index :]:
+            seen = stream.read(state, later)
+            state = stream.write(state, later, functions[later.index](seen.x), seen, seen)
+        torch.testing.assert_close(stream.close(state), whole, rtol=1e-14, atol=1e-14)
+
+
+def test_bfloat16_weights_are_computed_in_float32() -> None:
+    stream = scatter(build(width=32)).bfloat16()
+    h = torch.randn(5, 4, 32).bfloat16()
+    exact = build(width=32).double()
+    exact.load_state_dict(stream.state_dict())
+    for ours, theirs in zip(stream.coefficients(h, 0), exact.coefficients(h.double(), 0), strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_no_iterate_is_saved_for_backward() -> None:
+    """Neither Sinkhorn's iterates nor a float32 copy of bfloat16 streams."""
+    sizes = {}
+    for iterations in (2, 50):
+        stream = scatter(build(width=64, iterations=iterations)).bfloat16()
+        x = torch.randn(2, 8, 64).bfloat16().requires_grad_()
+        saved: list[Tensor] = []
+
+        def pack(t: Tensor, saved: list[Tensor] = saved) -> Tensor:
+            saved.append(t)
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            trace(stream, x, [torch.tanh] * len(stream.sites))
+        sizes[iterations] = sum(t.numel() for t in saved)
+        assert not [t for t in saved if t.dtype == torch.float32 and t.shape[:2] == (2, 8) and t.shape[-1] >= 64]
+    assert sizes[2] == sizes[50] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"streams": 0}, "streams must be at least 1, got 0"),
+        ({"iterations": 0}, "iterations must be at least 1, got 0"),
+        ({"form": "lite"}, "unknown form 'lite'"),
+        ({"form": None}, "unknown form None"),
+        ({"order": "rows"}, "unknown order 'rows'"),
+        ({"readout": "max"}, "unknown readout 'max'"),
+        ({"start": "zero"}, "unknown start 'zero'"),
+        ({"sinkhorn_eps": -1e-6}, "sinkhorn_eps must not be negative, got -1e-06"),
+        ({"norm_eps": math.nan}, "norm_eps must not be negative, got nan"),
+        ({"post_scale": 0.0}, "post_scale must be positive, got 0.0"),
+        ({"iteration": 4}, "did you mean 'iterations'"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(**options)

@@ -1,0 +1,172 @@
+"""Operations on a state of several streams: against their readable forms, with gradients, and Sinkhorn's properties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from twoaxis.kernels.streams import (
+    mix_streams,
+    mix_streams_reference,
+    sinkhorn,
+    sinkhorn_reference,
+    stream_logits,
+    stream_logits_reference,
+    stream_mean,
+    stream_sum,
+)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("write", [False, True])
+def test_mix_streams_equals_its_reference(shared: bool, write: bool) -> None:
+    lead = () if shared else (2, 3)
+    shapes = [(2, 3, 4, 5), (*lead, 3, 4)] + ([(2, 3, 5), (*lead, 3)] if write else [])
+    tensors = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    ours, theirs = mix_streams(*tensors), mix_streams_reference(*tensors)
+    torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=1e-14)
+    assert ours.shape == (2, 3, 3, 5)
+    g = torch.randn_like(ours)
+    pairs = zip(torch.autograd.grad(ours, tensors, g), torch.autograd.grad(theirs, tensors, g), strict=True)
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
+
+
+def test_mix_streams_dtypes_follow_addition() -> None:
+    h, w, gain = torch.randn(4, 2, 8), torch.randn(2, 2), torch.randn(2)
+    assert mix_streams(h.bfloat16(), w).dtype == torch.bfloat16
+    assert mix_streams(h.bfloat16(), w, torch.randn(4, 8), gain).dtype == torch.float32
+    assert mix_streams(h, w, torch.randn(4, 8).bfloat16(), gain).dtype == torch.float32
+
+
+def test_mix_streams_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="weights for 3 streams, the state has 2"):
+        mix_streams(torch.zeros(2, 4), torch.zeros(3, 3))
+    with pytest.raises(ValueError, match="y and gain together"):
+        mix_streams(torch.zeros(2, 4), torch.zeros(2, 2), torch.zeros(4))
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms", "none"])
+def test_stream_logits_gradients_equal_the_reference(norm: str) -> None:
+    shapes = [(2, 3, 5), (5, 4), (5,), (5,)]
+    tensors: list[Any] = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    if norm != "layer":
+        tensors[3] = None
+    if norm == "none":
+        tensors[2] = None
+    ours = stream_logits(*tensors, norm=norm, eps=1e-3)
+    theirs = stream_logits_reference(*tensors, norm=norm, eps=1e-3)
+    leaves = [t for t in tensors if t is not None]
+    g = torch.randn_like(ours)
+    assert torch.equal(ours, theirs)
+    for a, b in zip(torch.autograd.grad(ours, leaves, g), torch.autograd.grad(theirs, leaves, g), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
+
+
+def test_mean_of_equal_streams_is_exact() -> None:
+    x = torch.randn(1000)
+    for n in range(1, 12):
+        h = x.expand(n, 1000)
+        assert torch.equal(stream_mean(h), x)
+        torch.testing.assert_close(stream_sum(h), n * x)
+    assert not torch.equal(x.expand(7, 1000).mean(0), x)
+    h = torch.randn(3, 5, 4, dtype=torch.float64)
+    torch.testing.assert_close(stream_mean(h), h.mean(-2))
+
+
+# Sinkhorn: matrices are [from, to] here.
+
+
+def literal(logits: Tensor, iterations: int, eps: float, first: int) -> Tensor:
+    """Exponential, then alternate divisions; the first division is a softmax where there is an epsilon."""
+    last = -1 if first == -2 else -2
+    m = logits.exp()
+    for t in range(iterations):
+        m = m / (m.sum(first, keepdim=True) + (eps if t else 0.0)) + (0.0 if t else eps)
+        m = m / (m.sum(last, keepdim=True) + eps)
+    return m
+
+
+@pytest.mark.parametrize("first", [-1, -2])
+@pytest.mark.parametrize("eps", [0.0, 1e-6, 1e-2])
+@pytest.mark.parametrize("iterations", [1, 2, 20])
+def test_sinkhorn_step_by_step(iterations: int, eps: float, first: int) -> None:
+    logits = torch.randn(3, 4, 4, dtype=torch.float64, requires_grad=True)
+    ours, theirs = (
+        sinkhorn(logits, iterations=iterations, eps=eps, first=first),
+        literal(logits, iterations, eps, first),
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+    reference = sinkhorn_reference(logits, iterations=iterations, eps=eps, first=first)
+    assert torch.equal(ours, reference)
+    g = torch.randn_like(ours)
+    (expected,) = torch.autograd.grad(theirs, logits, g)
+    (found,) = torch.autograd.grad(ours, logits, g)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+@given(st.integers(1, 8), st.integers(0, 2**16), st.sampled_from([0.1, 1.0, 3.0]))
+def test_sinkhorn_is_doubly_stochastic(n: int, seed: int, spread: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = spread * torch.randn(2, n, n, generator=generator, dtype=torch.float64)
+    m = sinkhorn(logits, iterations=20)
+    assert (m >= 0).all()
+    torch.testing.assert_close(m.sum(-2), torch.ones(2, n, dtype=torch.float64), rtol=1e-13, atol=1e-13)
+    # the sums along the other axis converge; the spectral norm is at most the root of the two largest sums
+    others = m.sum(-1).amax(-1)
+    assert (torch.linalg.matrix_norm(m, 2) <= others.sqrt() * (1 + 1e-12)).all()
+    converged = sinkhorn(logits / max(spread, 1.0), iterations=300)
+    torch.testing.assert_close(converged.sum(-1), torch.ones(2, n, dtype=torch.float64), rtol=1e-8, atol=1e-8)
+    assert torch.linalg.matrix_norm(converged, 2).max() <= 1 + 1e-8
+
+
+def test_products_stay_doubly_stochastic() -> None:
+    """The gain over any depth is bounded: row and column sums of a product of 64 are one, its norm at most one."""
+    factors = sinkhorn(torch.randn(64, 4, 4, dtype=torch.float64), iterations=500)
+    product = torch.linalg.multi_dot(list(factors))
+    ones = torch.ones(4, dtype=torch.float64)
+    torch.testing.assert_close(product.sum(0), ones, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(product.sum(1), ones, rtol=1e-12, atol=1e-12)
+    assert torch.linalg.matrix_norm(product, 2) <= 1 + 1e-12
+
+
+def test_orders_agree_only_when_converged() -> None:
+    logits = 2 * torch.randn(5, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    few = [sinkhorn(logits, iterations=2, first=first) for first in (-1, -2)]
+    assert (few[0] - few[1]).abs().max() > 1e-3
+    many = [sinkhorn(logits, iterations=2_000, first=first) for first in (-1, -2)]
+    torch.testing.assert_close(many[0], many[1], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(few[1].sum(-1), torch.ones(5, 4, dtype=torch.float64))
+    assert (few[1].sum(-2) - 1).abs().max() > 1e-3
+
+
+def test_reversed_order_is_the_package_s() -> None:
+    package = pytest.importorskip("hyper_connections.manifold_constrained_hyper_connections")
+    logits = 2 * torch.randn(5, 4, 4)
+    theirs = package.sinkhorn_knopps(logits, iters=7)
+    torch.testing.assert_close(sinkhorn(logits, iterations=7, first=-2), theirs, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(sinkhorn(logits, iterations=7, first=-1), theirs, atol=1e-3)
+
+
+def test_sinkhorn_of_far_apart_logits_is_finite() -> None:
+    """In float32, where exponentials of every entry of a column underflow."""
+    logits = torch.tensor([[0.0, -300.0, -300.0], [0.0, -400.0, -300.0], [0.0, -200.0, -500.0]], requires_grad=True)
+    for first in (-1, -2):
+        m = sinkhorn(logits, iterations=20, first=first)
+        last = -1 if first == -2 else -2
+        torch.testing.assert_close(m.sum(last), torch.ones(3))
+        (grad,) = torch.autograd.grad(m[0, 0] + 2 * m[1, 2], logits)
+        assert torch.isfinite(grad).all()
+
+
+def test_sinkhorn_runs_wide_and_refuses_other_axes() -> None:
+    assert sinkhorn(torch.zeros(2, 2).bfloat16(), iterations=2).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert sinkhorn(torch.zeros(2, 2), iterations=2).dtype == torch.float32
+    with pytest.raises(ValueError, match="first must be the axis -1 or -2, got 0"):
+        sinkhorn(torch.zeros(2, 2), iterations=2, first=0)

@@ -1,0 +1,92 @@
+"""Certificates hold on other seeds, and fail where they should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import twoaxis
+from twoaxis.depth.registry import METHODS
+from twoaxis.depth.site import Site
+from twoaxis.depth.standard import Plain, Standard
+from twoaxis.depth.stream import Seen
+from twoaxis.verify.certificate import Certificate, deviation
+from twoaxis.verify.count import FlopCount
+from twoaxis.verify.properties import blends, neutral_classes, sequence_side
+from twoaxis.verify.run import FAMILIES, certificates
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("seed", [1, 7])
+def test_every_family_holds(family: str, seed: int) -> None:
+    found = list(certificates(seed, (family,)))
+    assert len(found) >= 3
+    assert [c.statement for c in found if not c.holds] == []
+    assert all(c.instances >= 1 for c in found)
+
+
+def test_the_issue_is_covered() -> None:
+    statements = " | ".join(c.statement for c in certificates(0, ("duality", "algebra", "reduction", "orders")))
+    for words in ("ring = window_attention", "uniform causal depth read", "Householder", "two-phase", "residue class"):
+        assert words in statements
+    for words in ("O(T w d)", "O(T K L d)", "O(T L² d)", "muddformer, one way", "spectral norm"):
+        assert words in statements
+
+
+@pytest.fixture
+def planted() -> Iterator[type[Standard]]:
+    """Room for one faulty stream in the registry."""
+
+    class Faulty(Standard):
+        fault = ""
+
+        def _write(self, value: Plain, site: Site, y: Tensor, seen: Seen, c: Seen) -> Plain:
+            if self.fault == "neutral":
+                y = 1.001 * y
+            if self.fault == "future":
+                y = y + 0.01 * y.flip(1)
+            if self.fault == "blend" and torch.equal(seen.x, value.x):
+                y = y + torch.nan
+            return Plain(value.x + y)
+
+    twoaxis.register("faulty")(Faulty)
+    yield Faulty
+    del METHODS["faulty"]
+
+
+def of_faulty(found: Iterator[Certificate]) -> list[Certificate]:
+    return [c for c in found if c.statement.startswith("faulty")]
+
+
+def test_a_false_neutral_class_fails(planted: type[Standard]) -> None:
+    assert all(c.holds for c in of_faulty(neutral_classes(0)))
+    planted.fault = "neutral"  # type: ignore[attr-defined]
+    assert [c.holds for c in of_faulty(neutral_classes(0))] == [False]
+
+
+def test_a_leak_from_the_future_fails(planted: type[Standard]) -> None:
+    planted.fault = "future"  # type: ignore[attr-defined]
+    assert [c.holds for c in of_faulty(sequence_side(0))] == [False, False]
+
+
+def test_a_broken_method_fails_in_a_blend(planted: type[Standard]) -> None:
+    planted.fault = "blend"  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="faulty read a non-finite x"):
+        of_faulty(blends(0))
+
+
+def test_missing_numbers_are_not_small() -> None:
+    assert deviation(torch.tensor([float("nan")]), torch.tensor([1.0])) == float("inf")
+    assert deviation(torch.zeros(2), torch.zeros(3)) == float("inf")
+    assert deviation(torch.tensor([3.0]), torch.tensor([2.0])) == 0.5
+    assert not Certificate("x", "y", float("nan"), 1.0).holds
+
+
+def test_flops_are_counted() -> None:
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    with FlopCount() as count:
+        (a @ b + 1.0).sum()
+    assert count.flops == 2 * 3 * 4 * 5 + 15 + 15

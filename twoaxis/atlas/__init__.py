@@ -1,0 +1,1 @@
+"""The atlas: the map of every method onto the two axes, and a page per method."""
