@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def windows(tokens: int, window: int) -> dict[str, Callable[[], Any]]:
 
 def steps(blocks: int, width: int, length: int) -> dict[str, Callable[[], Any]]:
     """A forward and backward pass of a decoder with every stream and mixer at its defaults."""
-    shape = {"vocabulary": 1024, "width": width, "blocks": blocks, "heads": width // 64}
+    shape: dict[str, Any] = {"vocabulary": 1024, "width": width, "blocks": blocks, "heads": width // 64}
     configs = {name: DecoderConfig(**shape, stream=name) for name in stream_names()}
     configs |= {f"standard + {name}": DecoderConfig(**shape, mixer=name) for name in mixer_names()}
     tokens = torch.randint(0, 1024, (1, length))
@@ -64,7 +65,7 @@ def steps(blocks: int, width: int, length: int) -> dict[str, Callable[[], Any]]:
         model.zero_grad()
         F.cross_entropy(model(tokens)[0, :-1], tokens[0, 1:]).backward()
 
-    return {name: (lambda model=Decoder(config): step(model)) for name, config in configs.items()}
+    return {name: partial(step, Decoder(config)) for name, config in configs.items()}
 
 
 def main() -> None:
@@ -75,7 +76,7 @@ def main() -> None:
     options = parser.parse_args()
     rounds = 3 if options.quick else 9
     tables = {
-        "softmax depth read, 32 sources, forward + backward": depth_reads(
+        "softmax depth read, forward + backward": depth_reads(
             *((64, 64, 8) if options.quick else (2048, 512, 32))
         ),
         "windowed attention w=16, forward + backward": windows(128 if options.quick else 2048, 16),

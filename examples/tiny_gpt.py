@@ -52,6 +52,7 @@ class GPT(nn.Module):
 
 def train(model: nn.Module, steps: int = 30) -> float:
     text = torch.tensor(list(Path(__file__).read_bytes()))
+    loss = torch.zeros(())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
         start = torch.randint(len(text) - 65, (8,))

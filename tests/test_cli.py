@@ -63,6 +63,38 @@ def test_verify_exits_with_one_when_a_certificate_fails(
     assert "0 of 2 certificates hold" in out
 
 
+@pytest.mark.parametrize(("measured", "code"), [(0.5, 0), (2.0, 1)])
+def test_check_exits_with_one_when_a_check_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], measured: float, code: int
+) -> None:
+    from twoaxis import cli
+    from twoaxis.testing import load
+    from twoaxis.testing.report import Check, Report
+
+    given: list[object] = []
+
+    def check_file(path: str, *, compile: bool, seed: int) -> list[Report]:
+        given.append((path, compile, seed))
+        return [
+            Report("First", ("defaults",), (Check("one", True, 0.0, 0.0),)),
+            Report("Second", ("defaults",), (Check("two", measured <= 1.0, measured, 1.0, "what is wrong"),)),
+        ]
+
+    monkeypatch.setattr(load, "check_file", check_file)
+    assert cli.check("mine.py", compiled=True, seed=4) == code
+    shown = capsys.readouterr().out
+    assert "First: 1 checks over 1 variants, all hold" in shown
+    assert ("1 FAIL" in shown) is (code == 1)
+    assert cli.check("mine.py", json_output=True) == code
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is (code == 0)
+    assert [(r["subject"], r["checks"][0]["measured"]) for r in found["reports"]] == [
+        ("First", 0.0),
+        ("Second", measured),
+    ]
+    assert given == [("mine.py", True, 4), ("mine.py", False, 0)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -70,6 +102,7 @@ def test_verify_exits_with_one_when_a_certificate_fails(
         (("verify", "--sed", "1"), "Perhaps you meant"),
         (("verfy",), "Available subcommands"),
         (("methods", "densformer"), "did you mean 'denseformer'"),
+        (("check", "no_such_file.py"), "there is no file no_such_file.py"),
     ],
 )
 def test_mistakes_end_in_a_message_not_a_traceback(arguments: tuple[str, ...], message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from twoaxis.depth.compose import compose
 from twoaxis.depth.stream import Layout
 
 
-def make(blocks: int = 3, width: int = 8, *, spread: float = 0.5, **options: object) -> AttentionResiduals:
+def make(blocks: int = 3, width: int = 8, *, spread: float = 0.5, **options: Any) -> AttentionResiduals:
     made = twoaxis.stream("attention_residuals", blocks=blocks, width=width, **options).double()
     assert isinstance(made, AttentionResiduals)
     generator = torch.Generator().manual_seed(3)
@@ -227,6 +228,6 @@ def test_an_absent_partial_is_not_a_zero_source() -> None:
         ({"query": "none", "heads": 2}, "query='none' needs heads=1, got 2"),
     ],
 )
-def test_bad_options(options: dict[str, object], message: str) -> None:
+def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         twoaxis.stream("attention_residuals", blocks=2, width=8, **options)

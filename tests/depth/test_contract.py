@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -164,7 +165,7 @@ def test_parameters_are_in_one_group_each() -> None:
 
 
 class TestBlend:
-    def make(self, **options: object) -> twoaxis.Blend:
+    def make(self, **options: Any) -> twoaxis.Blend:
         made = twoaxis.stream("deep_delta", blocks=2, width=8, blend=True, **options)
         assert isinstance(made, twoaxis.Blend)
         return made.double()

@@ -360,6 +360,21 @@ def test_bfloat16(parameters: torch.dtype) -> None:
     assert all(p.grad is not None and p.grad.dtype == parameters for p in stream.parameters())
 
 
+def test_narrow_increments_add_up_in_the_dtype_of_the_stream() -> None:
+    """As under autocast: contributions are summed in float32, so the start is plain to float32's rounding."""
+    stream = make(random=False, window=1).float()
+    plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH)
+    x = embedding().detach().float()
+    functions = [toy(s.kind, s.index, torch.float32) for s in stream.sites]
+    outs = []
+    for each in (stream, plain):
+        out, _, state = trace(each, x, [lambda *ways, f=f: f(*ways).bfloat16() for f in functions])
+        outs.append(out)
+        assert all(t.dtype == torch.float32 for t in each.pack(state))
+    close(outs[0], outs[1], 1e-2)  # one rounding of an increment to bfloat16 may go the other way
+    assert (outs[0] - outs[1]).abs().mean() <= 1e-3 * outs[1].abs().mean()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

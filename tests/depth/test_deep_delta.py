@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +16,7 @@ from twoaxis.depth.deep_delta import DeepDelta
 from twoaxis.depth.stream import Layout
 
 
-def make(blocks: int = 2, width: int = 8, **options: object) -> DeepDelta:
+def make(blocks: int = 2, width: int = 8, **options: Any) -> DeepDelta:
     torch.manual_seed(0)
     made = twoaxis.stream("deep_delta", blocks=blocks, width=width, **options).double()
     assert isinstance(made, DeepDelta)
@@ -39,7 +41,7 @@ TOKEN_SIDE = {"value_channels": 3, "compress": "token", "token_taps": 4, "expand
         (1024, 24, {"value_channels": 4, "expand": "conv"}, 364_884),
     ],
 )
-def test_published_counts(width: int, blocks: int, options: dict[str, object], published: int) -> None:
+def test_published_counts(width: int, blocks: int, options: dict[str, Any], published: int) -> None:
     with torch.device("meta"):
         stream = DeepDelta(DeepDelta.Config(**options), Layout.make(blocks, width))
     assert stream.cost().parameters == sum(p.numel() for p in stream.parameters()) == published
@@ -181,6 +183,6 @@ def test_memory_must_be_asked_for_and_fit() -> None:
         ({"update": "erase"}, "unknown update 'erase'; it is one of delta, write, add"),
     ],
 )
-def test_bad_options(options: dict[str, object], message: str) -> None:
+def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         twoaxis.stream("deep_delta", blocks=2, width=8, **options)

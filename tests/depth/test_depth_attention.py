@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,8 +14,8 @@ import twoaxis
 from twoaxis.depth.depth_attention import DepthAttention
 
 
-def make(blocks: int = 3, width: int = 8, **options: object) -> DepthAttention:
-    made = twoaxis.stream("depth_attention", blocks=blocks, width=width, **({"heads": 2} | options))
+def make(blocks: int = 3, width: int = 8, **options: Any) -> DepthAttention:
+    made = twoaxis.stream("depth_attention", blocks=blocks, width=width, heads=options.pop("heads", 2), **options)
     assert isinstance(made, DepthAttention)
     made = made.double()
     with torch.no_grad():
@@ -112,6 +114,6 @@ def test_block_granularity_reads_once_per_block() -> None:
         ({"head_width": 0}, "head_width must be at least 1, got 0"),
     ],
 )
-def test_bad_options(options: dict[str, object], message: str) -> None:
+def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         twoaxis.stream("depth_attention", blocks=2, width=8, **options)

@@ -19,6 +19,11 @@ WIDTH = 6
 KINDS = ("mixer", "attention", "mlp")
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
 def build(blocks: int = 2, width: int = WIDTH, kinds: tuple[str, ...] = KINDS, **options: Any) -> HyperConnections:
     stream = twoaxis.stream("hyper_connections", blocks=blocks, width=width, kinds=kinds, **options)
     assert isinstance(stream, HyperConnections)

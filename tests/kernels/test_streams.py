@@ -22,6 +22,11 @@ from twoaxis.kernels.streams import (
 )
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("write", [False, True])
 def test_mix_streams_equals_its_reference(shared: bool, write: bool) -> None:

@@ -214,7 +214,7 @@ def _bullet(item: str, width: int) -> str:
 
 
 def _text_table(table: Table, widths: list[int]) -> str:
-    lines = _text_row(table, table.headers, widths)
+    lines = _text_row(table, table.headers, widths, bottom=True)
     lines.append((" " * GAP).join("-" * w for w in widths))
     folded = any(len(_text_row(table, row, widths)) > 1 for row in table.rows)
     for number, row in enumerate(table.rows):
@@ -226,10 +226,13 @@ def _text_table(table: Table, widths: list[int]) -> str:
     return "\n".join(lines)
 
 
-def _text_row(table: Table, row: Sequence[str], widths: list[int]) -> list[str]:
+def _text_row(table: Table, row: Sequence[str], widths: list[int], bottom: bool = False) -> list[str]:
     cells = [wrap(cell, w) for cell, w in zip(row, widths, strict=True)]
+    height = max(map(len, cells))
+    if bottom:
+        cells = [[""] * (height - len(cell)) + cell for cell in cells]
     lines = []
-    for i in range(max(map(len, cells))):
+    for i in range(height):
         parts = [cell[i] if i < len(cell) else "" for cell in cells]
         aligned = [
             p.rjust(w) if n in table.right else p.ljust(w) for n, (p, w) in enumerate(zip(parts, widths, strict=True))

@@ -31,13 +31,13 @@ def setting(shape: DecoderConfig) -> str:
     )
 
 
-def the_map(shape: DecoderConfig, columns: Sequence[str] = (), *, anchors: bool = False) -> list[Block]:
+def the_map(shape: DecoderConfig, columns: Sequence[str] = ()) -> list[Block]:
     """The map: the tables for the asked columns, and the shape they are for."""
     tables = choose(columns)
     rows = entries(shape)
     blocks: list[Block] = []
     for title, keys in tables:
-        blocks += [Heading(title), table(rows, keys, anchors=anchors)]
+        blocks += [Heading(title), table(rows, keys)]
     if not any(key in GROUPS["cost"] for _, keys in tables for key in keys):
         return blocks
     problems = tuple(
@@ -115,8 +115,6 @@ def _costs(entry: Entry) -> list[Block]:
         Prose(f"For {shape.blocks} blocks of width {shape.width}:"),
         Table(headers=headers, rows=rows, right=frozenset(range(1, 6)), code=frozenset({0})),
     ]
-    if not any(key in GROUPS["cost"] for _, keys in tables for key in keys):
-        return blocks
     problems = tuple(f"`{written(m.options)}`: {m.problem}" for m in measured if m.problem)
     return [*blocks, Items(problems)] if problems else blocks
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import sys
 import textwrap
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from twoaxis.atlas.document import Code, Items, Prose
 
@@ -20,7 +21,7 @@ class Option(NamedTuple):
 
     Attributes:
         name: of the field.
-        type: its annotation, as written.
+        type: its annotation, choices listed as they are.
         default: its value as Python writes it, or "required".
         meaning: the docstring under it.
     """
@@ -65,15 +66,22 @@ def field_docs(cls: type) -> dict[str, str]:
 def options(config: Any) -> tuple[Option, ...]:
     """The options of a Config dataclass, in its order."""
     docs = field_docs(config)
+    try:
+        hints = get_type_hints(config)
+    except NameError:  # an annotation that only a type checker can resolve
+        hints = {}
     return tuple(
-        Option(f.name, _annotation(f.type), _default(f), docs.get(f.name, ""))
+        Option(f.name, _annotation(hints.get(f.name, f.type)), _default(f), docs.get(f.name, ""))
         for f in dataclasses.fields(config)
         if f.init
     )
 
 
 def _annotation(kind: Any) -> str:
-    return kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+    """A type in few signs: choices are listed as they are."""
+    named = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")
+    optional = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", named)
+    return re.sub(r"Literal\[([^\]]*)\]", lambda found: found[1].replace(", ", " | "), optional)
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

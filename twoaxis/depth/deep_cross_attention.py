@@ -28,6 +28,9 @@ gradient of exactly zero for every input, for ever: v3 taken literally is v2. `r
 instead, the same function with slope 1 at 0: the start is as neutral and w moves from the first step.
 `relu="literal"` is the published form, and `dead` names its w.
 
+With scalar weights (v1) the read of block 0 is a multiple of the embedding, and a pre-norm divides the multiple out
+again: there k's and v's weight, and in a parallel block q's too, act through the norm's epsilon alone.
+
 Readings where the paper is silent: a mixer's output is part of its block's contribution and joins every way that waits
 for the attention; a block without attention has one GRN; `placement` decides about the residual way at the first site
 of a block and about q, k, v at its attention, and where only the latter is on the residual stays plain.
@@ -42,6 +45,7 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.card import Card, Published
+from twoaxis.depth.multiway import Waiting, attention_sites, qkv_ways
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, Seen, Stream, Tokens
 from twoaxis.kernels.precision import widen
@@ -72,18 +76,6 @@ class DeepCrossAttentionConfig:
             raise ValueError(f"window must be at least 0 or None for all blocks, got {self.window}")
 
 
-class Waiting(NamedTuple):
-    """Ways read at the first site of a block that wait for its attention; q is None where it is the residual way."""
-
-    q: Tensor | None
-    k: Tensor
-    v: Tensor
-
-    def plus(self, y: Tensor) -> Waiting:
-        """The output of a sub-layer before the attention joins every waiting way."""
-        return Waiting(None if self.q is None else self.q + y, self.k + y, self.v + y)
-
-
 class Stack(NamedTuple):
     """The slots, and what runs inside a block.
 
@@ -109,26 +101,20 @@ class Stack(NamedTuple):
         return [self.slots[0], *middle, *self.slots[1:]]
 
 
-def attention_sites(layout: Layout) -> dict[int, Site]:
-    """For each block that has one: its first site that takes queries, keys and values."""
-    found: dict[int, Site] = {}
-    for site in layout.sublayers:
-        if site.kind in ("attention", "parallel"):
-            found.setdefault(site.block, site)
-    return found
-
-
-def qkv_ways(site: Site) -> tuple[str, ...]:
-    """What a site with separate queries, keys and values normalises; a parallel one also has its MLP's input."""
-    return ("q", "k", "v", "x") if site.kind == "parallel" else ("q", "k", "v")
-
-
 class DeepCrossAttention(Stream):
     """Generalised residual networks over block contributions, one per way."""
 
     name = "deep_cross_attention"
     Config = DeepCrossAttentionConfig
     config: DeepCrossAttentionConfig
+    variants = (
+        {},
+        {"version": 1, "ways": "single"},
+        {"version": 2, "ways": "single", "window": 0},
+        {"version": 2, "window": 1},
+        {"version": 3, "ways": "single", "relu": "literal"},
+        {"version": 3, "window": 2},
+    )
     card = Card(
         title="DeepCrossAttention (DCA)",
         axis="depth",
@@ -155,11 +141,14 @@ class DeepCrossAttention(Stream):
             "The gain shrinks with width: -2.82 perplexity at width 64, -0.39 at 1024 (LM1B, 12 layers).",
         ),
         published=(
-            Published("LM1B, 24 layers: perplexity 15.14 -> 14.41 (k=2, step rate x0.66), 14.35 (all, x0.46)", "paper"),
-            Published("LM1B, 6 layers: 18.98; v1 18.80, v2 18.43, v3 18.41, DCA 18.06", "paper"),
-            Published("C4, 449M, k=8: perplexity 17.166 -> 16.764", "paper"),
+            Published(
+                "LM1B, 24 layers: perplexity 15.14 -> 14.41 (k=2, step rate x0.66), 14.35 (all, x0.46)",
+                "arXiv 2502.06785",
+            ),
+            Published("LM1B, 6 layers: 18.98; v1 18.80, v2 18.43, v3 18.41, DCA 18.06", "arXiv 2502.06785"),
+            Published("C4, 449M, k=8: perplexity 17.166 -> 16.764", "arXiv 2502.06785"),
         ),
-    )  # fmt: skip
+    )
 
     def __init__(self, config: DeepCrossAttentionConfig, layout: Layout) -> None:
         super().__init__(config, layout)
@@ -258,9 +247,12 @@ class DeepCrossAttention(Stream):
         total = None
         if value.total is not None and self.last_plain >= (ahead if site.last else site.block):
             total = value.total + y
-        slots, overflow, part = (), None, None
+        slots: tuple[Tensor, ...] = ()
+        overflow = part = None
         if self.last_read >= ahead:
-            slots, overflow, part = value.slots, value.overflow, y if value.part is None else value.part + y
+            slots, overflow = value.slots, value.overflow
+            # sub-layers may answer in a narrower dtype than the stream's; contributions add up in the stream's
+            part = y.to(slots[0].dtype) if value.part is None else value.part + y
         if site.last:
             return Stack(slots, overflow, total) if part is None else self._push(slots, overflow, total, part)
         waiting = seen.aux if site.first else value.waiting

@@ -398,7 +398,7 @@ class DeepDelta(Stream):
         return tuple(g for g in groups if g.names)
 
     def cost(self) -> Cost:
-        """Direction, gate, value, read, compare and write of d x d_v numbers beyond the plain sum of d, and the compressors."""
+        """Direction, gate, value, read, compare and write of d x d_v numbers, less the plain sum; the compressors."""
         d, dv, config = self.layout.width, self.config.value_channels, self.config
         n = 0 if config.update == "add" else len(self.rows)
         per_site = 2 * d + d  # the direction's length and scaling

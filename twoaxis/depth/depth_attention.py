@@ -236,7 +236,7 @@ class DepthAttention(Stream):
         return lone | alone
 
     def cost(self) -> Cost:
-        """Four projections per reading site and state, a dot product and a multiply-add per head and state seen, the sum."""
+        """Four projections per reading site and state, a dot product and a multiply-add per head and state, the sum."""
         width, inner, kv = (
             self.layout.width,
             self.config.heads * self.head_width,

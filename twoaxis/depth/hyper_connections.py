@@ -125,7 +125,7 @@ class HyperConnections(Stream):
         adaptivity="static scalars plus a per-token part",
         window="the current n streams",
         granularity="per sub-layer",
-        ways="x",
+        ways="one",
         injection="replaces the read, the shortcut and the write",
         sharing="projections shared by the streams of a site",
         gating="bounded additive (tanh times a learned scale)",

@@ -38,9 +38,9 @@ none.
 
 What surprises: TileKernels' own defaults are 10 iterations and post_scale 1, DeepSeek-V4's 20 and 2. A reversed order
 of the two divisions is common elsewhere (`order="columns_last"`) and equal only when converged. The first site's comb
-gets no gradient, because its streams are copies and its sums over `from` are one whatever the logits; with the summed or
-mean read-out the last site's comb gets next to none, for the same reason with the other sums; with one stream, no comb
-gets any.
+gets no gradient, because its streams are copies and its sums over `from` are one whatever the logits. With the summed
+or mean read-out the last site's comb gets next to none, for the same reason with the other sums; with one stream, no
+comb gets any.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class ManifoldHyperConnections(Stream):
         adaptivity="per token",
         window="the current n streams",
         granularity="per sub-layer",
-        ways="x",
+        ways="one",
         injection="replaces the read, the shortcut and the write",
         sharing="none",
         gating="sigmoid",

@@ -46,7 +46,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.card import Card, Published
-from twoaxis.depth.deep_cross_attention import Waiting, attention_sites, qkv_ways
+from twoaxis.depth.multiway import Waiting, attention_sites, qkv_ways
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import full_precision, widen
@@ -110,6 +110,15 @@ class MuddFormer(Stream):
     name = "muddformer"
     Config = MuddFormerConfig
     config: MuddFormerConfig
+    variants = (
+        {},
+        {"ways": "one"},
+        {"dynamic": False},
+        {"ways": "one", "dynamic": False},
+        {"expand_last": True, "round64": True, "gelu": "tanh", "first_norms": "separate"},
+        {"prenorm": True},
+        {"prenorm": True, "postnorm": True, "generator_eps": 1e-5},
+    )
     card = Card(
         title="MUDDFormer",
         axis="depth",
@@ -136,12 +145,16 @@ class MuddFormer(Stream):
             "The post-norm acts on the residual way only, where the paper has it on every way.",
         ),
         published=(
-            Published("Pile, 834M: equals Transformer++ at 1.89x the compute", "paper"),
-            Published("405M, perplexity: 11.68; static 11.44, one way 11.09, static ways 11.27, all 10.83", "paper"),
-            Published("MUDDPythia-2.8B, 300B tokens: Pile perplexity 6.29 (Pythia-2.8B 6.63, 6.9B 6.29)", "paper"),
-            Published("training throughput x0.84 to x0.96, generation x0.88 to x0.94", "paper"),
+            Published("Pile, 834M: equals Transformer++ at 1.89x the compute", "arXiv 2502.12170"),
+            Published(
+                "405M, perplexity: 11.68; static 11.44, one way 11.09, static ways 11.27, all 10.83", "arXiv 2502.12170"
+            ),
+            Published(
+                "MUDDPythia-2.8B, 300B tokens: Pile perplexity 6.29 (Pythia-2.8B 6.63, 6.9B 6.29)", "arXiv 2502.12170"
+            ),
+            Published("training throughput x0.84 to x0.96, generation x0.88 to x0.94", "arXiv 2502.12170"),
         ),
-    )  # fmt: skip
+    )
 
     def __init__(self, config: MuddFormerConfig, layout: Layout) -> None:
         super().__init__(config, layout)

@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.card import Card, Published
-from twoaxis.depth.elc_bert import Slot, SlotMix
+from twoaxis.depth.slot_mix import Slot, SlotMix
 from twoaxis.depth.stream import Cost, Layout
 from twoaxis.kernels.precision import widen
 
@@ -83,6 +83,12 @@ class VerticalAttention(SlotMix):
     name = "vertical_attention"
     Config = VerticalAttentionConfig
     config: VerticalAttentionConfig
+    variants = (
+        {},
+        {"norm": "rms", "init": "newest"},
+        {"norm": "none", "inner_residual": False},
+        {"norm": "l2", "inner_residual": False},
+    )
     card = Card(
         title="Vertical Attention (a reading)",
         axis="depth",
@@ -94,13 +100,13 @@ class VerticalAttention(SlotMix):
         normaliser="softmax of learned scalars",
         adaptivity="static, say its reviewers; a later paper says content-dependent",
         window="all earlier blocks and the embedding",
-        granularity="block",
+        granularity="per block",
         ways="one",
         injection="replaces the input of each block; the block's residual starts from it",
         sharing="nothing over depth; one scalar per block and source for all tokens and channels",
-        gating="none",
+        gating="-",
         depth_state="every block's output",
-        token_state="-",
+        token_state="none",
         paper="Kojima et al.: Vertical Attention, OpenReview A6uabXKiXc (ICLR 2026 submission, rejected)",
         year=2025,
         quirks=(

@@ -198,7 +198,7 @@ class _SourceDots(torch.autograd.Function):
         return source_dots_reference(query, sources)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, *sources = ctx.saved_tensors
         wide = widen(query)
         d_query = None
@@ -257,7 +257,7 @@ class _RmsLogits(torch.autograd.Function):
         return logits
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         source, queries, inverse_rms, logits = ctx.saved_tensors
         x, u = widen(source), widen(queries)
         _, heads, width = u.shape

@@ -1,0 +1,15 @@
+"""The conformance kit: everything the library's own streams and mixers must pass, on anybody's.
+
+from twoaxis.testing import check_stream
+
+report = check_stream(MyStream)          # a class, registered or not, or a registered name
+print(report.text())
+report.raise_if_failed()
+"""
+
+from twoaxis.testing.load import check_file
+from twoaxis.testing.mixer import check_mixer
+from twoaxis.testing.report import Check, Report
+from twoaxis.testing.stream import check_stream
+
+__all__ = ["Check", "Report", "check_file", "check_mixer", "check_stream"]

@@ -1,7 +1,7 @@
 """What a stream says it costs, against what is counted while it runs; and memory against depth.
 
-Counts are slopes: twice the tokens and twice the width, so that work on weights and width-independent work, which `Cost`
-leaves out, leave no trace.
+Counts are slopes: twice the tokens and twice the width, so that work on weights and width-independent work, which
+`Cost` leaves out, leave no trace.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def _slope(measure: Callable[[int, int], float]) -> float:
 def flops(case: Case) -> Outcome:
     """`cost().flops` and the plain additions, against the operations counted inside open, read, write and close.
 
-    Conventions differ by an operation here and there (does scaling by a weight of one count?), hence a bound of a quarter.
+    Conventions differ by an operation here and there (does the first term of a sum count as an addition?), hence a
+    bound of a quarter.
     """
     worst = 0.0
     for layout in ("sequential", "parallel"):
@@ -94,8 +95,9 @@ def _count(made: Stream, tokens: int, case: Case) -> int:
 def live(case: Case) -> Outcome:
     """`cost().live` against the numbers the state holds at its most, distinct storage counted once.
 
-    Derived state, which pack leaves out and unpack rebuilds, does not count. So `live` is at least what pack gives at any
-    boundary and at most what the state holds anywhere; where the state holds no more than pack gives, it is exactly that.
+    Derived state, which pack leaves out and unpack rebuilds, does not count. So `live` is at least what pack gives at
+    any boundary and at most what the state holds anywhere; where between blocks the state holds no more than pack
+    gives, nothing is derived and it is exactly that most.
     """
     faults = []
     for layout in ("sequential", "mixers", "parallel"):
@@ -108,8 +110,8 @@ def live(case: Case) -> Outcome:
                 derived |= sent_b - sent_a != kept_b - kept_a
         said = wide - narrow
         if not packed <= said <= held or (not derived and said != held):
-            about = f"{packed / (WIDE - NARROW):g} to {held / (WIDE - NARROW):g}" if derived else f"{held / (WIDE - NARROW):g}"
-            faults.append(f"{layout}: cost() says {said / (WIDE - NARROW):g} vectors, the state holds {about}")
+            low, high, says = (n / (WIDE - NARROW) for n in (packed if derived else held, held, said))
+            faults.append(f"{layout}: cost() says {says:g} vectors, the state holds {low:g} to {high:g}")
     return Outcome(len(faults), detail="; ".join(faults))
 
 
@@ -137,8 +139,8 @@ def _holdings(case: Case, layout: str, width: int) -> tuple[int, list[tuple[floa
 
 def _numbers(value: Any) -> int:
     """Numbers in the distinct storages behind the tensors of `value`."""
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() // t.element_size() for t in tensors_in(value)}
-    return sum(storages.values())
+    found = {t.untyped_storage().data_ptr(): t for t in tensors_in(value)}
+    return sum(t.untyped_storage().nbytes() // t.element_size() for t in found.values())
 
 
 @torch.no_grad()
@@ -159,8 +161,8 @@ def kept(case: Case) -> Outcome:
 def memory_growth(case: Case) -> Outcome:
     """What the backward pass remembers grows linearly in depth: the exponent over 6, 12 and 24 blocks.
 
-    Distinct storages count once, and only what grows with tokens and width: weights are remembered anyway, and the small
-    numbers a read keeps per source are no vectors.
+    Distinct storages count once, and only what grows with tokens and width: weights are remembered anyway, and the
+    small numbers a read keeps per source are no vectors.
     """
     sizes = [_slope(lambda tokens, width, blocks=blocks: _remembered(case, blocks, tokens, width)) for blocks in DEPTHS]
     logs = [math.log(n) for n in DEPTHS], [math.log(max(size, 1e-9)) for size in sizes]

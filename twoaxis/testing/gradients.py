@@ -62,7 +62,8 @@ def row_faults(rows: dict[str, float], dead: set[str], *, start: bool = False) -
     finite = [g for g in rows.values() if g < float("inf")]
     floor = NOISE * max(finite, default=0.0)
     faults = [f"{row} gets a gradient that is not finite" for row, g in rows.items() if not g < float("inf")]
-    faults += [f"{row} gets a gradient of {rows[row]:.1e} but dead() names it" for row in sorted(dead) if rows[row] > floor]
+    learning = [row for row in sorted(dead) if rows[row] > floor]
+    faults += [f"{row} gets a gradient of {rows[row]:.1e} but dead() names it" for row in learning]
     if not start:
         faults += [f"{row} never gets a gradient" for row, g in rows.items() if row not in dead and g <= floor]
     return faults

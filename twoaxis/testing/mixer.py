@@ -16,9 +16,9 @@ from twoaxis.model.config import DecoderConfig
 from twoaxis.sequence.mixer import POINTS, Local, Mixer
 from twoaxis.sequence.registry import MIXERS, mixer
 from twoaxis.testing.case import registered, shift
-from twoaxis.testing.gradients import dead_rows, row_gradients, row_faults
+from twoaxis.testing.gradients import dead_rows, row_faults, row_gradients
 from twoaxis.testing.report import Outcome, Report
-from twoaxis.testing.stream import run_check
+from twoaxis.testing.stream import chosen, run_check
 from twoaxis.testing.values import DTYPE_BOUND
 from twoaxis.verify.certificate import deviation
 from twoaxis.verify.properties import SMALL, causality_deviation, chunking_deviation, label, random_split
@@ -296,8 +296,9 @@ def kept(case: MixerCase) -> Outcome:
     for point, operator in case.operators():
         for time in (TIME, 3 * TIME):
             _, ring = _in_chunks(operator, case.tensor(point, time=time), (time - 5, 1, 4))
-            held = sum(t.untyped_storage().nbytes() // t.element_size() for piece in ring.pieces for t in piece) // BATCH
-            numbers = sum(t.numel() for piece in ring.pieces for t in piece) // BATCH
+            tensors = [t for piece in ring.pieces for t in piece]
+            held = sum(t.untyped_storage().nbytes() // t.element_size() for t in tensors) // BATCH
+            numbers = sum(t.numel() for t in tensors) // BATCH
             if numbers != operator.cost().kept:
                 faults.append(f"{point}: cost() says {operator.cost().kept}, {numbers} are kept after {time} tokens")
             if held > 3 * max(numbers, WIDTH):
@@ -347,11 +348,10 @@ def check_mixer(
     *,
     seed: int = 0,
     compile: bool = False,
+    only: Sequence[str] = (),
 ) -> Report:
     """Run every check on a mixer, over its variants; see `check_stream`."""
-    checks = dict(MIXER_CHECKS)
-    if compile:
-        checks["torch.compile(fullgraph=True)"] = compiles
+    checks = chosen(MIXER_CHECKS, compiles if compile else None, only)
     with registered(MIXERS, subject) as (name, cls):
         options = tuple(cls.variants if variants is None else variants)
         if not options:

@@ -128,13 +128,24 @@ def inputs_unchanged(case: Case) -> Outcome:
     changed: list[str] = []
     for layout in LAYOUTS:
         run = case.run(case.stream(layout))
-        x = case.embedding()
-        held: list[tuple[str, Tensor, Tensor]] = [("the embedding", x, x.clone())]
-        for taken in walk(run, x):
-            where = f"site {taken.site.index}"
-            parts = {"the increment": taken.y, "the read": taken.seen, "the normalised read": taken.c}
-            for what, value in {**parts, "the state": taken.before.value, "the new state": taken.after.value}.items():
-                held += [(f"{what} of {where}", t, t.clone()) for t in tensors_in(value)]
+        made, x = run.stream, case.embedding()
+        held = [("the embedding", x, x.clone())]
+
+        def hold(what: str, value: Any, held: list[tuple[str, Tensor, Tensor]] = held) -> None:
+            held += [(what, t, t.clone()) for t in tensors_in(value)]
+
+        state = made.open(x)
+        for taken in walk(run, case.embedding()):
+            site, where = taken.site, f"site {taken.site.index}"
+            hold(f"the state before {where}", state.value)
+            seen = made.read(state, site)
+            c, y = taken.c, taken.y.clone()
+            hold(f"the read of {where}", seen)
+            hold(f"the normalised read of {where}", c)
+            hold(f"the increment of {where}", y)
+            state = made.write(state, site, y, seen, c)
+        hold("the last state", state.value)
+        made.close(state)
         run(case.embedding(offset=1))
         changed += [what for what, tensor, copied in held if not torch.equal(tensor, copied)]
     return Outcome(len(changed), detail=", ".join(changed[:3]))
@@ -187,9 +198,7 @@ def gradients(run: nn.Module, case: Case, call: Callable[[Tensor], Tensor]) -> t
     return out, [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
 
 
-def compare(
-    run: nn.Module, case: Case, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]
-) -> float:
+def compare(run: nn.Module, case: Case, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]) -> float:
     """Largest deviation between two ways to compute one output, gradients relative to the largest of all."""
     (out, ours), (other, theirs) = gradients(run, case, first), gradients(run, case, second)
     scale = max(g.abs().max().item() for g in ours if g.numel())
@@ -216,7 +225,7 @@ def packing(case: Case) -> Outcome:
                 state = step(run, state, site).after
             sent = made.pack(state)
             if not isinstance(sent, tuple) or not all(isinstance(t, Tensor) for t in sent):
-                faults.append(f"pack before block {boundary.block} gave {type(sent).__name__} with other things than tensors")
+                faults.append(f"pack before block {boundary.block} gave other things than a tuple of tensors")
                 continue
             received = [t.detach().requires_grad_() for t in sent]
             end = resume(run, later.unpack(received, boundary), later)
@@ -298,7 +307,7 @@ def misuse(case: Case) -> Outcome:
 
 
 def compiles(case: Case) -> Outcome:
-    """torch.compile(fullgraph=True) of the whole pass, forward and backward: traced for every variant, built for the first."""
+    """torch.compile(fullgraph=True) of a whole pass and its backward: traced for all variants, built for the first."""
     run = case.run(case.stream())
     worst = 0.0
     for backend in ("aot_eager", "inductor") if case.first else ("aot_eager",):

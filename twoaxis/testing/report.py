@@ -121,10 +121,8 @@ class Report:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {
-            "subject": self.subject,
-            "ok": self.ok,
-            "variants": list(self.variants),
-            "checks": [check._asdict() for check in self.checks],
-        }
+        """Plain values, for JSON; a measured number that is none is None."""
+        checks = [check._asdict() for check in self.checks]
+        for check in checks:
+            check["measured"] = check["measured"] if math.isfinite(check["measured"]) else None
+        return {"subject": self.subject, "ok": self.ok, "variants": list(self.variants), "checks": checks}

@@ -1,14 +1,14 @@
 """Check a stream: everything the library's own methods must pass, on anybody's.
 
-What cannot be known about a stranger's method is not checked: whether it equals the method of its paper, and the orientation
-of its mixing where no declared neutral class depends on it. For that, compare with the original code.
+What cannot be known about a stranger's method is not checked: whether it equals the method of its paper, and the
+orientation of its mixing where no declared neutral class depends on it. For that, compare with the original code.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,7 +20,7 @@ from twoaxis.testing.case import LAYOUTS, Case, registered
 from twoaxis.testing.report import Check, Outcome, Report, worst_of
 from twoaxis.verify.properties import label
 
-STREAM_CHECKS: dict[str, Callable[[Case], Outcome]] = {}
+C = TypeVar("C")
 
 
 def declarations(case: Case) -> Outcome:
@@ -45,7 +45,7 @@ def declarations(case: Case) -> Outcome:
     return Outcome(len(faults), detail="; ".join(faults[:3]))
 
 
-STREAM_CHECKS |= {
+STREAM_CHECKS: dict[str, Callable[[Case], Outcome]] = {
     "declarations": declarations,
     "purity: a state reads the same twice": purity.reads_repeat,
     "purity: passes interleave": purity.passes_interleave,
@@ -85,6 +85,7 @@ def check_stream(
     *,
     seed: int = 0,
     compile: bool = False,
+    only: Sequence[str] = (),
 ) -> Report:
     """Run every check on a stream, over its variants.
 
@@ -93,10 +94,9 @@ def check_stream(
         variants: options to check it with; None is the class's own `variants`.
         seed: of parameters, inputs and sub-layers.
         compile: also compile it with `fullgraph=True` and compare outputs and gradients; slow.
+        only: names of the checks to run, while one works on them; none named is all of them.
     """
-    checks = dict(STREAM_CHECKS)
-    if compile:
-        checks["torch.compile(fullgraph=True)"] = purity.compiles
+    checks = chosen(STREAM_CHECKS, purity.compiles if compile else None, only)
     with registered(STREAMS, subject) as (name, cls):
         options = tuple(cls.variants if variants is None else variants)
         if not options:
@@ -104,6 +104,18 @@ def check_stream(
         cases = [Case(name, dict(each), seed, first=i == 0) for i, each in enumerate(options)]
         measured = tuple(run_check(title, fn, cases) for title, fn in checks.items())
     return Report(cls.__name__, tuple(label(cls.__name__, each) for each in options), measured)
+
+
+COMPILE = "torch.compile(fullgraph=True)"
+
+
+def chosen(table: Mapping[str, C], compiled: C | None, only: Sequence[str]) -> dict[str, C]:
+    """The checks to run: those of the table, compiling if asked for, or the ones named."""
+    checks = dict(table) | ({} if compiled is None else {COMPILE: compiled})
+    for name in only:
+        if name not in checks:
+            raise ValueError(f"there is no check {name!r}; the checks are {', '.join(checks)}")
+    return {name: fn for name, fn in checks.items() if not only or name in only}
 
 
 def run_check(title: str, fn: Callable[[Any], Outcome | None], cases: Sequence[Any]) -> Check:

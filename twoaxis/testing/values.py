@@ -128,7 +128,7 @@ def learning(case: Case) -> Outcome:
 
 
 def placed_anywhere(case: Case) -> Outcome:
-    """Any placement runs to finite numbers, and leaves no parameters at switched-off sites: each still learns or is dead."""
+    """Any placement runs to finite numbers; a switched-off site has no parameters: all there are learn or are dead."""
     faults = []
     for i, placement in enumerate(PLACEMENTS):
         for layout in list(LAYOUTS)[i % 2 :: 2]:
@@ -167,9 +167,9 @@ def starts(case: Case) -> Outcome:
 def depth_dependence(case: Case) -> Outcome:
     """What must reach what along depth, by gradients, with increments that are free of the reads.
 
-    The first read depends on the embedding, the out read on the last increment, and each increment is seen by some later
-    read. A method with neutral parameters passes the embedding on to the out read, because the plain residual does. A
-    site that names the embedding among its sources depends on it. Nothing depends on later increments.
+    The first read depends on the embedding, the out read on the last increment, and each increment is seen by some
+    later read. A method with neutral parameters passes the embedding on to the out read, because the plain residual
+    does. A site that names the embedding among its sources depends on it. Nothing depends on later increments.
     """
     faults = []
     for layout in LAYOUTS:
@@ -185,12 +185,11 @@ def depth_dependence(case: Case) -> Outcome:
             faults.append(f"{layout}: the out read does not depend on the embedding, the plain residual does")
         if not touched[out][out]:
             faults.append(f"{layout}: the out read does not depend on the last increment")
-        for site in made.layout.sites:
-            if "embedding" in made.sources(site) and not touched[site.index][0]:
-                faults.append(f"{layout}: site {site.index} names the embedding as a source and does not depend on it")
-        for site in made.sites:
-            if not any(row[site.index + 1] for row in touched[site.index + 1 :]):
-                faults.append(f"{layout}: no later read depends on the increment of site {site.index}")
+        for i, site in enumerate(made.layout.sites):
+            if "embedding" in made.sources(site) and not touched[i][0]:
+                faults.append(f"{layout}: site {i} names the embedding as a source and does not depend on it")
+            if site.kind != OUT and not any(row[i + 1] for row in touched[i + 1 :]):
+                faults.append(f"{layout}: no later read depends on the increment of site {i}")
         changed = [t if s.index < 2 else t + 1.0 for s, t in zip(made.sites, free, strict=True)]
         for index, (before, after) in enumerate(zip(reads[:3], _free_reads(made, x, changed)[:3], strict=True)):
             if deviation(after, before) > 0:
@@ -218,7 +217,7 @@ def _touched(read: Tensor, leaves: list[Tensor]) -> list[bool]:
 
 @torch.no_grad()
 def inspection(case: Case) -> Outcome:
-    """Where `weights` says what a site reads, it has one column per name of `sources`, one row per way, and finite numbers."""
+    """Where `weights` says what a site reads, it is (B, T, W, S): finite, one column per name of `sources`."""
     faults = []
     for layout in LAYOUTS:
         run = case.run(case.stream(layout))
@@ -228,7 +227,8 @@ def inspection(case: Case) -> Outcome:
             if weights is None:
                 continue
             if weights.dim() != 4 or weights.shape[:2] != (BATCH, TIME) or weights.shape[-1] != len(names):
-                faults.append(f"{layout}: site {site.index} has weights {tuple(weights.shape)} for {len(names)} sources")
+                shape = tuple(weights.shape)
+                faults.append(f"{layout}: site {site.index} has weights {shape} for {len(names)} sources")
             elif not torch.isfinite(weights).all():
                 faults.append(f"{layout}: site {site.index} has weights that are not finite")
     return Outcome(len(faults), detail="; ".join(faults[:3]))

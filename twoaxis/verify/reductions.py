@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ def reductions(seed: int) -> Iterator[Certificate]:
 
 def _run(made: Stream, maps: Sequence[Tensor]) -> Composed:
     """Toy sub-layers through a stream; a site with several ways gets their sum."""
-    functions = [lambda *ways, m=m: torch.tanh(sum(ways[1:], ways[0]) @ m) for m in maps]
+    functions = [lambda *ways, m=m: torch.tanh(torch.stack(ways).sum(0) @ m) for m in maps]
     return compose(made, [(site.kind, None, fn) for site, fn in zip(made.sites, functions, strict=True)])
 
 
@@ -54,7 +55,7 @@ def _randomise(made: Stream, seed: int) -> None:
 
 def mudd_is_denseformer(seed: int) -> Certificate:
     """One way and static weights: MUDDFormer is DenseFormer with the same numbers."""
-    shape = {"blocks": BLOCKS, "width": WIDTH}
+    shape: dict[str, Any] = {"blocks": BLOCKS, "width": WIDTH}
     mudd = stream("muddformer", **shape, ways="one", dynamic=False).double()
     dense = stream("denseformer", **shape).double()
     _randomise(dense, seed)
@@ -66,7 +67,7 @@ def mudd_is_denseformer(seed: int) -> Certificate:
 
 def one_stream_is_plain(seed: int) -> Certificate:
     """Static hyper-connections with one stream at their start are the plain residual."""
-    shape = {"blocks": BLOCKS, "width": WIDTH}
+    shape: dict[str, Any] = {"blocks": BLOCKS, "width": WIDTH}
     one = stream("hyper_connections", **shape, streams=1, dynamic=False).double()
     plain = stream("standard", **shape).double()
     return Certificate(FAMILY, "hyper_connections, n = 1, static = plain", _agree(one, plain, seed), 1e-12)
@@ -74,7 +75,7 @@ def one_stream_is_plain(seed: int) -> Certificate:
 
 def cross_attention_of_ones_is_plain(seed: int) -> Certificate:
     """Scalar weights of one on every contribution: DeepCrossAttention is the plain residual."""
-    shape = {"blocks": BLOCKS, "width": WIDTH}
+    shape: dict[str, Any] = {"blocks": BLOCKS, "width": WIDTH}
     ones = stream("deep_cross_attention", **shape, version=1, ways="single").double()
     with torch.no_grad():
         for parameter in ones.parameters():
@@ -88,7 +89,7 @@ def scalars_are_elc_bert(seed: int) -> Certificate:
 
     A block of one sub-layer makes ELC-BERT's slots single sub-layer outputs, and its weighted output the final read.
     """
-    shape = {"blocks": BLOCKS, "width": WIDTH, "kinds": ("attention",)}
+    shape: dict[str, Any] = {"blocks": BLOCKS, "width": WIDTH, "kinds": ("attention",)}
     scalars = stream("attention_residuals", **shape, query="none").double()
     elc = stream("elc_bert", **shape, variant="weighted_output").double()
     _randomise(elc, seed)
@@ -101,7 +102,7 @@ def scalars_are_elc_bert(seed: int) -> Certificate:
 
 def wide_window_is_full(seed: int) -> Iterator[Certificate]:
     """A depth window as wide as the network is no window: k-DCA, Attention Residuals, depth attention."""
-    cases = {
+    cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "deep_cross_attention": ({"window": BLOCKS}, {}),
         "attention_residuals": ({"window": 2 * BLOCKS}, {}),
         "depth_attention": ({"window": 2 * BLOCKS + 1, "heads": 2}, {"window": None, "heads": 2}),
@@ -115,7 +116,7 @@ def wide_window_is_full(seed: int) -> Iterator[Certificate]:
 
 def canon_of_zeros_is_plain(seed: int) -> Certificate:
     """Canon-A with one zero tap leaves the decoder as it is, to the bit."""
-    shape = {"vocabulary": 61, "width": 16, "blocks": 3, "heads": 2}
+    shape: dict[str, Any] = {"vocabulary": 61, "width": 16, "blocks": 3, "heads": 2}
     options = {"set": "A", "kernel": 1, "start": "zero"}
     canon = Decoder(DecoderConfig(**shape, mixer="canon", mixer_options=options), seed).double()
     plain = Decoder(DecoderConfig(**shape), seed).double()

@@ -1,0 +1,237 @@
+"""Small correct streams, from which the planted faults are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.depth.site import Site
+from twoaxis.depth.stream import Cost, Layout, Neutral, Seen, Stream, Tokens
+from twoaxis.kernels.weighted_sum import weighted_sum
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    pass
+
+
+class One(NamedTuple):
+    x: Tensor
+
+
+class Gain(Stream):
+    """x + g y, one gain per sub-layer."""
+
+    name = "gain"
+    Config = NoOptions
+
+    def __init__(self, config: Any, layout: Layout) -> None:
+        super().__init__(config, layout)
+        self.rows = {site.index: row for row, site in enumerate(s for s in layout.sublayers if self.uses(s))}
+        self.gain = nn.Parameter(torch.empty(len(self.rows)))
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        with torch.no_grad():
+            self.gain.fill_(1.0)
+
+    def neutral_(self) -> None:
+        self.reset_parameters()
+
+    @property
+    def neutral(self) -> Neutral:
+        return "bitwise"
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Any:
+        return One(x)
+
+    def _read(self, value: Any, site: Site) -> Seen:
+        return Seen(value.x)
+
+    def _scaled(self, site: Site, y: Tensor) -> Tensor:
+        return (y * self.gain[self.rows[site.index]]).to(y.dtype) if self.uses(site) else y
+
+    def _write(self, value: Any, site: Site, y: Tensor, seen: Seen, c: Seen) -> Any:
+        return One(value.x + self._scaled(site, y))
+
+    def _pack(self, value: Any, site: Site) -> tuple[Tensor, ...]:
+        return tuple(value)
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Any:
+        return One(*tensors)
+
+    def cost(self) -> Cost:
+        width = self.layout.width
+        return Cost(parameters=len(self.rows), flops=len(self.rows) * width, reads=0, live=width)
+
+
+class Two(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+class Pair(Gain):
+    """Two streams mixed by a matrix per sub-layer; the first is read and written to, the second remembers."""
+
+    name = "pair"
+
+    def __init__(self, config: Any, layout: Layout) -> None:
+        super().__init__(config, layout)
+        del self.gain
+        self.mix = nn.Parameter(torch.empty(len(self.rows), 2, 2))
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        with torch.no_grad():
+            self.mix.copy_(torch.tensor([[1.0, 0.0], [1.0, 0.0]]).expand_as(self.mix))
+
+    def matrix(self, site: Site) -> Tensor:
+        return self.mix[self.rows[site.index]]
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Two:
+        return Two(x, x)
+
+    def _read(self, value: Two, site: Site) -> Seen:
+        return Seen(value.first)
+
+    def _write(self, value: Two, site: Site, y: Tensor, seen: Seen, c: Seen) -> Two:
+        if not self.uses(site):
+            return Two(value.first + y, value.first)
+        first, second = weighted_sum(value, static=self.matrix(site))
+        return Two(first + y, second)
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Two:
+        return Two(*tensors)
+
+    def cost(self) -> Cost:
+        width, n = self.layout.width, len(self.rows)
+        return Cost(parameters=4 * n, flops=8 * width * n, reads=2 * n, live=2 * width)
+
+
+class Past(NamedTuple):
+    x: Tensor
+    states: tuple[Tensor, ...]
+
+
+class History(Gain):
+    """The newest state plus a weighted sum of all of them, the weights starting at zero."""
+
+    name = "history"
+
+    def __init__(self, config: Any, layout: Layout) -> None:
+        super().__init__(config, layout)
+        del self.gain
+        self.theta = nn.ParameterList(torch.empty(site.index + 1) for site in layout.sites if self.uses(site))
+        self.rows = {site.index: row for row, site in enumerate(layout.used())}
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        with torch.no_grad():
+            for theta in self.theta:
+                theta.zero_()
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Past:
+        return Past(x, (x,))
+
+    def mixed(self, value: Past, theta: Tensor) -> Tensor:
+        return weighted_sum(value.states, static=theta[None])[0]
+
+    def _read(self, value: Past, site: Site) -> Seen:
+        if not self.uses(site):
+            return Seen(value.x)
+        return Seen(value.x + self.mixed(value, self.theta[self.rows[site.index]]))
+
+    def _write(self, value: Past, site: Site, y: Tensor, seen: Seen, c: Seen) -> Past:
+        x = value.x + y
+        return Past(x, (*value.states, x))
+
+    def _pack(self, value: Past, site: Site) -> tuple[Tensor, ...]:
+        return value.states
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Past:
+        return Past(tensors[-1], tensors)
+
+    def cost(self) -> Cost:
+        width, sites = self.layout.width, len(self.layout.sites)
+        reads = sum(theta.numel() for theta in self.theta)
+        return Cost(parameters=reads, flops=(2 * reads + len(self.theta)) * width, reads=reads, live=sites * width)
+
+
+class Bank(NamedTuple):
+    runs: tuple[Tensor, ...]
+    part: Tensor | None
+    total: Tensor
+
+
+class Runs(Stream):
+    """Softmax reads, times the number of sources, over the embedding, sums of two sub-layers and the sum begun."""
+
+    name = "runs"
+    Config = NoOptions
+
+    def __init__(self, config: Any, layout: Layout) -> None:
+        super().__init__(config, layout)
+        self.logits = nn.ParameterDict(
+            {str(s.index): nn.Parameter(torch.empty(len(self.sources(s)))) for s in layout.used()}
+        )
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        if not self.uses(site):
+            return ()
+        names = ("embedding", *(f"run {i}" for i in range(site.index // 2)))
+        return (*names, "partial") if site.index % 2 else names
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        with torch.no_grad():
+            for theta in self.logits.values():
+                theta.zero_()
+
+    def neutral_(self) -> None:
+        self.reset_parameters()
+
+    @property
+    def neutral(self) -> Neutral:
+        return "rounding"
+
+    def dead(self) -> dict[str, str]:
+        return {f"logits.{i}": "a softmax of one logit is one" for i, t in self.logits.items() if len(t) == 1}
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Bank:
+        return Bank((x,), None, x)
+
+    def found(self, value: Bank, theta: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The sources and their logits."""
+        return [*value.runs, *([] if value.part is None else [value.part])], theta
+
+    def _read(self, value: Bank, site: Site) -> Seen:
+        if not self.uses(site):
+            return Seen(value.total)
+        theta = self.logits[str(site.index)]
+        sources, logits = self.found(value, theta)
+        return Seen(weighted_sum(sources, static=logits.softmax(-1)[None] * len(theta))[0])
+
+    def _write(self, value: Bank, site: Site, y: Tensor, seen: Seen, c: Seen) -> Bank:
+        total, part = value.total + y, y if value.part is None else value.part + y
+        if site.index % 2:
+            return Bank((*value.runs, part), None, total)
+        return Bank(value.runs, part, total)
+
+    def _pack(self, value: Bank, site: Site) -> tuple[Tensor, ...]:
+        return (value.total, *value.runs, *(() if value.part is None else (value.part,)))
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Bank:
+        total, *rest = tensors
+        return Bank(tuple(rest[:-1]), rest[-1], total) if site.index % 2 else Bank(tuple(rest), None, total)
+
+    def _weights(self, value: Bank, site: Site) -> Tensor | None:
+        if not self.uses(site):
+            return None
+        theta = self.logits[str(site.index)]
+        weights = self.found(value, theta)[1].softmax(-1) * len(theta)
+        return weights.expand(*value.total.shape[:-1], 1, len(weights))
+
+    def cost(self) -> Cost:
+        width, reads = self.layout.width, sum(theta.numel() for theta in self.logits.values())
+        parts = len(self.layout.sublayers) // 2
+        held = max(2 + i // 2 + i % 2 for i in range(len(self.layout.sites)))
+        return Cost(parameters=reads, flops=(2 * reads + parts) * width, reads=reads, live=held * width)
