@@ -37,6 +37,7 @@ def window_attention(
     bias: Tensor | None = None,
     sink: Tensor | None = None,
     reach: Tensor | None = None,
+    fused: bool = True,
 ) -> Tensor:
     """Causal attention along `axis`: each position sees itself and the `window - 1` before it.
 
@@ -53,6 +54,7 @@ def window_attention(
         sink: (H,) a logit per head that joins the softmax and carries no value.
         reach: integers (..., N), the ordered axis last: how many earlier positions belong to the query's document.
             See `document_reach` and `padding_reach`. Does not depend on how a sequence is cut into chunks.
+        fused: False spells out logits, mask and softmax whatever the shape, for a look at the definition itself.
 
     Returns:
         Shaped like q with v's head width, in q's dtype; computed in float32 at least.
@@ -67,9 +69,9 @@ def window_attention(
         window = None
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     plain = window is None and bias is None and sink is None and reach is None
-    if plain and (n == m or n == 1):
+    if fused and plain and (n == m or n == 1):
         out = _causal(q, k, v, scale)
-    elif window is not None and bias is None and m > 2 * (_chunk(window) + window):
+    elif fused and window is not None and bias is None and m > 2 * (_chunk(window) + window):
         out = _banded(q, k, v, window, scale, sink, reach)
     else:
         out = _dense(q, k, v, window, scale, bias, sink, reach)
@@ -277,6 +279,7 @@ class Ring(NamedTuple):
         scale: float | None = None,
         sink: Tensor | None = None,
         reach: Tensor | None = None,
+        fused: bool = True,
     ) -> Tensor:
         """Attention of the newest positions over a ring of (k, v); equals `window_attention` over the whole axis."""
         n = q.shape[self.axis]
@@ -284,7 +287,7 @@ class Ring(NamedTuple):
         if separate and all(piece[0].shape[self.axis] == 1 for piece in self.pieces):
             return self._attend_pieces(q, scale)
         k, v = self.tensors()
-        return window_attention(q, k, v, self.window, self.axis, scale=scale, sink=sink, reach=reach)
+        return window_attention(q, k, v, self.window, self.axis, scale=scale, sink=sink, reach=reach, fused=fused)
 
     def _attend_pieces(self, q: Tensor, scale: float | None) -> Tensor:
         """The newest position over separate pieces: nothing is stacked but the logits."""
@@ -299,11 +302,18 @@ class Ring(NamedTuple):
         return out.unsqueeze(self.axis)
 
     def step(
-        self, q: Tensor, k: Tensor, v: Tensor, *, sink: Tensor | None = None, reach: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        sink: Tensor | None = None,
+        reach: Tensor | None = None,
+        fused: bool = True,
     ) -> tuple[Tensor, Ring]:
         """Append a chunk of any length, attend, and only then evict."""
         ring = self.append(k, v)
-        return ring.attend(q, sink=sink, reach=reach), ring.evict()
+        return ring.attend(q, sink=sink, reach=reach, fused=fused), ring.evict()
 
     def trim(self, count: int) -> Ring:
         """Take back the last `count` positions, for instance a rejected draft."""

@@ -215,7 +215,8 @@ class AttentionResiduals(Stream):
         self.rows_reading = {n: self._rows_reading(n) for n in numbers}
         """For each finished source: rows of the sites that read it, which are consecutive."""
         self.plain_sites = len(used) < len(layout.sites)
-        self.group = config.group or (config.block_size if config.block_size > 1 else _root(len(layout.sublayers)))
+        root = max(1, round(math.sqrt(len(layout.sublayers))))  # where two-phase reads of the full form touch fewest
+        self.group = config.group or (config.block_size if config.block_size > 1 else root)
         self.register_parameter("query", None)
         self.register_parameter("query_map", None)
         self.register_parameter("norm_weight", None)
@@ -351,9 +352,8 @@ class AttentionResiduals(Stream):
         if self.norm_weight is not None:
             q = q * widen(self.norm_weight[row])
         heads = (self.config.heads, -1)
-        logits = source_dots(q.unflatten(-1, heads).unsqueeze(-2), [s.unflatten(-1, heads) for s in sources]).squeeze(
-            -2
-        )
+        keys = [s.unflatten(-1, heads) for s in sources]
+        logits = source_dots(q.unflatten(-1, heads).unsqueeze(-2), keys).squeeze(-2)
         if not self.config.key_norm:
             return logits
         inverse = [torch.rsqrt(widen(s).square().mean(-1) + self.config.eps) for s in sources]
@@ -479,22 +479,20 @@ class AttentionResiduals(Stream):
             finished = sum(len(rows) > 0 for rows in self.rows_reading.values())
             again = sum(self._has_part(site.index) + self._overflows(site) for site in used)
             flops += 2 * sum(counts.values()) + norm * (finished + again)
-        flops += sum(self._has_part(site.index) for site in layout.sublayers)
-        if config.overflow == "sum":
-            flops += max(0, self._numbers(layout.out.index).start - int(config.keep_first) - 1)
+        flops += sum(
+            self._has_part(site.index) + self.plain_sites - 1 for site in layout.sublayers
+        )  # less the plain sum
+        flops += max(0, self._numbers(layout.out.index).start - config.keep_first - 1) * (config.overflow == "sum")
         if config.evaluation == "two_phase":
             begun = {site: site.index // self.group * self.group // config.block_size + 1 for site in used}
             flops += 2 * sum(begun[s] > 1 and (n > begun[s] or config.read == "sum") for s, n in counts.items())
-        flops -= 0 if self.plain_sites else len(layout.sublayers)  # the plain sum
-        parameters, held = sum(p.numel() for p in self.parameters()), map(self._held, range(len(layout.sites)))
+        parameters, held = sum(p.numel() for p in self.parameters()), map(self._held, layout.sites)
         return Cost(parameters=parameters, flops=flops * layout.width, reads=reads, live=max(held) * layout.width)
 
-    def _held(self, index: int) -> int:
-        """Vectors in the state at site `index`, without the derived ones."""
-        site = self.layout.sites[index]
-        lost = self._overflows(site)
-        finished = len(self._numbers(index)) + int(self.config.keep_first)
-        return finished + int(lost) + int(self._has_part(index)) + int(self.plain_sites)
+    def _held(self, site: Site) -> int:
+        """Vectors in the state on arrival at `site`, without the derived ones."""
+        finished = len(self._numbers(site.index)) + self.config.keep_first
+        return finished + self._overflows(site) + self._has_part(site.index) + self.plain_sites
 
 
 def _spent(ahead: Ahead | None, row: int | None) -> Ahead | None:
@@ -502,8 +500,3 @@ def _spent(ahead: Ahead | None, row: int | None) -> Ahead | None:
     if ahead is None or row is None:
         return ahead
     return ahead._replace(reads=tuple(None if i == row - ahead.row else r for i, r in enumerate(ahead.reads)))
-
-
-def _root(count: int) -> int:
-    """The group size near sqrt(count), where two-phase reads of the full form touch fewest sources."""
-    return max(1, round(math.sqrt(count)))

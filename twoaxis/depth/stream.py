@@ -176,6 +176,7 @@ class Stream(nn.Module):
         super().__init__()
         self.config = config
         self.layout = layout
+        self._by_block = [tuple(s for s in layout.sublayers if s.block == b) for b in range(layout.blocks)]
         self._owner = f"{config} with {len(layout.sublayers)} sub-layers of width {layout.width}"
 
     # What a method fills in.
@@ -251,6 +252,10 @@ class Stream(nn.Module):
     def sites(self) -> tuple[Site, ...]:
         """Every sub-layer's site, in order; the out site is `layout.out`."""
         return self.layout.sublayers
+
+    def sites_of(self, block: int) -> tuple[Site, ...]:
+        """The sub-layers' sites of one block."""
+        return self._by_block[block]
 
     def open(
         self,

@@ -12,6 +12,8 @@ from twoaxis.depth.stream import Stream
 from twoaxis.sequence.mixer import Mixer
 from twoaxis.sequence.registry import mixer
 
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
@@ -35,8 +37,22 @@ class DecoderConfig:
     """MUDDFormer's re-allocation: hidden widths from half of `hidden` in the first block to 1.5 times in the last."""
     block: Literal["sequential", "parallel"] = "sequential"
     """Attention then MLP, or both side by side in one site."""
+    activation: str = "silu"
+    """Of the MLP's gate: silu, gelu, gelu_pytorch_tanh or relu."""
+    qkv_bias: bool = False
+    """Biases on the attention's query, key and value projections."""
+    output_bias: bool = False
+    """A bias on the attention's output projection."""
+    mlp_bias: bool = False
+    """Biases in the MLP."""
+    qk_norm: bool = False
+    """RMS-normalise queries and keys per head, before the rotary positions."""
+    windows: tuple[int | None, ...] | None = None
+    """Attention window of each block, the current token included; None, whole or in a place, is the full prefix."""
     rope_theta: float = 10_000.0
     """Base of the rotary positions."""
+    nope_blocks: tuple[int, ...] = ()
+    """Blocks whose attention has no rotary positions."""
     norm_eps: float = 1e-5
     """Inside every RMSNorm."""
     tied: bool = True
@@ -71,6 +87,13 @@ class DecoderConfig:
             raise ValueError(f"rotary positions need an even head width, got {self.head_size}")
         if self.block not in ("sequential", "parallel"):
             raise ValueError(f"unknown block {self.block!r}; it is one of sequential, parallel")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"unknown activation {self.activation!r}; it is one of {', '.join(ACTIVATIONS)}")
+        if self.windows is not None and len(self.windows) != self.blocks:
+            raise ValueError(f"windows has {len(self.windows)} entries, the decoder has {self.blocks} blocks")
+        for window in self.windows or ():
+            if window is not None and window < 1:
+                raise ValueError(f"an attention window must be at least 1 or None, got {window}")
         beyond = [b for b in self.mixer_blocks or () if not 0 <= b < self.blocks]
         if beyond:
             raise ValueError(f"mixer_blocks names block {beyond[0]}, the decoder has blocks 0 to {self.blocks - 1}")

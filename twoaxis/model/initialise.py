@@ -12,11 +12,11 @@ from torch import nn
 from twoaxis.sequence.mixer import Local
 
 if TYPE_CHECKING:
-    from twoaxis.model.decoder import Decoder
+    from twoaxis.model.decoder import Trunk
 
 
 @torch.no_grad()
-def initialise(model: Decoder, seed: int) -> None:
+def initialise(trunk: Trunk, embedding: nn.Embedding, head: nn.Linear | None, seed: int) -> None:
     """Set every parameter of a decoder.
 
     | tensor                                   | start                                                   |
@@ -25,6 +25,7 @@ def initialise(model: Decoder, seed: int) -> None:
     | head, if not tied                        | N(0, std)                                               |
     | attention query, key, value; MLP gate, up| N(0, std)                                               |
     | attention output; MLP down               | N(0, std / sqrt(2 blocks)) · stream.output_scale        |
+    | biases                                   | 0                                                       |
     | norms                                    | 1                                                       |
     | local mixers                             | their own `reset_parameters`                            |
     | the stream                               | its own `reset_parameters`                              |
@@ -32,26 +33,24 @@ def initialise(model: Decoder, seed: int) -> None:
     Every tensor draws from a generator seeded by `seed` and the tensor's name, so decoders of one seed share the
     initial values of everything they have in common, whatever stream or mixer they have.
     """
-    std, blocks = model.config.std, model.config.blocks
-    model.embedding.weight.normal_(
-        0.0, std, generator=named_generator(seed, "embedding.weight", model.embedding.weight)
-    )
-    if model.head is not None:
-        model.head.weight.normal_(0.0, std, generator=named_generator(seed, "head.weight", model.head.weight))
-    small = std / math.sqrt(2 * blocks) * model.stream.output_scale
-    inside = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, Local))
-    for name, module in model.named_modules():
+    std, blocks = trunk.config.std, trunk.config.blocks
+    embedding.weight.normal_(0.0, std, generator=named_generator(seed, "embedding.weight", embedding.weight))
+    if head is not None:
+        head.weight.normal_(0.0, std, generator=named_generator(seed, "head.weight", head.weight))
+    small = std / math.sqrt(2 * blocks) * trunk.stream.output_scale
+    inside = tuple(f"{name}." for name, module in trunk.named_modules() if isinstance(module, Local))
+    for name, module in trunk.named_modules():
         if isinstance(module, Local):
             module.reset_parameters(std, named_generator(seed, name, next(module.parameters())))
         elif isinstance(module, nn.Linear) and name.startswith("blocks.") and not name.startswith(inside):
             spread = small if name.endswith((".output", ".down")) else std
             module.weight.normal_(0.0, spread, generator=named_generator(seed, f"{name}.weight", module.weight))
-        elif isinstance(module, nn.RMSNorm):
-            module.weight.fill_(1.0)
-    for name, parameter in model.norms.named_parameters():
-        assert name.endswith("weight")
-        parameter.fill_(1.0)
-    model.stream.reset_parameters(named_generator(seed, "stream", model.embedding.weight))
+            if module.bias is not None:
+                module.bias.zero_()
+    for name, parameter in trunk.named_parameters():
+        if name.startswith(("norms.", "final_norm.")) or name.endswith((".query_norm", ".key_norm")):
+            parameter.fill_(1.0)
+    trunk.stream.reset_parameters(named_generator(seed, "stream", embedding.weight))
 
 
 def named_generator(seed: int, name: str, like: torch.Tensor) -> torch.Generator | None:

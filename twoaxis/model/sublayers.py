@@ -2,7 +2,7 @@
 
 A sub-layer maps the normalised read `c` to an increment, without its residual:
 
-    y, rings = sublayer(c, past, reach)
+    y, rings = sublayer(c, past, info)
 
 `past` is a tuple of rings, one per operator that remembers tokens, or None when nothing is to be remembered
 (training); then `rings` is None too. Attention takes the ways q, k, v where the stream gives them and the residual
@@ -11,6 +11,10 @@ way where it does not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,10 +22,31 @@ from torch import Tensor, nn
 from twoaxis.depth.stream import Seen
 from twoaxis.model.config import DecoderConfig
 from twoaxis.sequence.mixer import Local, Mixer
-from twoaxis.sequence.rope import rotate
-from twoaxis.window import Ring
+from twoaxis.sequence.rope import Rope, rotate
+from twoaxis.window import Ring, window_attention
 
 Rings = tuple[Ring, ...] | None
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+class TokenInfo(NamedTuple):
+    """What every sub-layer of one pass knows about its tokens.
+
+    Attributes:
+        reach: (B, T) how many earlier positions belong to the token's document; None is all of them.
+        rope: the angles of the tokens' positions.
+        fused: whether attention may use fused kernels; see `twoaxis.window_attention`.
+    """
+
+    reach: Tensor | None
+    rope: Rope
+    fused: bool = True
 
 
 class SiteNorm(nn.Module):
@@ -44,8 +69,13 @@ class SiteNorm(nn.Module):
         for weight, way in zip(self.weight, self.ways, strict=True):
             tensor = getattr(seen, way)
             tensor = seen.x if tensor is None else tensor
-            entries[way] = F.rms_norm(tensor, (tensor.shape[-1],), weight, self.eps)
+            entries[way] = rms_norm(tensor, weight, self.eps)
         return seen._replace(**entries, aux=None)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm over the last dimension, in x's dtype; the statistics run in float32 at least."""
+    return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
 
 
 class _Points(nn.Module):
@@ -96,83 +126,99 @@ class Sublayer(nn.Module):
         """Its memory before the first token."""
         return ()
 
-    def forward(self, c: Seen, past: Rings, reach: Tensor | None) -> tuple[Tensor, Rings]:
+    def forward(self, c: Seen, past: Rings, info: TokenInfo) -> tuple[Tensor, Rings]:
         """The increment, and the memory after these tokens."""
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
 
 class Attention(Sublayer):
-    """Causal grouped-query attention: `window_attention` over the full prefix of the time axis.
+    """Causal grouped-query attention: `window_attention` along the time axis.
 
     Args:
         config: the decoder's.
+        block: its number; blocks may differ in their window and in having rotary positions.
         mixer: may act on the attention's input and on its projections.
         separate: whether the stream gives q, k and v separately.
     """
 
-    def __init__(self, config: DecoderConfig, mixer: Mixer | None = None, separate: bool = False) -> None:
+    def __init__(self, config: DecoderConfig, block: int, mixer: Mixer | None = None, separate: bool = False) -> None:
         super().__init__()
         width, size = config.width, config.head_size
         kv_heads = config.kv_heads or config.heads
-        self.size, self.theta = size, config.rope_theta
-        self.query = nn.Linear(width, config.heads * size, bias=False)
-        self.key = nn.Linear(width, kv_heads * size, bias=False)
-        self.value = nn.Linear(width, kv_heads * size, bias=False)
-        self.output = nn.Linear(config.heads * size, width, bias=False)
+        self.size, self.eps = size, config.norm_eps
+        self.window = None if config.windows is None else config.windows[block]
+        self.rotary = block not in config.nope_blocks
+        self.query = nn.Linear(width, config.heads * size, bias=config.qkv_bias)
+        self.key = nn.Linear(width, kv_heads * size, bias=config.qkv_bias)
+        self.value = nn.Linear(width, kv_heads * size, bias=config.qkv_bias)
+        self.output = nn.Linear(config.heads * size, width, bias=config.output_bias)
+        self.query_norm = nn.Parameter(torch.ones(size)) if config.qk_norm else None
+        self.key_norm = nn.Parameter(torch.ones(size)) if config.qk_norm else None
         channels = {"attention": width, "qkv": (config.heads + 2 * kv_heads) * size}
         self.separate = separate
         self.points = _Points(mixer, channels, width, {"attention": 3 if separate else 1})
 
     def start(self, spare: int = 0) -> tuple[Ring, ...]:
         """The keys and values, then the rings of the operators inside."""
-        return (Ring(None, axis=1), *self.points.start(spare))
+        return (Ring(self.window, axis=1, spare=spare), *self.points.start(spare))
 
-    def forward(self, c: Seen, past: Rings, reach: Tensor | None) -> tuple[Tensor, Rings]:
+    def forward(self, c: Seen, past: Rings, info: TokenInfo) -> tuple[Tensor, Rings]:
         """Attention over the ways q, k, v."""
         rings = self.points.unpack(None if past is None else past[1:])
         ways = [c.x if way is None else way for way in (c.q, c.k, c.v)]
         if self.separate:
-            ways = [self.points.run("attention", way, rings, reach, i) for i, way in enumerate(ways)]
+            ways = [self.points.run("attention", way, rings, info.reach, i) for i, way in enumerate(ways)]
         else:
-            ways = [self.points.run("attention", ways[0], rings, reach)] * 3
+            ways = [self.points.run("attention", ways[0], rings, info.reach)] * 3
         q, k, v = self.query(ways[0]), self.key(ways[1]), self.value(ways[2])
         if "qkv" in self.points.locals:
-            joined = self.points.run("qkv", torch.cat([q, k, v], dim=-1), rings, reach)
+            joined = self.points.run("qkv", torch.cat([q, k, v], dim=-1), rings, info.reach)
             q, k, v = joined.split([q.shape[-1], k.shape[-1], v.shape[-1]], dim=-1)
         q, k, v = (t.unflatten(-1, (-1, self.size)) for t in (q, k, v))
-        memory = Ring(None, axis=1) if past is None else past[0]
-        # only distances count, so positions start wherever the memory does, padding included
-        positions = torch.arange(memory.seen, memory.seen + q.shape[1], device=q.device)
-        q, k = rotate(q, positions, self.theta), rotate(k, positions, self.theta)
-        mixed, memory = memory.step(q, k, v, reach=reach)
-        y = self.output(mixed.flatten(-2))
-        return y, None if rings is None else (memory, *rings.values())
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = (rms_norm(t, norm, self.eps) for t, norm in ((q, self.query_norm), (k, self.key_norm)))
+        if self.rotary:
+            q, k = rotate(q, info.rope), rotate(k, info.rope)
+        if past is None:
+            mixed = window_attention(q, k, v, self.window, axis=1, reach=info.reach, fused=info.fused)
+            return self.output(mixed.flatten(-2)), None
+        mixed, memory = past[0].step(q, k, v, reach=info.reach, fused=info.fused)
+        assert rings is not None
+        return self.output(mixed.flatten(-2)), (memory, *rings.values())
 
 
 class MLP(Sublayer):
-    """SwiGLU."""
+    """A gated MLP: SwiGLU, or another activation in its place.
 
-    def __init__(self, config: DecoderConfig, hidden: int, mixer: Mixer | None = None) -> None:
+    Args:
+        config: the decoder's.
+        block: its number; hidden widths may differ.
+        mixer: may act on the input and on the hidden channels.
+    """
+
+    def __init__(self, config: DecoderConfig, block: int, mixer: Mixer | None = None) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.width, hidden, bias=False)
-        self.up = nn.Linear(config.width, hidden, bias=False)
-        self.down = nn.Linear(hidden, config.width, bias=False)
+        hidden = config.hidden_width(block)
+        self.gate = nn.Linear(config.width, hidden, bias=config.mlp_bias)
+        self.up = nn.Linear(config.width, hidden, bias=config.mlp_bias)
+        self.down = nn.Linear(hidden, config.width, bias=config.mlp_bias)
+        self.activation = ACTIVATIONS[config.activation]
         self.points = _Points(mixer, {"mlp": config.width, "hidden": 2 * hidden}, config.width)
 
     def start(self, spare: int = 0) -> tuple[Ring, ...]:
         """The rings of the operators inside."""
         return self.points.start(spare)
 
-    def forward(self, c: Seen, past: Rings, reach: Tensor | None) -> tuple[Tensor, Rings]:
-        """down( silu(gate x) · up x )."""
+    def forward(self, c: Seen, past: Rings, info: TokenInfo) -> tuple[Tensor, Rings]:
+        """down( activation(gate x) · up x )."""
         rings = self.points.unpack(past)
-        x = self.points.run("mlp", c.x, rings, reach)
+        x = self.points.run("mlp", c.x, rings, info.reach)
         gate, up = self.gate(x), self.up(x)
         if "hidden" in self.points.locals:
-            joined = self.points.run("hidden", torch.cat([gate, up], dim=-1), rings, reach)
+            joined = self.points.run("hidden", torch.cat([gate, up], dim=-1), rings, info.reach)
             # halves of one tensor are strided, and a strided SiLU may round its tail differently
             gate, up = (half.contiguous() for half in joined.chunk(2, dim=-1))
-        return self.down(F.silu(gate) * up), None if rings is None else tuple(rings.values())
+        return self.down(self.activation(gate) * up), None if rings is None else tuple(rings.values())
 
 
 class Parallel(Sublayer):
@@ -186,11 +232,11 @@ class Parallel(Sublayer):
         """Both memories, the attention's first."""
         return (*self.attention.start(spare), *self.mlp.start(spare))
 
-    def forward(self, c: Seen, past: Rings, reach: Tensor | None) -> tuple[Tensor, Rings]:
+    def forward(self, c: Seen, past: Rings, info: TokenInfo) -> tuple[Tensor, Rings]:
         """The sum of both increments."""
         cut = len(self.attention.start())
-        a, first = self.attention(c, None if past is None else past[:cut], reach)
-        m, second = self.mlp(c, None if past is None else past[cut:], reach)
+        a, first = self.attention(c, None if past is None else past[:cut], info)
+        m, second = self.mlp(c, None if past is None else past[cut:], info)
         return a + m, None if first is None or second is None else (*first, *second)
 
 
@@ -205,9 +251,9 @@ class MixerSublayer(Sublayer):
         """The mixer's ring."""
         return (self.local.start(spare),)
 
-    def forward(self, c: Seen, past: Rings, reach: Tensor | None) -> tuple[Tensor, Rings]:
+    def forward(self, c: Seen, past: Rings, info: TokenInfo) -> tuple[Tensor, Rings]:
         """The mixer on the residual way."""
         if past is None:
-            return self.local(c.x, reach=reach), None
-        y, ring = self.local.step(c.x, past[0], reach=reach)
+            return self.local(c.x, reach=info.reach), None
+        y, ring = self.local.step(c.x, past[0], reach=info.reach)
         return y, (ring,)

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from twoaxis.kernels.precision import routing_dtype
 
 
-def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotate the pairs (i, i + D/2) of (B, T, H, D) by position · theta^(-2i/D); angles in float32 at least.
+class Rope(NamedTuple):
+    """Cosines and sines of the angles, (T, D/2) or (B, T, D/2): made once per pass and shared by all layers."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def make_rope(positions: Tensor, width: int, theta: float, dtype: torch.dtype) -> Rope:
+    """Angles position · theta^(-2i/D) for heads of `width`, in float32 at least.
 
     Args:
-        x: queries or keys; D must be even.
         positions: (T,) or (B, T) integers.
+        width: D, even.
         theta: the base.
+        dtype: of the activations that will be rotated.
     """
+    wide, half = routing_dtype(dtype), width // 2
+    frequency = theta ** (-torch.arange(half, device=positions.device, dtype=wide) / half)
+    angle = positions.to(wide).unsqueeze(-1) * frequency
+    return Rope(angle.cos().to(dtype), angle.sin().to(dtype))
+
+
+def rotate(x: Tensor, rope: Rope) -> Tensor:
+    """Rotate the pairs (i, i + D/2) of (B, T, H, D)."""
+    cos, sin = rope.cos.unsqueeze(-2).to(x.dtype), rope.sin.unsqueeze(-2).to(x.dtype)
     half = x.shape[-1] // 2
-    wide = routing_dtype(x.dtype)
-    frequency = theta ** (-torch.arange(half, device=x.device, dtype=wide) / half)
-    angle = (positions.to(wide).unsqueeze(-1) * frequency).unsqueeze(-2)  # (..., T, 1, D/2)
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     first, second = x[..., :half], x[..., half:]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

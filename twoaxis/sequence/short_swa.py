@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from twoaxis.card import Card, Published
 from twoaxis.sequence.mixer import Local, LocalCost, Mixer
-from twoaxis.sequence.rope import rotate
+from twoaxis.sequence.rope import make_rope, rotate
 from twoaxis.window import Ring
 
 
@@ -133,7 +133,8 @@ class ShortSWA(Local):
         if self.config.rope:
             # only distances count, so positions start wherever the memory does
             positions = torch.arange(past.seen, past.seen + x.shape[1], device=x.device)
-            q, k = rotate(q, positions, self.config.rope_theta), rotate(k, positions, self.config.rope_theta)
+            rope = make_rope(positions, self.head_width, self.config.rope_theta, x.dtype)
+            q, k = rotate(q, rope), rotate(k, rope)
         mixed, ring = past.step(q, k, v, sink=self.sink, reach=reach)
         y = self.output(mixed.flatten(-2))
         return (x + y if self.config.where == "branch" else y), ring

@@ -43,13 +43,20 @@ class Case:
         name: what the registry calls it, for as long as the kit runs.
         options: its options.
         seed: of parameters, inputs and toy sub-layers.
-        first: whether it is the first of the variants; the slowest checks run on that one only.
+        number: its number among the variants; the slowest checks run on the first only.
+        placement: which sites use the method, unless a check says otherwise.
     """
 
     name: str
     options: Mapping[str, Any]
     seed: int = 0
-    first: bool = True
+    number: int = 0
+    placement: str | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the first of the variants."""
+        return self.number == 0
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -61,13 +68,14 @@ class Case:
         layout: str | Sequence[Sequence[str]] = "sequential",
         *,
         width: int = WIDTH,
-        placement: Any = None,
+        placement: str | None = None,
         perturb: float = 0.1,
         dtype: torch.dtype = torch.float64,
     ) -> Stream:
         """The stream, with its parameters moved off their initial values by `perturb` times a normal draw."""
         kinds = LAYOUTS[layout] if isinstance(layout, str) else layout
-        made = stream(self.name, blocks=len(kinds), width=width, kinds=kinds, placement=placement, **self.options)
+        placed = self.placement if placement is None else placement
+        made = stream(self.name, blocks=len(kinds), width=width, kinds=kinds, placement=placed, **self.options)
         generator = torch.Generator().manual_seed(self.seed)
         made.reset_parameters(generator)
         made = made.to(torch.float64)

@@ -36,7 +36,12 @@ class MixerCase:
     name: str
     options: Mapping[str, Any]
     seed: int = 0
-    first: bool = True
+    number: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the first of the variants."""
+        return self.number == 0
 
     def operators(self, dtype: torch.dtype = torch.float64, perturb: float = 0.1) -> Iterator[tuple[str, Local]]:
         """The operator at each point, with its parameters moved off their initial values."""
@@ -356,6 +361,6 @@ def check_mixer(
         options = tuple(cls.variants if variants is None else variants)
         if not options:
             raise ValueError(f"{cls.__name__} has no variants to check it with; {{}} is one with the defaults")
-        cases = [MixerCase(name, dict(each), seed, first=i == 0) for i, each in enumerate(options)]
+        cases = [MixerCase(name, dict(each), seed, number) for number, each in enumerate(options)]
         measured = tuple(run_check(title, fn, cases) for title, fn in checks.items())
     return Report(cls.__name__, tuple(label(cls.__name__, each) for each in options), measured)

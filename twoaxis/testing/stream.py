@@ -45,6 +45,15 @@ def declarations(case: Case) -> Outcome:
     return Outcome(len(faults), detail="; ".join(faults[:3]))
 
 
+def packs_anywhere(case: Case) -> Outcome:
+    """Where some sites are switched off, packing still continues to the same output; two placements per variant."""
+    numbers = (case.number, case.number + 3)
+    placements = [values.PLACEMENTS[n % len(values.PLACEMENTS)] for n in numbers]
+    found = {p: purity.packing(dataclasses.replace(case, number=1, placement=p)) for p in placements}
+    placement, outcome = max(found.items(), key=lambda pair: pair[1].measured)
+    return outcome._replace(detail=f"{placement!r}: {outcome.detail}")
+
+
 STREAM_CHECKS: dict[str, Callable[[Case], Outcome]] = {
     "declarations": declarations,
     "purity: a state reads the same twice": purity.reads_repeat,
@@ -70,6 +79,7 @@ STREAM_CHECKS: dict[str, Callable[[Case], Outcome]] = {
     "blend: gate 0 = plain, gate 1 = the method": values.blend,
     "placement: none = standard": values.placed_nowhere,
     "placement: anywhere": values.placed_anywhere,
+    "placement: packs anywhere": packs_anywhere,
     "parameter groups": budget.groups,
     "cost: parameters": budget.parameters,
     "cost: flops": budget.flops,
@@ -101,7 +111,7 @@ def check_stream(
         options = tuple(cls.variants if variants is None else variants)
         if not options:
             raise ValueError(f"{cls.__name__} has no variants to check it with; {{}} is one with the defaults")
-        cases = [Case(name, dict(each), seed, first=i == 0) for i, each in enumerate(options)]
+        cases = [Case(name, dict(each), seed, number) for number, each in enumerate(options)]
         measured = tuple(run_check(title, fn, cases) for title, fn in checks.items())
     return Report(cls.__name__, tuple(label(cls.__name__, each) for each in options), measured)
 

@@ -90,13 +90,13 @@ def stream_in_a_decoder(seed: int) -> Certificate:
 def _watch(model: Decoder, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """States before, and reads at, every sub-layer: (B, T, L, D) each."""
     stream, states, reads = model.stream, [], []
-    state = stream.open(model.embed(tokens))
+    state, info = stream.open(model.embed(tokens)), model.info(tokens, 0, None)
     for site in stream.sites:
         seen = stream.read(state, site)
         states.append(state.value.x)
         reads.append(seen.x)
         c = model.norm(site)(seen)
-        y, _ = model.sublayer(site)(c, None, None)
+        y, _ = model.sublayer(site)(c, None, info)
         state = stream.write(state, site, y, seen, c)
     return torch.stack(states, dim=2), torch.stack(reads, dim=2)
 
