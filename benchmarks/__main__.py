@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from benchmarks.against_llama import llamas
 from benchmarks.timing import PeakBytes, interleave, machine
 from twoaxis import Decoder, DecoderConfig, mixer_names, stream_names, window_attention
 from twoaxis.kernels.weighted_sum import rms_logits, weighted_sum
@@ -76,12 +77,12 @@ def main() -> None:
     options = parser.parse_args()
     rounds = 3 if options.quick else 9
     tables = {
-        "softmax depth read, forward + backward": depth_reads(
-            *((64, 64, 8) if options.quick else (2048, 512, 32))
-        ),
+        "softmax depth read, forward + backward": depth_reads(*((64, 64, 8) if options.quick else (2048, 512, 32))),
         "windowed attention w=16, forward + backward": windows(128 if options.quick else 2048, 16),
         "training step against standard": steps(*((2, 64, 32) if options.quick else (12, 256, 256))),
     }
+    for what, contenders in llamas(*((2, 64, 32) if options.quick else (12, 768, 512))).items():
+        tables[f"{what}, plain stream against transformers' Llama"] = contenders
     document: dict[str, Any] = {
         "machine": machine(),
         "command": "python -m benchmarks" + (" --quick" if options.quick else ""),

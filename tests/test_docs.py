@@ -57,7 +57,7 @@ def test_no_other_fences_hide_code() -> None:
 
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+        for target in re.findall(r"\[[^\]\n]+\]\(([\w./-]+\.\w+)\)", page.read_text()):
             assert (page.parent / target).exists(), (page.name, target)
 
 

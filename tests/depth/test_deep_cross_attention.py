@@ -341,8 +341,8 @@ def test_cost() -> None:
     assert make(version=2, ways="single").cost().flops == 2 * WIDTH * (slots + BLOCKS + 1)
     # k = 1: 1, 2, 3, 3, 3 slots, then 3; the sum is added to before blocks 3, 4 and the head
     assert make(version=1, window=1).cost().flops == 2 * WIDTH * (3 * 12 + 3) + 3 * WIDTH
-    # a mixer's output is added to k and v in every block
-    assert make(MIXED_BLOCK).cost().flops == cost.flops + 2 * WIDTH * BLOCKS
+    # a mixer's output is added to k and v in every block, and once more to the block's contribution
+    assert make(MIXED_BLOCK).cost().flops == cost.flops + 3 * WIDTH * BLOCKS
 
 
 @pytest.mark.parametrize("parameters", [torch.bfloat16, torch.float32])

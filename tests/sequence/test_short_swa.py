@@ -175,8 +175,9 @@ def test_residual_form_is_the_papers_block() -> None:
     s = h + oracle(local, norm(h, p["norms.0.mixer.weight"][0]))
     attention: Any = model.blocks[0]["attention"]  # type: ignore[index]
     mlp: Any = model.blocks[0]["mlp"]  # type: ignore[index]
-    a = s + attention(Seen(norm(s, p["norms.0.attention.weight"][0])), None, None)[0]
-    out = a + mlp(Seen(norm(a, p["norms.0.mlp.weight"][0])), None, None)[0]
+    info = model.info(ids, 0, None)
+    a = s + attention(Seen(norm(s, p["norms.0.attention.weight"][0])), None, info)[0]
+    out = a + mlp(Seen(norm(a, p["norms.0.mlp.weight"][0])), None, info)[0]
     close(model(ids), norm(out, p["final_norm.weight"]) @ p["embedding.weight"].T)
 
 

@@ -479,9 +479,7 @@ class AttentionResiduals(Stream):
             finished = sum(len(rows) > 0 for rows in self.rows_reading.values())
             again = sum(self._has_part(site.index) + self._overflows(site) for site in used)
             flops += 2 * sum(counts.values()) + norm * (finished + again)
-        flops += sum(
-            self._has_part(site.index) + self.plain_sites - 1 for site in layout.sublayers
-        )  # less the plain sum
+        flops += sum(self._has_part(s.index) + self.plain_sites - 1 for s in layout.sublayers)  # less the plain sum
         flops += max(0, self._numbers(layout.out.index).start - config.keep_first - 1) * (config.overflow == "sum")
         if config.evaluation == "two_phase":
             begun = {site: site.index // self.group * self.group // config.block_size + 1 for site in used}

@@ -321,7 +321,7 @@ class DeepCrossAttention(Stream):
         flops = sum(per_slot * width * len(names) * counts[block] for block, names in self.grns.items())
         if config.window is not None:
             flops += width * max(0, self.last_read - config.window - 1)
-        flops += width * sum(self._waiting(site) for site in self.layout.sublayers)
+        flops += width * sum(self._waiting(site) + self._adds(site) - 1 for site in self.layout.sublayers)
         parameters = sum(p.numel() for p in self.parameters())
         live = max(self._held(site) for site in self.layout.sites)
         return Cost(parameters=parameters, flops=flops, reads=sum(counts.values()), live=live * width)
@@ -333,8 +333,16 @@ class DeepCrossAttention(Stream):
             return 0
         return 3 if site.block in self.plain_blocks else 2
 
+    def _adds(self, site: Site) -> int:
+        """Additions of what `site` writes: to the running value, the block's contribution, the plain sum."""
+        running = not site.last and site.block not in self.plain_blocks
+        part = not site.first and self.last_read > site.block
+        return running + part + (self.last_plain >= site.block + site.last)
+
     def _held(self, site: Site) -> int:
         """Vectors in the state before `site`."""
+        if site.index == 0:
+            return 1  # the first slot and the plain sum are both the embedding
         block, inside = site.block, not site.first
         held = self._count(block) if self.last_read >= block + inside else 0
         held += self.last_plain >= block

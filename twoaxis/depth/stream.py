@@ -324,7 +324,10 @@ class Stream(nn.Module):
         return self._weights(state.value, site)
 
     def pack(self, state: State) -> tuple[Tensor, ...]:
-        """The state as tensors for a stage boundary; only between blocks, where its structure is fixed."""
+        """The state as tensors for a stage boundary; only between blocks, where its structure is fixed.
+
+        What is kept for later tokens is not packed: it stays with the stage whose sites it belongs to.
+        """
         return self._pack(state.value, self._boundary(state.index, state.owner))
 
     def unpack(

@@ -92,13 +92,18 @@ class DecoderConfig:
         if self.windows is not None and len(self.windows) != self.blocks:
             raise ValueError(f"windows has {len(self.windows)} entries, the decoder has {self.blocks} blocks")
         for window in self.windows or ():
-            if window is not None and window < 1:
-                raise ValueError(f"an attention window must be at least 1 or None, got {window}")
+            if window is not None and (not isinstance(window, int) or window < 1):
+                raise ValueError(f"an attention window must be an integer of at least 1 or None, got {window!r}")
+        beyond = [b for b in self.nope_blocks if not 0 <= b < self.blocks]
+        if beyond:
+            raise ValueError(f"nope_blocks names block {beyond[0]}, the decoder has blocks 0 to {self.blocks - 1}")
         beyond = [b for b in self.mixer_blocks or () if not 0 <= b < self.blocks]
         if beyond:
             raise ValueError(f"mixer_blocks names block {beyond[0]}, the decoder has blocks 0 to {self.blocks - 1}")
         if self.mixer is None and (self.mixer_options or self.mixer_blocks is not None):
             raise ValueError("mixer_options or mixer_blocks are given but no mixer")
+        for block in range(self.blocks if self.hidden_ramp else 0):
+            self.hidden_width(block)
 
     @property
     def head_size(self) -> int:

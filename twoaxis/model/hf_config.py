@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,6 +35,29 @@ PASSED_ON = {
     "rope_theta",
     "torch_dtype",
 }
+
+COUNTS = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "max_position_embeddings"
+).split()
+SWITCHES = (
+    "use_cache tie_word_embeddings attention_bias attention_output_bias mlp_bias qk_norm parallel_block hidden_ramp blend"
+).split()
+OPTIONAL = ("intermediate_size", "num_key_value_heads", "head_dim", "mixer", "placement")
+
+ROPE_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+ROPE_TYPES = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor", "original_max_position_embeddings"),
+    "yarn": (
+        *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
+        *("mscale", "mscale_all_dim", "truncate"),
+    ),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("factor", "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"),
+}
+"""Kinds of rotary positions and what each may be told beyond `ROPE_KEYS`."""
 
 
 class TwoAxisConfig(PreTrainedConfig):
@@ -92,6 +117,7 @@ class TwoAxisConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         known = {field.name for field in dataclasses.fields(self)}
+        check_types(self)
         allowed = PASSED_ON | set(GenerationConfig._get_default_generation_params())
         for name in kwargs:
             if name not in allowed:
@@ -109,7 +135,10 @@ class TwoAxisConfig(PreTrainedConfig):
                     "or give head_dim"
                 )
             self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.rope_parameters is not None:
+            self.rope_parameters = dict(self.rope_parameters)  # transformers fills it in; the caller's stays as it is
         super().__post_init__(**kwargs)
+        check_rope(self)
         with torch.device("meta"):
             self.decoder_config().make_stream()
 
@@ -143,6 +172,68 @@ class TwoAxisConfig(PreTrainedConfig):
             mixer_options=self.mixer_options or {},
             mixer_blocks=None if self.mixer_blocks is None else tuple(self.mixer_blocks),
         )
+
+
+def check_types(config: TwoAxisConfig) -> None:
+    """Refuse values that no later check would name by the field they came in."""
+    for name in COUNTS:
+        value = getattr(config, name)
+        if name in OPTIONAL and value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    for name in SWITCHES:
+        value = getattr(config, name)
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, got {value!r}")
+    for name in ("rms_norm_eps", "initializer_range"):
+        value = getattr(config, name)
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ValueError(f"{name} must be a positive number, got {value!r}")
+    for name in ("stream_options", "mixer_options", "rope_parameters"):
+        value = getattr(config, name)
+        if value is not None and not isinstance(value, Mapping):
+            raise ValueError(f"{name} must be a dictionary or None, got {value!r}")
+    for name in ("attention_windows", "no_rope_blocks", "mixer_blocks"):
+        value = getattr(config, name)
+        if value is not None and not isinstance(value, list | tuple):
+            raise ValueError(f"{name} must be a list or None, got {value!r}")
+    for name in ("stream", "mixer", "placement", "hidden_act"):
+        value = getattr(config, name)
+        if not isinstance(value, str) and not (value is None and name in OPTIONAL):
+            raise ValueError(f"{name} must be a name, got {value!r}")
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
+    if heads % kv_heads:
+        raise ValueError(f"num_key_value_heads ({kv_heads}) must divide num_attention_heads ({heads})")
+    windows = config.attention_windows
+    if windows is not None and len(windows) != config.num_hidden_layers:
+        raise ValueError(f"attention_windows has {len(windows)} entries, num_hidden_layers is {config.num_hidden_layers}")
+    if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
+        raise ValueError(f"pad_token_id ({config.pad_token_id}) is outside the {config.vocab_size} tokens of vocab_size")
+
+
+def check_rope(config: TwoAxisConfig) -> None:
+    """Refuse rotary positions that transformers would notice in the first pass only, or warn about."""
+    given = config.rope_parameters or {}
+    kind, size = given.get("rope_type"), config.head_dim
+    if kind not in ROPE_TYPES:
+        raise ValueError(f"unknown rope_type {kind!r}; it is one of {', '.join(ROPE_TYPES)}")
+    for name in ("rope_theta", "factor"):
+        value = given.get(name, 1.0)
+        if value is not None and (not isinstance(value, int | float) or not value > 0):
+            raise ValueError(f"rope_parameters has {name}={value!r}; it must be a positive number")
+    if given.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(f"partial_rotary_factor is {given['partial_rotary_factor']!r}; heads are rotated whole, so it is 1")
+    unknown = set(given) - {*ROPE_KEYS, *ROPE_TYPES[kind]}
+    if unknown:
+        raise ValueError(f"rope_parameters of type {kind!r} have no {sorted(unknown)[0]!r}")
+    try:
+        config.validate_rope()
+    except KeyError as error:
+        raise ValueError(str(error.args[0])) from None
+    for name in ("short_factor", "long_factor"):
+        if name in given and size is not None and len(given[name]) != size // 2:
+            raise ValueError(f"{name} has {len(given[name])} entries; heads of {size} channels need {size // 2}")
 
 
 def own_fields() -> list[str]:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Cache, GenerationMixin, PreTrainedModel
-from transformers.modeling_outputs import ModelOutput
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.utils.generic import ModelOutput
 
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Seen, State
@@ -30,6 +31,7 @@ from twoaxis.model.hf_folder import write_loader
 from twoaxis.model.initialise import initialise
 from twoaxis.model.sublayers import TokenInfo
 from twoaxis.sequence.rope import Rope
+from twoaxis.window import document_reach
 
 
 @dataclass
@@ -78,7 +80,8 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """As in transformers, but a missing or unexpected key is an error."""
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, info = loaded
         faults = {
             "missing": sorted(info["missing_keys"]),
             "unexpected": sorted(info["unexpected_keys"]),
@@ -88,6 +91,23 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
         if found:
             raise ValueError(f"the checkpoint does not fit the model; {'; '.join(found)}")
         return (model, info) if output_loading_info else model
+
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, every_n_layers: int = 1, **kwargs: Any
+    ) -> None:
+        """As in transformers: blocks are run anew in the backward pass, every one or every n-th.
+
+        The reentrant form sees tensors only, and a stream's state is a nested value: it would lose gradients silently.
+        """
+        if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise ValueError("use_reentrant=True would lose the gradients of a stream's state; leave it out or set False")
+        if every_n_layers < 1:
+            raise ValueError(f"every_n_layers must be at least 1, got {every_n_layers}")
+        given = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
+        super().gradient_checkpointing_enable(given, every_n_layers=every_n_layers, **kwargs)
+        for module in self.modules():
+            if isinstance(module, TwoAxisModel):
+                module.recompute_every = every_n_layers
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; the folder also loads with trust_remote_code=True where twoaxis is installed."""
@@ -110,6 +130,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
         self.trunk = Trunk(config.decoder_config())
         self.rotary = LlamaRotaryEmbedding(cast(Any, config))
         self.gradient_checkpointing = False
+        self.recompute_every = 1
         wide = [name for group in self.trunk.stream.parameter_groups() if group.float32 for name in group.names]
         self._keep_in_fp32_modules_strict = {f"trunk.stream.{name}" for name in wide}
         self.post_init()
@@ -141,7 +162,8 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
         Args:
             input_ids: (B, T) tokens; or give `inputs_embeds`.
             attention_mask: (B, earlier + T), zero where padding stands, on the left or on the right.
-            position_ids: (T,) or (B, T); without a mask or cache, positions that start again mark packed documents.
+            position_ids: (T,) or (B, T); without a mask, positions that do not run on mark packed documents, and in
+                a later chunk they count the tokens of the document that goes on.
             past_key_values: a cache from `make_cache`.
             inputs_embeds: (B, T, D).
             use_cache: whether to remember these tokens.
@@ -184,7 +206,12 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
         """Activation checkpointing of blocks, if it is on."""
         if not (self.gradient_checkpointing and self.training):
             return None
-        return cast(Callable[..., Any], self._gradient_checkpointing_func)
+        checkpoint, every = cast(Callable[..., Any], self._gradient_checkpointing_func), self.recompute_every
+
+        def recompute(run: Callable[..., Any], number: int, *rest: Any) -> Any:
+            return run(number, *rest) if number % every else checkpoint(run, number, *rest)
+
+        return recompute
 
     def _cache(self, given: Cache | None, use_cache: bool) -> TwoAxisCache | None:
         if given is None:
@@ -203,13 +230,13 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
         reach = None
         if mask is not None:
             reach = _mask_reach(mask, seen, x.shape[1])
-        elif positions is not None and seen == 0 and not _equal(positions, running):
-            reach = positions.expand(x.shape[0], -1)
+        elif positions is not None and not _equal(positions, running):
+            reach = _position_reach(positions.view(-1, positions.shape[-1]), seen).expand(x.shape[0], -1)
         positions = running if positions is None else positions.view(-1, positions.shape[-1])
         cos, sin = self.rotary(x, positions)
         half = cos.shape[-1] // 2
         fused = self.config._attn_implementation != "eager"
-        return TokenInfo(reach, Rope(cos[..., :half], sin[..., :half]), fused)
+        return TokenInfo(reach, Rope(cos[..., None, :half], sin[..., None, :half]), fused)
 
     def _watch(self, hidden: list[Tensor] | None, weights: list[Tensor | None] | None) -> Watch | None:
         if hidden is None and weights is None:
@@ -302,14 +329,14 @@ class TwoAxisForCausalLM(TwoAxisPreTrainedModel, GenerationMixin):
         )
         return output if return_dict is not False else output.to_tuple()
 
-    def _prepare_cache_for_generation(
+    def _prepare_cache_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         """Our own cache, whatever the strategy."""
         if generation_config.cache_implementation is not None:
             raise ValueError(
-                f"cache_implementation={generation_config.cache_implementation!r} is not offered: a two-axis model has a "
-                "cache of its own; leave it out"
+                f"cache_implementation={generation_config.cache_implementation!r} is not offered: a two-axis model has "
+                "a cache of its own; leave it out"
             )
         given = model_kwargs.get("past_key_values")
         if given is not None:
@@ -317,7 +344,12 @@ class TwoAxisForCausalLM(TwoAxisPreTrainedModel, GenerationMixin):
                 raise ValueError(f"past_key_values must come from model.make_cache(), got {type(given).__name__}")
             given._is_user_defined = True  # type: ignore[attr-defined]
         elif generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = self.make_cache()
+            model_kwargs["past_key_values"] = cache = self.make_cache()
+            if generation_config.is_assistant:
+                cache.activate_past_recording()  # its drafts will be taken back
+
+
+HOLE = "attention_mask has a hole: padding may stand on the left or on the right, not inside a row"
 
 
 def _seed() -> int:
@@ -326,10 +358,21 @@ def _seed() -> int:
 
 
 def _equal(positions: Tensor, running: Tensor) -> bool:
-    """Whether positions simply run on; assumed while compiling, where numbers are not known."""
+    """Whether positions simply run on; not assumed while compiling, where numbers are not known."""
     if torch.compiler.is_compiling():
-        return True
+        return False
     return bool((positions == running).all())
+
+
+def _position_reach(positions: Tensor, seen: int) -> Tensor:
+    """How many earlier tokens belong to each token's document, (1 or B, T), where positions tell documents apart."""
+    starts = F.pad(positions.diff(dim=-1) != 1, (1, 0))
+    document = starts.cumsum(-1)
+    reach = document_reach(document)
+    if seen == 0:
+        return reach
+    # the document that an earlier chunk began reaches back as far as its own positions say
+    return torch.where(document == 0, positions.clamp_min(0), reach)
 
 
 def _mask_reach(mask: Tensor, seen: int, length: int) -> Tensor | None:
@@ -340,15 +383,14 @@ def _mask_reach(mask: Tensor, seen: int, length: int) -> Tensor | None:
         raise ValueError(
             f"attention_mask covers {mask.shape[1]} positions; {seen} earlier ones and {length} new ones are there"
         )
-    real = mask.to(torch.long)
-    if not torch.compiler.is_compiling():
-        if bool(real.all()):
-            return None
-        edges = torch.nn.functional.pad(real, (1, 1)).diff(dim=-1)
-        if bool((edges == 1).sum(-1).gt(1).any()):
-            raise ValueError(
-                "attention_mask has a hole: padding may stand on the left or on the right, not inside a row"
-            )
+    real = (mask != 0).to(torch.long)
+    hole = (F.pad(real, (1, 0)).diff(dim=-1) == 1).sum(-1).gt(1).any()
+    if torch.compiler.is_compiling():
+        torch._assert_async(~hole, HOLE)
+    elif bool(real.all()):
+        return None
+    elif bool(hole):
+        raise ValueError(HOLE)
     return (real.cumsum(-1) - 1).clamp_min(0)[:, -length:]
 
 

@@ -65,6 +65,8 @@ class SiteNorm(nn.Module):
 
     def forward(self, seen: Seen) -> Seen:
         """`seen` with its ways normalised; a way that is not given separately is the residual way."""
+        if self.ways == ("x",):
+            return Seen(rms_norm(seen.x, self.weight[0], self.eps))
         entries = {}
         for weight, way in zip(self.weight, self.ways, strict=True):
             tensor = getattr(seen, way)

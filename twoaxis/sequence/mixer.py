@@ -64,6 +64,10 @@ class Local(nn.Module):
         """Set every parameter to its initial value; `std` is the model's for projections."""
         raise NotImplementedError(f"{type(self).__name__} does not define reset_parameters")
 
+    def dead(self) -> dict[str, str]:
+        """Parameters that can never get a gradient, and why."""
+        return {}
+
     def cost(self) -> LocalCost:
         """What it adds; see `LocalCost`."""
         raise NotImplementedError(f"{type(self).__name__} does not define cost")

@@ -11,7 +11,7 @@ from twoaxis.kernels.precision import routing_dtype
 
 
 class Rope(NamedTuple):
-    """Cosines and sines of the angles, (T, D/2) or (B, T, D/2): made once per pass and shared by all layers."""
+    """Cosines and sines of the angles, ([B,] T, 1, D/2): made once per pass and shared by all layers and heads."""
 
     cos: Tensor
     sin: Tensor
@@ -28,13 +28,12 @@ def make_rope(positions: Tensor, width: int, theta: float, dtype: torch.dtype) -
     """
     wide, half = routing_dtype(dtype), width // 2
     frequency = theta ** (-torch.arange(half, device=positions.device, dtype=wide) / half)
-    angle = positions.to(wide).unsqueeze(-1) * frequency
+    angle = (positions.to(wide).unsqueeze(-1) * frequency).unsqueeze(-2)
     return Rope(angle.cos().to(dtype), angle.sin().to(dtype))
 
 
 def rotate(x: Tensor, rope: Rope) -> Tensor:
     """Rotate the pairs (i, i + D/2) of (B, T, H, D)."""
-    cos, sin = rope.cos.unsqueeze(-2).to(x.dtype), rope.sin.unsqueeze(-2).to(x.dtype)
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
+    cos, sin = rope.cos.to(x.dtype), rope.sin.to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

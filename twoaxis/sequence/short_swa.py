@@ -139,6 +139,13 @@ class ShortSWA(Local):
         y = self.output(mixed.flatten(-2))
         return (x + y if self.config.where == "branch" else y), ring
 
+    def dead(self) -> dict[str, str]:
+        """A window of one sees one token: without a sink its softmax is one whatever the query and the key."""
+        if self.config.window > 1 or self.config.sink:
+            return {}
+        names = ["query.weight", "key.weight", *(["query_norm", "key_norm"] if self.config.qk_norm else [])]
+        return dict.fromkeys(names, "with a window of one the softmax is constant")
+
     def cost(self) -> LocalCost:
         """Four projections and a band of w dot products and multiply-adds per head."""
         inner, kv, w = self.config.heads * self.head_width, self.kv_heads * self.head_width, self.config.window

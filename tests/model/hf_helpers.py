@@ -1,0 +1,128 @@
+"""Tiny transformers models of every method, for the tests of the transformers classes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers")
+
+from twoaxis.model.config import DecoderConfig
+from twoaxis.model.hf_config import TwoAxisConfig
+from twoaxis.model.hf_model import TwoAxisForCausalLM, TwoAxisOutput
+from twoaxis.verify.properties import SMALL, instances
+
+VOCABULARY = SMALL.vocabulary
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+def as_hf(config: DecoderConfig, **more: Any) -> TwoAxisConfig:
+    """The transformers configuration of a decoder's."""
+    fields: dict[str, Any] = {
+        "vocab_size": config.vocabulary,
+        "hidden_size": config.width,
+        "intermediate_size": config.hidden,
+        "num_hidden_layers": config.blocks,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "max_position_embeddings": 64,
+        "parallel_block": config.block == "parallel",
+        "attention_windows": None if config.windows is None else list(config.windows),
+        "tie_word_embeddings": config.tied,
+        "stream": config.stream,
+        "stream_options": dict(config.stream_options),
+        "placement": config.placement,
+        "blend": config.blend,
+        "mixer": config.mixer,
+        "mixer_options": dict(config.mixer_options),
+        "mixer_blocks": None if config.mixer_blocks is None else list(config.mixer_blocks),
+    }
+    return TwoAxisConfig(**{**fields, **more})
+
+
+# Untied: a tied head at random weights repeats the last token, whatever the method does.
+BASE = dataclasses.replace(SMALL, tied=False)
+TOKEN_DELTA = {"value_channels": 2, "compress": "token", "expand": "conv"}
+SWA = {"window": 3, "heads": 2, "start": "normal"}
+
+COMBINED: dict[str, DecoderConfig] = {
+    "attention_windows": dataclasses.replace(BASE, windows=(3, None, 1)),
+    "every window": dataclasses.replace(BASE, windows=(2, 4, 3)),
+    "parallel": dataclasses.replace(BASE, block="parallel", stream="muddformer", windows=(None, 2, None)),
+    "tied": dataclasses.replace(BASE, tied=True, stream="denseformer"),
+    "blend": dataclasses.replace(BASE, blend=True, stream="deep_delta", stream_options=TOKEN_DELTA),
+    "placement": dataclasses.replace(BASE, placement="1/attention", stream="attention_residuals"),
+    "two axes": dataclasses.replace(
+        BASE, stream="deep_delta", stream_options=TOKEN_DELTA, mixer="canon", windows=(2, None, 3)
+    ),
+    "ways and mixer": dataclasses.replace(
+        BASE, stream="muddformer", mixer="short_swa", mixer_options=SWA, mixer_blocks=(0, 2)
+    ),
+}
+"""Options that meet each other: windows with streams that mix tokens, ways with mixers, placement, Blend."""
+
+EVERYTHING: dict[str, DecoderConfig] = {**dict(instances(tied=False)), **COMBINED}
+"""Every variant of every stream and mixer, and the combinations."""
+
+EVERY = [pytest.param(config, id=name) for name, config in EVERYTHING.items()]
+
+_firsts: dict[str, DecoderConfig] = {}
+for _config in dict(instances(tied=False)).values():
+    _firsts.setdefault(_config.mixer or _config.stream, _config)
+ONE_EACH: dict[str, DecoderConfig] = {
+    **_firsts,
+    "deep_delta TC+EC": dataclasses.replace(BASE, stream="deep_delta", stream_options=TOKEN_DELTA),
+    **COMBINED,
+}
+"""One variant of every stream and mixer, and the combinations: for what takes longer."""
+
+ONE = [pytest.param(config, id=name) for name, config in ONE_EACH.items()]
+
+
+def make(
+    config: DecoderConfig | TwoAxisConfig, dtype: torch.dtype = torch.float64, seed: int = 0, **more: Any
+) -> TwoAxisForCausalLM:
+    """A model in evaluation mode, every parameter moved off its initial value: at a tiny width the initial ones leave
+    logits so flat that an error would drown in the tolerance."""
+    torch.manual_seed(seed)
+    model = TwoAxisForCausalLM(config if isinstance(config, TwoAxisConfig) else as_hf(config, **more))
+    shake(model, seed)
+    return model.to(dtype).eval()
+
+
+def shake(model: torch.nn.Module, seed: int = 0, by: float = 0.3) -> None:
+    """Add noise to every parameter."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += by * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+
+
+def prompt(seed: int, batch: int = 2, length: int = 12) -> Tensor:
+    """Random tokens."""
+    return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def logits(model: TwoAxisForCausalLM, tokens: Tensor, **arguments: Any) -> Tensor:
+    """The logits of one call, without a graph."""
+    found = output(model, tokens, **arguments).logits
+    assert found is not None
+    return found
+
+
+@torch.no_grad()
+def output(model: TwoAxisForCausalLM, tokens: Tensor | None = None, **arguments: Any) -> TwoAxisOutput:
+    """The output of one call, without a graph."""
+    found = model(input_ids=tokens, **arguments)
+    assert isinstance(found, TwoAxisOutput)
+    return found
+
+
+def far(a: Tensor, b: Tensor) -> float:
+    """The largest difference relative to the largest number."""
+    assert a.shape == b.shape, (a.shape, b.shape)
+    return ((a - b).abs().max() / b.abs().max().clamp_min(1e-30)).item()
