@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from twoaxis.depth.stream import Stream as Stream
     from twoaxis.model.config import DecoderConfig as DecoderConfig
     from twoaxis.model.decoder import Decoder as Decoder
+    from twoaxis.model.hf_cache import TwoAxisCache as TwoAxisCache
+    from twoaxis.model.hf_config import TwoAxisConfig as TwoAxisConfig
+    from twoaxis.model.hf_model import TwoAxisForCausalLM as TwoAxisForCausalLM
+    from twoaxis.model.hf_model import TwoAxisModel as TwoAxisModel
     from twoaxis.sequence.registry import mixer as mixer
     from twoaxis.sequence.registry import mixer_names as mixer_names
     from twoaxis.sequence.short_swa import ShortSWA as ShortSWA
@@ -42,6 +46,10 @@ _HOMES = {
     "Site": "twoaxis.depth.site",
     "State": "twoaxis.depth.stream",
     "Stream": "twoaxis.depth.stream",
+    "TwoAxisCache": "twoaxis.model.hf_cache",
+    "TwoAxisConfig": "twoaxis.model.hf_config",
+    "TwoAxisForCausalLM": "twoaxis.model.hf_model",
+    "TwoAxisModel": "twoaxis.model.hf_model",
     "compose": "twoaxis.depth.compose",
     "document_reach": "twoaxis.window",
     "mixer": "twoaxis.sequence.registry",
@@ -57,7 +65,12 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'twoaxis' has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
-    value = getattr(import_module(_HOMES[name]), name)
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise ImportError(f"twoaxis.{name} needs transformers: pip install 'twoaxis[hf]'") from error
     globals()[name] = value
     return value
 

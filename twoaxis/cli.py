@@ -176,6 +176,7 @@ def generate(
     """
     from twoaxis.model import load
 
+    load.check_folder(folder)
     text = _stdin() if prompt == "-" else prompt
     load.quiet()
     from twoaxis.model import generate as making
@@ -245,6 +246,7 @@ def evaluate(
     """
     from twoaxis.model import load
 
+    load.check_folder(folder)
     load.quiet()
     from twoaxis.model import evaluate as measuring
     from twoaxis.progress import Progress
@@ -268,7 +270,7 @@ def evaluate(
         print(json.dumps(_evaluation_document(folder, data, codec.name, found), indent=1))
         return 0
     print(f"loss           {found.loss:.4f} nats per token")
-    print(f"perplexity     {found.perplexity:.4f}")
+    print(f"perplexity     {found.perplexity:.6g}")
     print(f"bits per byte  {found.bits_per_byte:.4f}")
     print(f"counted        {found.tokens:,} tokens, {found.bytes:,} bytes, {found.documents:,} documents")
     print(f"context        {found.context:,} tokens, stride {found.stride:,}, {codec.name}")

@@ -321,16 +321,16 @@ class Ring(NamedTuple):
             raise ValueError(f"cannot trim {count} positions of a ring that has seen {self.seen}")
         if count == 0:
             return self
-        left, need = self.stored - count, self.seen - count
+        left, need = max(self.stored - count, 0), self.seen - count
         if self.window is not None:
             need = min(need, self.window - 1)
         if left < need:
             raise ValueError(
-                f"cannot trim {count} positions: {max(left, 0)} would remain and a window of {self.window} needs "
+                f"cannot trim {count} positions: {left} would remain and a window of {self.window} needs "
                 f"{need}; make the ring with spare >= {count} to keep enough of them"
             )
         pieces, rest = list(self.pieces), count
-        while rest > 0:
+        while rest > 0 and pieces:
             length = pieces[-1][0].shape[self.axis]
             if length <= rest:
                 pieces.pop()

@@ -8,6 +8,7 @@ import torch
 
 import twoaxis
 from tests.golden_formats.base import FORWARD, Golden, finish, put, rms_norm, stacked, tanh_of, trace
+from twoaxis.depth.attention_residuals import AttentionResiduals
 from twoaxis.depth.stream import State, Stream
 from twoaxis.kernels.weighted_sum import rms_logits, weighted_sum
 
@@ -27,7 +28,10 @@ def check_attention_residuals(g: Golden) -> None:
             window=window,
             eps=g.number("eps"),
             evaluation=evaluation,
+            # the first phase in a file runs block by block, those of one sub-layer included
+            group=size if evaluation == "two_phase" and "block_rep" in g else None,
         ).double()
+        assert isinstance(stream, AttentionResiduals)
         query, norm_weight = stream.get_parameter("query"), stream.get_parameter("norm_weight")
         put(query, g.tensor("query"))
         put(norm_weight, g.tensor("norm_weight"))
@@ -36,38 +40,60 @@ def check_attention_residuals(g: Golden) -> None:
         g.equal("f_out", stacked(steps, lambda s: s["y"]))
         check_depth_weights(g, stream, [s["before"] for s in steps] + [state])
         if "block_rep" in g:
-            check_block_sums(g, steps, state, evaluation)
+            check_block_sums(g, steps, state)
+            check_phases(g, stream, steps, evaluation)
         leaves = {"grad_x0": x0, "grad_W": w, "grad_query": query, "grad_norm_weight": norm_weight}
         finish(g, out, leaves, key="output")
 
 
 def check_depth_weights(g: Golden, stream: Stream, states: list[State]) -> None:
     alpha = g.tensor("alpha")
-    ours = torch.zeros_like(alpha)
+    ours, numbers = torch.zeros_like(alpha), torch.full(g.arrays["source_id"].shape, -1)
     for i, (site, state) in enumerate(zip(stream.layout.sites, states, strict=True)):
         weights = stream.weights(state, site)
         assert weights is not None
         n = weights.shape[-1]
-        assert n == g.arrays["n_sources"][i] == len(stream.sources(site))
+        names = stream.sources(site)
+        assert n == g.arrays["n_sources"][i] == len(names)
         ours[i, :n] = weights.squeeze(-2).movedim(-1, 0).detach()
+        numbers[i, :n] = torch.tensor([number_of(name, site.index, max(g.number("block_size"), 1)) for name in names])
     g.equal("alpha", ours)
+    g.equal("source_id", numbers, bound=0.0)
 
 
-def check_block_sums(g: Golden, steps: list[dict[str, Any]], state: State, evaluation: str) -> None:
-    """Block sums, running partials and, in two phases, the batched reads with their log-sum-exps."""
+def number_of(name: str, index: int, size: int) -> int:
+    """A source's number in the files: 0 is the embedding; the partial carries the number of the block it becomes."""
+    if name == "partial":
+        return index // size + 1
+    return 0 if name == "embedding" else int(name.rsplit(" ", 1)[1]) + 1
+
+
+def check_block_sums(g: Golden, steps: list[dict[str, Any]], state: State) -> None:
+    """Block sums and running partials."""
     final = state.value
     sums = [slot.x for slot in final.slots] + ([final.part] if final.part is not None else [])
     g.equal("block_rep", torch.stack(sums))
     after = [step["state"].value for step in steps]
     g.equal("partial", torch.stack([v.slots[-1].x if v.part is None else v.part for v in after]))
+
+
+def check_phases(g: Golden, stream: AttentionResiduals, steps: list[dict[str, Any]], evaluation: str) -> None:
+    """The partial's logits and, in two phases, the batched reads with their log-sum-exps."""
+    logits = torch.zeros_like(g.tensor("phase2_logit"))  # zero where there is no partial
+    for i, step in enumerate(steps):
+        if (part := step["before"].value.part) is not None:
+            logits[i] = stream._logits(part, slice(i, i + 1))[..., 0, 0].detach()
+    g.equal("phase2_logit", logits)
     if evaluation == "direct":
         return
     o, m, mass = g.tensor("phase1_o"), g.tensor("phase1_m"), g.tensor("phase1_l")
     for i, step in enumerate(steps):
         ahead = step["before"].value.ahead
-        if ahead is None:
-            continue  # the first group reads the embedding alone
-        read, lse = ahead.reads[i - ahead.row], ahead.lse[..., 0, i - ahead.row]
+        if ahead is None:  # the first group reads the embedding alone
+            read = step["before"].value.slots[0].x
+            lse = stream._logits(read, slice(i, i + 1))[..., 0, 0]
+        else:
+            read, lse = ahead.reads[i - ahead.row], ahead.lse[..., 0, i - ahead.row]
         assert (read - o[i] / mass[i].unsqueeze(-1)).abs().max() <= FORWARD * o.abs().max()
         assert (lse - (m[i] + mass[i].log())).abs().max() <= FORWARD * lse.abs().max().clamp_min(1)
         g.compared += 1

@@ -70,7 +70,20 @@ def check_deep_delta(g: Golden) -> None:
     g.equal("sub_out", stacked(steps, lambda s: s["y"]))
     g.equal("state", stacked(steps, lambda s: s["state"].value.x))
     g.equal("beta", torch.stack([stream.gate(i, s["c"].x) for i, s in enumerate(steps)]))
+    k = torch.stack([stream.direction(i, s["y"], s["c"].x) for i, s in enumerate(steps)])
+    before = torch.stack([s["before"].value.x for s in steps])
+    g.equal("k", k)
+    g.equal("proj", torch.einsum("...d,...dv->...v" if stream.wide else "...d,...d->...", k, before))
     values = torch.stack([stream.values(i, s["seen"].x) for i, s in enumerate(steps)])
     g.equal("v", values.squeeze(-1) if g.arrays["v"].ndim == values.ndim - 1 else values)
     leaves = {"grad_x0": x0, "grad_W": w, "grad_norm_weight": norm_weight}
+    unread = {theirs for theirs in PARAMETERS if theirs in g} - set(held)
+    assert not unread or (unread == {"v_weight", "v_bias"} and meta["v_mode"] == "const"), (
+        f"{g.name}: {unread} not read"
+    )
+    for theirs in unread:
+        g.equal(f"grad_{theirs}", None)  # a constant value leaves its projection alone
+    compared = {*leaves, *(f"grad_{theirs}" for theirs in (*held, *unread))}
+    theirs = {key for key in g.arrays if key.startswith("grad_")}
+    assert theirs == compared, f"{g.name}: gradients nobody compares: {theirs ^ compared}"
     finish(g, out, leaves | {f"grad_{theirs}": ours[name] for theirs, name in held.items()})

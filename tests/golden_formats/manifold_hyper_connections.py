@@ -36,14 +36,16 @@ def check_manifold_hyper_connections(g: Golden) -> None:
         norm_eps=meta["norm_eps"],
         post_scale=meta["post_mult"],
         readout=meta["readout"],
-        norm_weight="norm_weight" in g,
+        norm_weight="norm_weight" in g or "head_norm_weight" in g,
     ).double()
     assert isinstance(stream, ManifoldHyperConnections)
     ours = dict(stream.named_parameters())
     held = [name for name in PARAMETERS if name in g]
     assert set(held) <= set(ours), f"{g.name}: parameters differ: {set(ours) ^ set(held)}"
-    # a head without a norm scale is one whose scale stays one
-    assert set(ours) - set(held) <= {"head_norm_weight"}, f"{g.name}: parameters differ: {set(ours) ^ set(held)}"
+    # a norm without a scale is one whose scale stays one
+    assert set(ours) - set(held) <= {"norm_weight", "head_norm_weight"}, (
+        f"{g.name}: parameters differ: {set(ours) ^ set(held)}"
+    )
     known = ARRAYS | set(held) | {"grad_x0", "grad_W"} | {f"grad_{name}" for name in held}
     assert set(g.arrays) <= known, f"{g.name}: unknown arrays {set(g.arrays) - known}"
     for name in held:

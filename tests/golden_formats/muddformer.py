@@ -26,8 +26,9 @@ def options(g: Golden, dynamic: bool) -> dict[str, Any]:
         "postnorm": "postnorm0.scale" in g,
         "gelu": "tanh" if "cfg.gelu_tanh" in g and g.number("cfg.gelu_tanh") else "erf",
         "eps": g.number("cfg.norm_eps"),
-        # the JAX code drops the epsilon it is given for this one norm
-        "generator_eps": 1e-6 if "jax" in g.name else None,
+        # the JAX code learns a scale for this one norm and drops the epsilon it is given
+        "generator_scale": dynamic and "da0.gen_norm_scale" in g,
+        "generator_eps": 1e-6 if "jax" in g.name or "da0.gen_norm_scale" in g else None,
         "first_norms": "separate",
         "dynamic": dynamic,
     }

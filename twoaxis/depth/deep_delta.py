@@ -347,14 +347,17 @@ class DeepDelta(Stream):
         """X + β k ⊗ (v - kᵀX), in float32 at least; the d_v axis is always there."""
         config, h, x = self.config, widen(y), widen(state)
         x = x if self.wide else x.unsqueeze(-1)
-        k = h if config.map == "k" else F.linear(widen(c), widen(self.key_map[row]))
-        k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + config.k_eps**2)
-        beta = self.gate(row, c)
+        k, beta = self.direction(row, y, c), self.gate(row, c)
         v = self.values(row, widen(x_in) if config.map == "k" else h)
         if config.update == "delta":
             v = v - torch.einsum("...d,...dv->...v", k, x)
         x = x + (beta.unsqueeze(-1) * k).unsqueeze(-1) * v.unsqueeze(-2)
         return (x if self.wide else x.squeeze(-1)).to(state.dtype)
+
+    def direction(self, row: int, y: Tensor, c: Tensor) -> Tensor:
+        """k (..., D) of the site with parameter row `row`, from the sub-layer's output or the normalised read."""
+        k = widen(y) if self.config.map == "k" else F.linear(widen(c), widen(self.key_map[row]))
+        return k * torch.rsqrt(k.square().sum(-1, keepdim=True) + self.config.k_eps**2)
 
     def gate(self, row: int, c: Tensor) -> Tensor:
         """β (...) of the site with parameter row `row`, from the normalised read."""

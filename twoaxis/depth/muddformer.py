@@ -76,6 +76,8 @@ class MuddFormerConfig:
     """Exact as in the PyTorch code, or the approximation the JAX code trains with."""
     eps: float = 1e-6
     """Inside every mean square."""
+    generator_scale: bool | None = None
+    """The generator's norm learns a scale, as in the JAX code; None is as prenorm."""
     generator_eps: float | None = None
     """Inside the generator's mean square; None is eps. The JAX code has 1e-6 there whatever its eps."""
     first_norms: Literal["shared", "separate"] = "shared"
@@ -88,9 +90,16 @@ class MuddFormerConfig:
         for field in ("eps", "generator_eps"):
             if (eps := getattr(self, field)) is not None and eps < 0:
                 raise ValueError(f"{field} must not be negative, got {eps}")
+        if self.generator_scale and not self.dynamic:
+            raise ValueError("generator_scale=True is of the generator of dynamic weights, got dynamic=False")
         sized = [f for f in ("expand_last", "round64") if getattr(self, f)]
         if sized and not self.dynamic:
             raise ValueError(f"{sized[0]}=True sizes the generator of dynamic weights, got dynamic=False")
+
+    @property
+    def scales_generator(self) -> bool:
+        """Whether the generator's norm learns a scale."""
+        return self.prenorm if self.generator_scale is None else self.generator_scale
 
 
 _CHOICES = {"ways": ("qkvr", "one"), "gelu": ("erf", "tanh"), "first_norms": ("shared", "separate")}
@@ -173,7 +182,7 @@ class MuddFormer(Stream):
         self.static = each({b: (len(names), b + 1) for b, names in self.mixes.items()})
         self.generator_in = each({b: (width, self._hidden(b)) for b in dynamic})
         self.generator_out = each({b: (self._hidden(b), len(names) * (b + 1)) for b, names in dynamic.items()})
-        self.generator_scale = each({b: (width,) for b in dynamic}, config.prenorm)
+        self.generator_scale = each({b: (width,) for b in dynamic}, config.scales_generator)
         self.pre_scale = each({slot: (width,) for slot in range(self.last_read + 1)}, config.prenorm)
         self.post_scale = each({b: (width,) for b, names in self.mixes.items() if "r" in names}, config.postnorm)
 
@@ -231,7 +240,7 @@ class MuddFormer(Stream):
         """The weights before `block` from the newest slot `x`: (..., C, n)."""
         key, eps = str(block), self.config.generator_eps
         u = _rms(x, self.config.eps if eps is None else eps)
-        if self.config.prenorm:
+        if self.config.scales_generator:
             u = u * widen(self.generator_scale[key])
         hidden = F.gelu(u @ widen(self.generator_in[key]), approximate="tanh" if self.config.gelu == "tanh" else "none")
         static = widen(self.static[key])
@@ -328,7 +337,7 @@ class MuddFormer(Stream):
         for block, names in self.mixes.items():
             flops += 2 * width * len(names) * (block + 1)
             if config.dynamic:
-                flops += 2 * width * self._hidden(block) + (4 if config.prenorm else 3) * width
+                flops += 2 * width * self._hidden(block) + (4 if config.scales_generator else 3) * width
             if config.postnorm:
                 flops += width * len(names) + (4 * width if "r" in names else 0)
         flops += 4 * width * len(self.pre_scale)

@@ -35,6 +35,7 @@ class TwoAxisCache(Cache):
         self.empty = trunk.start(spare)
         self.past: Past = self.empty
         self.blocks = trunk.config.blocks
+        self.made_for = trunk.config
 
     # What transformers asks.
 

@@ -77,15 +77,22 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
             if not self.config.tie_word_embeddings and not getattr(weight, "_is_hf_initialized", False):
                 weight.normal_(0.0, self.config.initializer_range)
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """Never as custom code, for which transformers passes over modules without parameters of their own."""
+        super()._initialize_weights(module, False)
+
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As in transformers, but a missing or unexpected key is an error."""
+        """As in transformers, but a missing, unexpected or mis-shaped key is an error that names it."""
+        kwargs["ignore_mismatched_sizes"] = True  # refused below, by name: transformers' own error names nothing
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
         faults = {
             "missing": sorted(info["missing_keys"]),
             "unexpected": sorted(info["unexpected_keys"]),
-            "of another shape": sorted(str(key[0]) for key in info["mismatched_keys"]),
+            "of another shape": sorted(
+                f"{key} {tuple(there)}, the model has {tuple(here)}" for key, there, here in info["mismatched_keys"]
+            ),
         }
         found = [f"{what}: {', '.join(keys)}" for what, keys in faults.items() if keys]
         if found:
@@ -182,7 +189,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
         recompute = self._recompute()
         if recompute is not None:
             use_cache = False
-        cache = self._cache(past_key_values, bool(use_cache))
+        cache = self._cache(past_key_values, bool(use_cache), x.shape[0])
         info = self._token_info(x, attention_mask, position_ids, cache)
         hidden: list[Tensor] = []
         weights: list[Tensor | None] = []
@@ -213,13 +220,17 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
 
         return recompute
 
-    def _cache(self, given: Cache | None, use_cache: bool) -> TwoAxisCache | None:
+    def _cache(self, given: Cache | None, use_cache: bool, rows: int) -> TwoAxisCache | None:
         if given is None:
             return self.make_cache() if use_cache else None
         if not isinstance(given, TwoAxisCache):
             raise ValueError(
                 f"past_key_values must be a TwoAxisCache from model.make_cache(), got {type(given).__name__}"
             )
+        if given.made_for is not self.trunk.config and given.made_for != self.trunk.config:
+            raise ValueError("this cache was made for another model; use this model's make_cache()")
+        if given.batch_size not in (-1, rows):
+            raise ValueError(f"the cache holds {given.batch_size} rows, the tokens have {rows}")
         return given
 
     def _token_info(

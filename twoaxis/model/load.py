@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import torch
-
 if TYPE_CHECKING:
+    import torch
+
     from twoaxis.model.hf_model import TwoAxisForCausalLM
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -80,6 +80,8 @@ def quiet() -> None:
 
 def pick_device(name: str | None) -> torch.device:
     """The device of that name; None is a GPU where there is one."""
+    import torch
+
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -95,14 +97,14 @@ def load_model(folder: str | Path, device: str | None = None) -> TwoAxisForCausa
         folder: written by `save_pretrained`.
         device: where to put it; None is a GPU where there is one.
     """
+    check_folder(folder)
     need_transformers()
-    path = Path(folder)
-    _check_folder(path)
     target = pick_device(device)
     from safetensors import SafetensorError
 
     from twoaxis.model.hf_model import TwoAxisForCausalLM
 
+    path = Path(folder)
     try:
         model = TwoAxisForCausalLM.from_pretrained(path, dtype="auto", use_safetensors=True, local_files_only=True)
     except (OSError, SafetensorError) as error:
@@ -110,7 +112,9 @@ def load_model(folder: str | Path, device: str | None = None) -> TwoAxisForCausa
     return model.to(target).eval()
 
 
-def _check_folder(path: Path) -> None:
+def check_folder(folder: str | Path) -> None:
+    """Refuse a folder that has no twoaxis model, without importing anything heavy."""
+    path = Path(folder)
     if not path.exists():
         raise ValueError(f"there is no folder {path}")
     if not path.is_dir():
@@ -214,8 +218,8 @@ class TokenizerCodec:
         if largest >= self.vocabulary:
             word = self.tokenizer.convert_ids_to_tokens(largest)
             raise ValueError(
-                f"the tokenizer gives token {largest} ({word!r}), the model has a vocabulary of {self.vocabulary}: they "
-                "do not belong together"
+                f"the tokenizer gives token {largest} ({word!r}), the model has a vocabulary of {self.vocabulary}: "
+                "they do not belong together"
             )
         sizes = exact_sizes(self.tokenizer.convert_ids_to_tokens(tokens), text)
         if sizes is None:

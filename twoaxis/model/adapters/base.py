@@ -12,7 +12,7 @@ so are missing ones: a checkpoint that loads only in part is one that runs and i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -256,26 +256,26 @@ class Found:
         self.paths: list[str] = []
         """Paths of the modules, where they are numbered by their order."""
         self.all_keys = keys = [key for key in tensors if key.startswith(prefix)]
-        matches = [match for row in family.rows for match in _matches(row, keys)]
+        aside = re.compile(family.aside or r"(?!)")
+        matches = [m for row in family.rows for m in _matches(row, keys) if not aside.search(m.key)]
         if family.numbered_modules:
-            owners = {path for _, path, _, key in matches if re.search(family.namespace, key)}
+            # a leaf such as a norm's may be another module's as well: a module is one with a key of the namespace
+            owners = {m.prefix for m in matches if re.search(family.namespace, m.key)}
             self.paths = sorted(owners, key=_numbers)
-            matches = [(row, "", self.paths.index(path), key) for row, path, _, key in matches if path in owners]
-        taken = set()
-        for row, path, number, key in matches:
-            if family.aside and re.search(family.aside, key):
-                continue
-            self.prefixes.setdefault(row.container, set()).add(path)
+            numbers = {path: number for number, path in enumerate(self.paths)}
+            matches = [m._replace(prefix="", number=numbers[m.prefix]) for m in matches if m.prefix in owners]
+        for row, found, number, key, _ in matches:
+            self.prefixes.setdefault(row.container, set()).add(found)
             if (row.name, number) in self.keys and len(self.prefixes[row.container]) == 1:
                 other = self.keys[row.name, number]
                 raise ValueError(f"{family.name}: {other} and {key} are two spellings of one tensor")
             self.keys[row.name, number] = key
-            taken.add(key)
-        own = [key for key in keys if re.search(family.namespace, key)]
-        own = [key for key in own if not (family.aside and re.search(family.aside, key))]
-        self.own = own
+        self.spelling = max((m.spelling for m in matches if m.row.also), default=0)
+        """Which spelling messages use: another than the first if there is any of it."""
+        self.own = [key for key in keys if re.search(family.namespace, key) and not aside.search(key)]
         """Every key of the method's own namespace."""
-        self.strange = [key for key in own if key not in taken]
+        taken = {m.key for m in matches}
+        self.strange = [key for key in self.own if key not in taken]
         """Keys of the namespace that no row knows."""
 
     def count(self, *names: str) -> int:
@@ -305,7 +305,8 @@ class Found:
             return self.paths[i] + name
         row = next(row for row in self.family.rows if row.name == name)
         found = self.prefixes.get(row.container)
-        return (row.container if not found else min(found)) + name.replace("{i}", str(i))
+        spelt = (row.name, *row.also)[min(self.spelling, len(row.also))]
+        return (row.container if not found else min(found)) + spelt.replace("{i}", str(i))
 
     def check_prefixes(self) -> None:
         """Refuse a state dict with several models in it."""
@@ -346,16 +347,24 @@ class Found:
         return tuple(self.used)
 
 
-def _matches(row: Row, keys: Sequence[str]) -> list[tuple[Row, str, int | None, str]]:
-    """(row, prefix, number, key) of every key that `row` takes."""
-    found = []
-    for name in (row.name, *row.also):
+class Match(NamedTuple):
+    """A key that a row takes, what stands before the row's name in it, its number, and which spelling it is in."""
+
+    row: Row
+    prefix: str
+    number: int | None
+    key: str
+    spelling: int
+
+
+def _matches(row: Row, keys: Sequence[str]) -> Iterator[Match]:
+    for spelling, name in enumerate((row.name, *row.also)):
         pattern = re.compile(r"((?:.+\.)?)" + re.escape(name).replace(r"\{i\}", r"(\d+)"))
+        tail = name.rpartition("{i}")[2]  # spares most of the keys of a large model the regular expression
         for key in keys:
-            if match := pattern.fullmatch(key):
+            if key.endswith(tail) and (match := pattern.fullmatch(key)):
                 groups = match.groups()
-                found.append((row, groups[0], int(groups[1]) if len(groups) > 1 else None, key))
-    return found
+                yield Match(row, groups[0], int(groups[1]) if len(groups) > 1 else None, key, spelling)
 
 
 def _numbers(path: str) -> list[int]:

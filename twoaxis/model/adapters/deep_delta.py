@@ -132,7 +132,7 @@ class DeepDeltaRepository(Family):
     def _expanded(self, found: Found, state: dict[str, Tensor], blocks: int, width: int, dv: int) -> dict[str, Any]:
         """Compressors and the expansion into `state`; the options they tell."""
         names = [("{i}.compress", i) for i in range(blocks)] + [("readout", None)]
-        flat = found.has("{i}.compress.shortconv.weight", 0)
+        flat = any(found.has(f"{name}.shortconv.weight", i) for name, i in names)
         leaf = ".shortconv.weight" if flat else ".weight"
         for name, i in names:
             found.require([name + leaf, f"{name}.read"], [i])

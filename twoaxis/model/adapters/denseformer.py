@@ -137,12 +137,12 @@ class DenseFormerExperiments(Family):
         pairs = {(int(m[2]), int(m[3])) for key in found.all_keys if (m := re.search(r"(^|\.)h\.(\d+)\.(\d+)\.", key))}
         if not pairs:
             return config["increase_T_every"]
-        period = max(b for _, b in pairs) + 1
-        if pairs != {(g, b) for g in range(groups) for b in range(period)}:
-            have = max(g for g, _ in pairs) + 1
+        period, grouped = max(b for _, b in pairs) + 1, max(g for g, _ in pairs) + 1
+        found.require([self.rows[0].name], range(grouped))
+        if groups > grouped or len(pairs) != grouped * period:
             raise ValueError(
-                f"{self.name}: {len(pairs)} blocks in {have} groups are not the {groups} groups of {period} "
-                "that the averages speak of"
+                f"{self.name}: {len(pairs)} blocks in {grouped} groups of up to {period} do not go with "
+                f"{found.spell(self.rows[0].name, groups - 1)} as the last of the averages, one per group"
             )
         config.agree("increase_T_every", period)
         return period

@@ -124,6 +124,7 @@ class Glm5Next(DeepSeekV4):
     name = "glm5_next"
     title = "GLM-5 (glm5_next in transformers)"
     rows = SITE_ROWS
+    settings = (*DeepSeekV4.settings[:-1], Setting("rms_norm_eps", "norm_eps", 1e-5))
     readout = "mean"
 
     def detect(self, found: Found) -> bool:
@@ -142,7 +143,7 @@ STACKED = {
     "ln_bias": "norm_bias",
 }
 DYNAMIC = ("dynamic_alpha_fn", "dynamic_alpha_scale", "dynamic_beta_fn", "dynamic_beta_scale")
-OWN = r"(^|\.)(static_(alpha|beta)|dynamic_(alpha|beta)_(fn|scale))$"
+OWN = r"(^|\.)(static|dynamic)_(alpha|beta)\w*(\.|$)"
 
 
 def _layout(count: int, width: int | None) -> tuple[int, int | None, Kinds]:

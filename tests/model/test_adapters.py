@@ -1,0 +1,485 @@
+"""Foreign checkpoints: names found under any prefix, families recognised, mistakes named, the way back, the document.
+
+What the loaded streams compute is compared with the originals in test_adapter_numbers.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import twoaxis
+from tests.model import adapter_samples as samples
+from tests.model.adapter_samples import SAMPLES, WIDTH, Sample
+from twoaxis.depth.denseformer import DenseFormer
+from twoaxis.depth.stream import Stream
+from twoaxis.model.adapters import FAMILIES, Row, original_config, read_stream, to_original
+from twoaxis.model.adapters.base import REQUIRED
+
+PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
+each_sample = pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.family)
+Tensors = dict[str, Tensor]
+
+
+def own_keys(sample: Sample) -> list[str]:
+    return list(read(sample).consumed)
+
+
+def read(sample: Sample, tensors: Tensors | None = None, **more: Any) -> Any:
+    return read_stream(sample.tensors if tensors is None else tensors, sample.family, config=sample.config, **more)
+
+
+# Finding and recognising.
+
+
+@each_sample
+def test_builds_a_stream_that_holds_the_numbers(sample: Sample) -> None:
+    adapted = read(sample)
+    stream = adapted.build(width=WIDTH)
+    assert stream.name == adapted.stream == FAMILIES[sample.family].stream
+    assert len(adapted.state) == len(list(stream.parameters()))
+    for name, parameter in stream.named_parameters():
+        assert parameter.dtype == torch.float64
+        assert torch.equal(parameter, adapted.state[name])
+    total = sum(sample.tensors[key].numel() for key in adapted.consumed)
+    spare = sum(t.numel() for t in adapted.norms.values())
+    assert sum(p.numel() for p in stream.parameters()) + spare == total
+    assert json.loads(json.dumps(adapted.options)) == adapted.options
+    assert not any(key.startswith(("lm_head", "mtp")) or ".mlp.up_proj" in key for key in adapted.consumed)
+
+
+@each_sample
+def test_the_family_is_recognised(sample: Sample) -> None:
+    if sample.family == "glm5_next":  # a DeepSeek-V4 checkpoint that lost its head looks the same
+        with pytest.raises(ValueError, match=r"deepseek_v4: missing hc_head\.hc_fn, hc_head\.hc_base"):
+            read_stream(sample.tensors, config=sample.config)
+    else:
+        found, told = read_stream(sample.tensors, config=sample.config), read(sample)
+        assert found.family == sample.family
+        assert (found.options, found.consumed) == (told.options, told.consumed)
+
+
+@each_sample
+@pytest.mark.parametrize("prefix", ["", "module.net."])
+def test_prefixes_are_found(sample: Sample, prefix: str) -> None:
+    bare = {key: sample.tensors[key] for key in own_keys(sample)}
+    if sample.family == "denseformer_experiments":
+        bare |= {key: t for key, t in sample.tensors.items() if ".h." in key}
+    moved = read(sample, {prefix + key: t for key, t in bare.items()})
+    here = read(sample)
+    assert moved.options == here.options
+    assert [key.removeprefix(prefix) for key in moved.consumed] == list(here.consumed)
+    assert all(torch.equal(moved.state[name], here.state[name]) for name in here.state)
+
+
+def test_another_container_of_layers() -> None:
+    sample = samples.kimi_k3(model="")
+    moved = {key.replace("layers.", "transformer.blocks."): t for key, t in sample.tensors.items()}
+    assert torch.equal(read(sample, moved).state["query"], read(sample).state["query"])
+
+
+def test_two_models_in_one_state_dict() -> None:
+    sample = samples.kimi_k3(model="")
+    both = {f"{who}.{key}": t * scale for who, scale in (("a", 1), ("b", 2)) for key, t in sample.tensors.items()}
+    with pytest.raises(ValueError, match=r"several prefixes, 'a\.layers\.', 'b\.layers\.'; give prefix="):
+        read(sample, both)
+    assert torch.equal(read(sample, both, prefix="b.").state["query"], 2 * read(sample).state["query"])
+
+
+def test_two_spellings_may_mix_but_not_double() -> None:
+    sample = samples.deepseek_v4()
+    mixed = {re.sub(r"\.(attn|ffn)_hc\.(\w+)", r".hc_\1_\2", key): t for key, t in sample.tensors.items()}
+    here = read(sample)
+    assert all(torch.equal(t, here.state[name]) for name, t in read(sample, mixed).state.items())
+    with pytest.raises(ValueError, match=r"two spellings of one tensor"):
+        read(sample, sample.tensors | mixed)
+
+
+def test_what_is_not_recognised_lists_what_is() -> None:
+    with pytest.raises(ValueError, match="no family's names were recognised among 1 keys") as error:
+        read_stream({"x.weight": torch.ones(1)})
+    for name, family in FAMILIES.items():
+        assert f"{name}: {family.rows[0].original}" in str(error.value)
+    with pytest.raises(ValueError, match=f"unknown family 'kimi'; the families are {', '.join(FAMILIES)}"):
+        read_stream({}, "kimi")
+    with pytest.raises(ValueError, match=r"muddformer: none of its names is there; they look like dynamic_dense"):
+        read_stream({"x.weight": torch.ones(1)}, "muddformer")
+    two = samples.kimi_k3().tensors | samples.deepseek_v4().tensors
+    with pytest.raises(ValueError, match="names of kimi_k3 or deepseek_v4; give like="):
+        read_stream(two)
+
+
+# Mistakes.
+
+
+@each_sample
+def test_every_missing_key_is_named(sample: Sample) -> None:
+    for key in own_keys(sample):
+        rest = {k: t for k, t in sample.tensors.items() if k != key}
+        if key.endswith(sample.optional or ("-",)):
+            assert key not in read(sample, rest).consumed
+            continue
+        with pytest.raises(ValueError, match=f"{sample.family}: ") as error:
+            read(sample, rest)
+        assert key in str(error.value), (key, str(error.value))
+
+
+@each_sample
+def test_a_left_over_key_is_named(sample: Sample) -> None:
+    with pytest.raises(ValueError, match=f"{sample.family}: .*{re.escape(sample.stray)}"):
+        read(sample, sample.tensors | {sample.stray: torch.ones(1, 1)})
+
+
+@each_sample
+def test_every_wrong_shape_is_named(sample: Sample) -> None:
+    for key in own_keys(sample):
+        for wrong in (sample.tensors[key][None], torch.cat([sample.tensors[key].reshape(-1), torch.ones(1)])):
+            with pytest.raises(ValueError, match=f"{sample.family}") as error:
+                read(sample, sample.tensors | {key: wrong})
+            assert "shape" in str(error.value) or "weights" in str(error.value) or "ways" in str(error.value)
+
+
+def test_a_wrong_size_says_both_sizes() -> None:
+    sample = samples.kimi_k3()
+    key = "language_model.model.layers.3.mlp_res_norm.weight"
+    message = rf"kimi_k3: {re.escape(key)} has shape \(7,\), expected \(8,\)"
+    with pytest.raises(ValueError, match=message):
+        read(sample, sample.tensors | {key: torch.ones(7)})
+
+
+def test_a_misspelt_key_is_shown_beside_the_missing_one() -> None:
+    sample = samples.kimi_k3()
+    tensors = dict(sample.tensors)
+    tensors["language_model.model.layers.1.mlp_res_project.weight"] = tensors.pop(
+        "language_model.model.layers.1.mlp_res_proj.weight"
+    )
+    with pytest.raises(
+        ValueError, match=r"missing \S+1\.mlp_res_proj\.weight; nothing takes \S+1\.mlp_res_project\.weight"
+    ):
+        read(sample, tensors)
+
+
+def test_what_tensors_do_not_tell_is_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"do not tell attn_res_block_size \(Transformer layers"):
+        read_stream(samples.kimi_k3().tensors)
+    with pytest.raises(ValueError, match="attn_res_block_size must be a positive integer, got 0"):
+        read_stream(samples.kimi_k3().tensors, config={"attn_res_block_size": 0})
+    with pytest.raises(ValueError, match=r"averages after blocks \[3, 6\] have period 3; .* give config=\{'n_blocks'"):
+        read_stream(samples.denseformer().tensors)
+    bare = {key: t for key, t in samples.denseformer_experiments().tensors.items() if ".h." not in key}
+    with pytest.raises(ValueError, match="do not tell increase_T_every"):
+        read_stream(bare)
+    with pytest.raises(ValueError, match=r"several values of denseformer.dilation, \[3, 4, 5\]"):
+        read_stream(samples.denseformer(8, 4, 5).tensors, config={"n_blocks": 8})
+    with pytest.raises(ValueError, match="do not tell the width of the model: give width="):
+        read(samples.denseformer()).build()
+    causal = samples.deep_delta().config | {"ddl_state_dv_shortconv_causal": True}
+    with pytest.raises(ValueError, match="give channel_padding='causal' or 'same'"):
+        read_stream(samples.deep_delta().tensors, config=causal)
+    told = read_stream(samples.deep_delta().tensors, config=causal, channel_padding="causal")
+    assert told.options["channel_padding"] == "causal"
+
+
+def test_a_configuration_that_contradicts_the_tensors() -> None:
+    for sample, wrong, message in (
+        (samples.deepseek_v4(), {"hc_mult": 4}, "has hc_mult=4, the tensors 3"),
+        (samples.muddformer(), {"round64": False}, r"expand_last=None, round64=False, hidden widths are \[64, 64"),
+        (
+            samples.denseformer(),
+            {"dilation": 3},
+            r"denseformer.dilation=3 does not give the numbers of weights \[2, 4\]",
+        ),
+        (samples.denseformer(), {"period": 2}, r"missing dwa_modules\.alphas\.1\.weight"),
+        (samples.denseformer(), {"n_blocks": 9}, r"missing dwa_modules\.alphas\.8\.weight"),
+        (samples.denseformer_experiments(), {"increase_T_every": 2}, "has increase_T_every=2, the tensors 3"),
+        (samples.deep_delta(), {"ddl_value_channels": 4}, "has ddl_value_channels=4, the tensors 3"),
+        (samples.deep_delta(), {"residual_branch_mult": 0.5}, "residual_branch_mult=0.5 has no counterpart"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_stream(sample.tensors, sample.family, config=sample.config | wrong)
+    with pytest.raises(ValueError, match="a configuration is a mapping or has to_dict, got list"):
+        read_stream(samples.kimi_k3().tensors, config=[12])
+
+
+def test_options_that_do_not_go_with_the_tensors() -> None:
+    with pytest.raises(
+        ValueError, match=r"do not fit manifold_hyper_connections .* base is \(4, 15\) instead of \(4, 8\)"
+    ):
+        read(samples.deepseek_v4(), streams=2)
+    with pytest.raises(ValueError, match="attention_residuals has no option 'blocksize'"):
+        read(samples.kimi_k3(), blocksize=2)
+    with pytest.raises(ValueError, match="has width 8, got width=9"):
+        read(samples.kimi_k3()).build(width=9)
+    assert read(samples.kimi_k3(), evaluation="two_phase").build().config.evaluation == "two_phase"
+
+
+def test_modules_whose_order_is_not_in_their_names() -> None:
+    sample = samples.hyper_connections_package(4)
+    mixed = {re.sub(r"blocks\.([13])\.residual", r"blocks.\1.ffn", key): t for key, t in sample.tensors.items()}
+    with pytest.raises(ValueError, match=r"called blocks\.#\.ffn\., blocks\.#\.residual\.; which of them comes first"):
+        read(sample, mixed)
+
+
+# What the names and shapes tell.
+
+
+def test_block_sizes_count_transformer_layers() -> None:
+    assert read(samples.kimi_k3(size=12)).options == {"block_size": 24, "eps": 1e-3}
+
+
+def test_modules_are_in_the_order_of_their_numbers() -> None:
+    sample = samples.hyper_connections_package(12)
+    shuffled = dict(sorted(sample.tensors.items()))  # 0, 1, 10, 11, 2, ...: as safetensors files are
+    alpha = read(sample, shuffled).state["static_alpha"]
+    for i in range(12):
+        assert torch.equal(alpha[i], sample.tensors[f"blocks.{i}.residual.static_alpha"])
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 5, 20])
+@pytest.mark.parametrize("ways", [1, 4])
+@pytest.mark.parametrize("sizes", [(False, False), (True, False), (False, True), (True, True)])
+def test_sizes_of_muddformer_are_inferred(blocks: int, ways: int, sizes: tuple[bool, bool]) -> None:
+    sample = samples.muddformer(blocks, ways, *sizes)
+    tensors = {key: t for key, t in sample.tensors.items() if "norms" not in key}
+    options = read(sample, tensors).options
+    assert options["ways"] == ("qkvr" if ways == 4 or blocks == 1 else "one")
+    assert options["round64"] == sizes[1]
+    # below sixteen slots the rounding hides whether the last module was expanded: released models say it was
+    assert options["expand_last"] == (True if sizes[1] and blocks < 15 else sizes[0])
+    told = read_stream(tensors, config={"expand_last": sizes[0]}).options
+    assert told["expand_last"] == sizes[0]
+
+
+@pytest.mark.parametrize("period", [1, 2, 3])
+@pytest.mark.parametrize("dilation", [1, 2, 3, 4, 9])
+def test_dilation_and_period_are_inferred_or_asked_for(dilation: int, period: int) -> None:
+    sample, config = samples.denseformer(8, dilation, period), {"n_blocks": 8}
+    after = range(period, 9, period)
+
+    def slots(k: int) -> list[range]:
+        return [range(j % k, j + 1, k) for j in after]
+
+    alike = [k for k in range(1, 10) if [len(r) for r in slots(k)] == [len(r) for r in slots(dilation)]]
+    if any(slots(k) != slots(dilation) for k in alike):
+        with pytest.raises(ValueError, match=re.escape(f"several values of denseformer.dilation, {alike}")):
+            read_stream(sample.tensors, config=config)
+        config = sample.config
+    options = read_stream(sample.tensors, config=config).options
+    assert options["period"] == period
+    twin = twoaxis.stream("denseformer", blocks=8, width=WIDTH, dilation=dilation, period=period)
+    found = twoaxis.stream("denseformer", blocks=8, width=WIDTH, **options)
+    assert isinstance(found, DenseFormer)
+    assert isinstance(twin, DenseFormer)
+    assert found.read_slots == twin.read_slots
+
+
+def test_norms_of_the_ways_fit_the_trunk() -> None:
+    sample = samples.muddformer()
+    tensors = {key: t for key, t in sample.tensors.items() if not key.endswith("bias")}
+    adapted = read(sample, tensors)
+    config = twoaxis.DecoderConfig(
+        width=WIDTH, blocks=4, heads=2, stream=adapted.stream, stream_options=adapted.options, norm_eps=1e-4
+    )
+    model = twoaxis.Decoder(config)
+    model.stream.load_state_dict(adapted.state)
+    for site in model.stream.sites:
+        ways = model.stream.ways(site)
+        if ways != ("q", "k", "v"):
+            continue
+        scales = torch.stack([adapted.norms[f"{site.block}.{way}.weight"] for way in ways])
+        assert model.norm(site).weight.shape == scales.shape
+        for w in range(3):
+            assert torch.equal(scales[w], tensors[f"layers.{site.block}.attention_norms.{w}.weight"])
+    assert sorted(adapted.norms) == [f"{b}.{way}.weight" for b in (1, 2, 3) for way in "kqv"]
+    parallel = read_stream(tensors, config={"use_parallel_residual": True})
+    assert tuple(parallel.kinds) == ("parallel",)
+
+
+def test_a_constant_value_leaves_its_projection_unused() -> None:
+    for sample, name in ((samples.deep_delta(dv=1), "ddl_v_dim1_constant"), (samples.deep_delta(), "ddl_v_constant")):
+        adapted = read_stream(sample.tensors, config={name: True, f"{name}_value": 1.5})
+        assert adapted.options["value"] == "constant"
+        assert adapted.options["value_constant"] == 1.5
+        assert "value_weight" not in adapted.state
+        assert any("v_proj" in key for key in adapted.consumed)
+        assert adapted.build().config.value == "constant"
+
+
+def test_half_precision_files_load_in_full() -> None:
+    sample = samples.kimi_k3()
+    stream = read(sample, {key: t.bfloat16() for key, t in sample.tensors.items()}).build()
+    assert {p.dtype for p in stream.parameters()} == {torch.float32}
+
+
+def test_a_nested_configuration_and_an_object() -> None:
+    sample = samples.kimi_k3()
+    nested = read_stream(sample.tensors, config={"text_config": sample.config, "vision_config": {"rms_norm_eps": 9.0}})
+    assert nested.options == read(sample).options
+
+    class Config:
+        def to_dict(self) -> dict[str, Any]:
+            return sample.config
+
+    assert read_stream(sample.tensors, config=Config()).options == nested.options
+
+
+# The way back.
+
+
+def scattered(stream: Stream) -> Stream:
+    draw = samples.Draw(9)
+    stream = stream.double()
+    with torch.no_grad():
+        for parameter in stream.parameters():
+            parameter.copy_(draw(*parameter.shape))
+    return stream
+
+
+WRITTEN: list[tuple[str, str | None, dict[str, Any]]] = [
+    ("attention_residuals", None, {"block_size": 4, "eps": 1e-4, "evaluation": "two_phase"}),
+    ("manifold_hyper_connections", None, {"form": "deepseek", "streams": 3, "iterations": 5, "norm_eps": 1e-4}),
+    ("manifold_hyper_connections", "glm5_next", {"form": "deepseek", "readout": "mean"}),
+    ("muddformer", None, {"eps": 1e-4}),
+    ("muddformer", None, {"ways": "one", "expand_last": True, "round64": True}),
+    ("muddformer", None, {"kinds": ("parallel",), "round64": True}),
+    ("denseformer", None, {"dilation": 4, "period": 3}),
+    ("denseformer", "denseformer_experiments", {"dilation": 4, "period": 2}),
+    ("deep_delta", None, {"value": "linear", "k_eps": 1e-3}),
+    ("deep_delta", None, {"value_channels": 3, "gate": "two_layer", "gate_hidden": 5, "value_scale": 2.0}),
+    ("deep_delta", None, {"value_channels": 2, "compress": "token", "token_taps": 3, "expand": "conv"}),
+    ("hyper_connections", None, {"streams": 3, "tanh": False, "eps": 1e-4, "readout": "mean"}),
+    ("hyper_connections", None, {"dynamic": False, "affine": False}),
+    ("hyper_connections", None, {"affine": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "like", "options"), WRITTEN)
+def test_there_and_back(name: str, like: str | None, options: dict[str, Any]) -> None:
+    stream = scattered(twoaxis.stream(name, blocks=4, width=WIDTH, **options))
+    tensors, config = to_original(stream, like, prefix="model."), original_config(stream, like)
+    assert json.loads(json.dumps(config)) == config
+    assert all(key.startswith("model.") for key in tensors)
+    assert all(t.is_contiguous() and not t.requires_grad for t in tensors.values())
+    adapted = read_stream(tensors, like, config=config)
+    assert sorted(adapted.consumed) == sorted(tensors)
+    again = adapted.build(width=WIDTH)
+    skip = {"evaluation", "start"}  # how it is computed, and where it once began
+    for field in vars(stream.config):
+        assert field in skip or getattr(again.config, field) == getattr(stream.config, field), field
+    assert again.layout.sites == stream.layout.sites
+    for key, parameter in stream.named_parameters():
+        assert torch.equal(again.get_parameter(key), parameter)
+    twice = to_original(again, like, prefix="model.")
+    assert all(torch.equal(twice[key], tensors[key]) for key in tensors)
+
+
+@each_sample
+def test_back_and_there(sample: Sample) -> None:
+    family, adapted = FAMILIES[sample.family], read(sample)
+    if not family.writes:
+        with pytest.raises(ValueError, match=f"can be written like hyper_connections, not like '{family.name}'"):
+            to_original(adapted.build(), family.name)
+        return
+    stream = adapted.build(width=WIDTH)
+    written = to_original(stream, family.name)
+    spelt = {re.sub(r"\.hc_(attn|ffn)_", r".\1_hc.", k).replace("hc_head_", "hc_head.hc_"): k for k in adapted.consumed}
+    for name, tensor in written.items():
+        key = next(k for k in spelt if k.endswith(name))
+        assert torch.equal(tensor, sample.tensors[spelt[key]]), name
+    assert len(written) == len([k for k in adapted.consumed if "attention_norms" not in k])
+
+
+def test_what_the_originals_do_not_have_is_refused() -> None:
+    def make(name: str, **options: Any) -> Stream:
+        return twoaxis.stream(name, blocks=2, width=WIDTH, **options)
+
+    for stream, like, message in (
+        (make("attention_residuals", block_size=3), None, "block_size=3 is not even"),
+        (make("attention_residuals", block_size=2, heads=2), None, "kimi_k3 has no heads=2, only 1"),
+        (make("attention_residuals", block_size=2, placement="0"), None, "attention site of block 1 does not"),
+        (make("attention_residuals", block_size=2, kinds=("mlp",)), None, "kimi_k3 has blocks of attention . mlp"),
+        (make("manifold_hyper_connections"), None, "has no readout='sum', only 'head'"),
+        (
+            make("manifold_hyper_connections", form="deepseek", pre_eps=1e-3),
+            None,
+            "pre_eps=0.001 and sinkhorn_eps=1e-06",
+        ),
+        (make("muddformer", prenorm=True, postnorm=True), None, "has no prenorm=True, only False"),
+        (make("muddformer", generator_eps=1e-3), None, "has no generator_eps=0.001, only None or 1e-06"),
+        (make("denseformer", period=3), "denseformer_experiments", "period=3, blocks=2, dilation=1"),
+        (make("deep_delta", value="constant"), None, "has no value='constant', only 'sigmoid' or 'linear'"),
+        (make("hyper_connections", norm="rms"), None, "has no norm='rms', only 'layer'"),
+        (make("elc_bert"), None, "no original's names are known for elc_bert; they are for attention_residuals"),
+        (make("deep_delta", blend=True), None, "write its method: deep_delta"),
+        (make("deep_delta"), "kimi_k3", "deep_delta can be written like deep_delta, not like 'kimi_k3'"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message).replace(r"\.", ".")):
+            to_original(stream, like)
+
+
+# The document.
+
+
+def tables(heading: str) -> list[tuple[str, ...]]:
+    text = PAGE.read_text().split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    rows = [line.strip("| \n").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return [tuple(cell.strip().strip("`") for cell in row) for row in rows[1:]]
+
+
+def cell(text: str) -> str:
+    return text or "-"
+
+
+def test_the_document_has_every_name() -> None:
+    want = [
+        (name, row.original, row.shape, row.ours, cell("; ".join(filter(None, (row.note, _also(row))))))
+        for name, family in FAMILIES.items()
+        for row in family.rows
+    ]
+    assert tables("Names") == want
+
+
+def _also(row: Row) -> str:
+    return "; ".join(f"in files {row.container}{name}" for name in row.also)
+
+
+def test_the_document_has_every_setting() -> None:
+    want = [
+        (name, s.name, s.ours, _default(s.default), cell(s.note))
+        for name, family in FAMILIES.items()
+        for s in family.settings
+    ]
+    assert tables("Settings") == want
+
+
+def _default(default: Any) -> str:
+    return "required" if default is REQUIRED else "found" if default is None else str(default)
+
+
+@each_sample
+def test_the_tables_tell_the_shapes(sample: Sample) -> None:
+    """The letters of the documentation, with the numbers of the sample, are the shapes of its tensors."""
+    adapted, checked = read(sample), 0
+    for row in FAMILIES[sample.family].rows:
+        for name in (row.name, *row.also):
+            pattern = re.compile(r"(?:.*\.)?" + re.escape(name).replace(r"\{i\}", r"(\d+)"))
+            for key in adapted.consumed:
+                if match := pattern.fullmatch(key):
+                    i = int(match[1]) if match.groups() else 0
+                    shape = tuple(sample.tensors[key].shape)
+                    letters = sample.letters | {"i": i}
+                    if sample.family == "muddformer":
+                        letters |= {
+                            "n": i + 2,
+                            "C": 1 if i == adapted.blocks - 1 else sample.tensors["dense_bs.0"].shape[0],
+                        }
+                        letters["K"] = sample.tensors.get(f"dynamic_dense.{i}.w1.weight", torch.empty(0)).shape[0]
+                    assert shape == eval(row.shape, {}, letters), (key, row.shape)
+                    checked += 1
+    assert checked == len(adapted.consumed)

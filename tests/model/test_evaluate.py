@@ -1,0 +1,239 @@
+"""Loss, perplexity and bits per byte, against computing every token by itself."""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("transformers")
+
+from twoaxis.model import evaluate as measuring
+from twoaxis.model.evaluate import Window, cut, evaluate, pick_context, read_documents, windows
+from twoaxis.model.hf_config import TwoAxisConfig
+from twoaxis.model.hf_model import TwoAxisForCausalLM
+from twoaxis.model.load import Encoded
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 23,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "both axes": {
+        "stream": "deep_delta",
+        "stream_options": {"value_channels": 2, "compress": "token", "expand": "conv"},
+        "mixer": "canon",
+        "attention_windows": [3, None],
+    },
+}
+
+
+@functools.cache
+def model_of(method: str) -> TwoAxisForCausalLM:
+    torch.manual_seed(1)
+    return TwoAxisForCausalLM(TwoAxisConfig(**SHAPE, **METHODS[method])).double().eval()
+
+
+def document(length: int, seed: int) -> Encoded:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, SHAPE["vocab_size"], (length,), generator=generator).tolist()
+    return Encoded(tokens, torch.randint(0, 5, (length,), generator=generator).tolist())
+
+
+def nats(model: TwoAxisForCausalLM, seen: list[int], token: int) -> float:
+    """What the last of `seen` costs to go on with `token`, from a pass of its own."""
+    with torch.no_grad():
+        return -model(torch.tensor([seen]), use_cache=False).logits[0, -1].log_softmax(-1)[token].item()
+
+
+def by_hand(model: TwoAxisForCausalLM, tokens: list[int], context: int, stride: int) -> float:
+    total = 0.0
+    for at in range(1, len(tokens)):
+        moves = 0
+        while moves * stride + context <= at:  # the first window that reaches this token
+            moves += 1
+        total += nats(model, tokens[moves * stride : at], tokens[at])
+    return total
+
+
+@given(
+    method=st.sampled_from(sorted(METHODS)),
+    lengths=st.lists(st.integers(1, 14), min_size=1, max_size=3),
+    context=st.integers(2, 9),
+    batch=st.integers(1, 4),
+    data=st.data(),
+)
+def test_every_token_by_itself(method: str, lengths: list[int], context: int, batch: int, data: st.DataObject) -> None:
+    stride = data.draw(st.integers(1, context - 1), label="stride")
+    model = model_of(method)
+    documents = [document(length, seed) for seed, length in enumerate(lengths)]
+    tokens, size = sum(n - 1 for n in lengths), sum(sum(d.sizes[1:]) for d in documents)
+    if tokens == 0 or size == 0:
+        with pytest.raises(ValueError, match="nothing to predict" if tokens == 0 else "stand for no bytes"):
+            evaluate(model, documents, context=context, stride=stride, batch=batch)
+        return
+    total = sum(by_hand(model, d.tokens, context, stride) for d in documents)
+    found = evaluate(model, documents, context=context, stride=stride, batch=batch)
+    assert (found.tokens, found.bytes, found.documents) == (tokens, size, sum(n > 1 for n in lengths))
+    assert found.loss == pytest.approx(total / tokens, rel=1e-11)
+    assert found.perplexity == pytest.approx(math.exp(total / tokens), rel=1e-10)
+    assert found.bits_per_byte == pytest.approx(total / math.log(2) / size, rel=1e-11)
+    assert (found.context, found.stride) == (context, stride)
+
+
+@given(length=st.integers(0, 60), context=st.integers(2, 20), data=st.data())
+def test_windows_count_each_token_once(length: int, context: int, data: st.DataObject) -> None:
+    stride = data.draw(st.integers(1, context - 1))
+    made = list(windows(length, context, stride))
+    assert [at for w in made for at in range(w.first, w.stop)] == list(range(1, length))
+    for window in made:
+        assert window.stop - window.start <= context
+        for at in range(window.first, window.stop):
+            assert at - window.start <= context - 1
+            assert at - window.start >= min(at, context - stride)
+
+
+def test_windows_of_the_drawing() -> None:
+    assert list(windows(10, 6, 4)) == [Window(0, 6, 1), Window(4, 10, 6)]
+    assert list(windows(11, 6, 4)) == [Window(0, 6, 1), Window(4, 10, 6), Window(8, 11, 10)]
+    assert list(windows(1, 6, 4)) == []
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_text_that_fits_is_one_forward(method: str) -> None:
+    model, one = model_of(method), document(20, 5)
+    ids = torch.tensor([one.tokens])
+    out = model(ids, labels=ids)
+    expected = torch.nn.functional.cross_entropy(out.logits[0, :-1], ids[0, 1:]).item()
+    assert out.loss.item() == pytest.approx(expected, rel=1e-6)  # transformers' own loss is in float32
+    for context, stride in ((20, 3), (20, 19), (50, 1), (None, None)):
+        assert evaluate(model, [one], context=context, stride=stride).loss == pytest.approx(expected, rel=1e-12)
+    assert evaluate(model, [one], context=10, stride=5).loss != pytest.approx(expected, rel=1e-6)
+
+
+def test_a_smaller_vocabulary_chunk_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, documents = model_of("plain"), [document(30, 1), document(12, 2)]
+    whole = evaluate(model, documents, context=8, stride=4)
+    monkeypatch.setattr(measuring, "LOGITS", 50)  # two rows at a time
+    assert evaluate(model, documents, context=8, stride=4).loss == pytest.approx(whole.loss, rel=1e-13)
+
+
+def test_max_tokens_counts_the_first_ones() -> None:
+    model, documents = model_of("plain"), [document(9, 1), document(1, 3), document(12, 2)]
+    first = Encoded(documents[2].tokens[:5], documents[2].sizes[:5])
+    expected = evaluate(model, [documents[0], first], context=6, stride=3)
+    found = evaluate(model, documents, context=6, stride=3, max_tokens=12)
+    assert found.tokens == 12
+    assert found._replace(seconds=0.0) == expected._replace(seconds=0.0)
+    assert measuring.count_tokens(documents, 12) == 12
+    assert measuring.count_tokens(documents, 500) == measuring.count_tokens(documents) == 19
+    assert [len(d.tokens) for d in cut(documents, 8)] == [9]
+
+
+def test_watching_adds_up_and_the_mode_is_put_back() -> None:
+    model, seen = model_of("plain"), []
+    model.train()
+    try:
+        found = evaluate(
+            model, [document(30, 1)], context=8, stride=4, batch=2, watch=lambda n, loss: seen.append((n, loss))
+        )
+        assert model.training
+    finally:
+        model.eval()
+    assert sum(n for n, _ in seen) == found.tokens == 29
+    assert seen[-1][1] == found.loss
+    assert len(seen) == 4  # seven windows, two a pass
+
+
+def test_bfloat16_losses_are_summed_wide() -> None:
+    torch.manual_seed(1)
+    model = TwoAxisForCausalLM(TwoAxisConfig(**SHAPE)).to(torch.bfloat16).eval()
+    one = document(20, 5)
+    logits = model(torch.tensor([one.tokens])).logits[0, :-1].float()
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor(one.tokens[1:])).item()
+    assert evaluate(model, [one]).loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_defaults_of_the_context() -> None:
+    model = model_of("plain")
+    assert pick_context(model, None, None) == (32, 16)
+    assert pick_context(model, 2, None) == (2, 1)
+    assert pick_context(model, 100, 99) == (100, 99)
+    long = TwoAxisForCausalLM(TwoAxisConfig(**(SHAPE | {"max_position_embeddings": 5000})))
+    assert pick_context(long, None, None) == (1024, 512)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 1}, "context must be at least 2, .* got 1"),
+        ({"context": 8, "stride": 8}, "stride must be from 1 to 7 with a context of 8, got 8"),
+        ({"context": 8, "stride": 0}, "stride must be from 1 to 7 .* got 0"),
+        ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+    ],
+)
+def test_impossible_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        evaluate(model_of("plain"), [document(9, 1)], **options)
+
+
+def test_a_model_that_has_diverged_has_no_loss() -> None:
+    torch.manual_seed(0)
+    model = TwoAxisForCausalLM(TwoAxisConfig(**SHAPE))
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = math.nan
+    with pytest.raises(ValueError, match="the loss over 8 tokens is nan"):
+        evaluate(model, [document(9, 1)])
+
+
+def test_json_has_no_infinity() -> None:
+    found = evaluate(model_of("plain"), [document(9, 1)])
+    assert measuring._exp(800.0) == math.inf
+    assert found._replace(perplexity=math.inf).to_dict()["perplexity"] is None
+    assert found.to_dict()["tokens_per_second"] == found.tokens / found.seconds
+
+
+def test_documents_are_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "two.txt").write_bytes("zwei\r\nüber".encode())
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / ".hidden").write_bytes(b"\xff\x00")
+    found = read_documents([tmp_path, tmp_path / "a.txt"])
+    assert [Path(d.name).name for d in found] == ["a.txt", "two.txt", "a.txt"]
+    assert found[1].text.encode() == b"zwei\r\n\xc3\xbcber"  # line ends are bytes like others
+
+
+def test_files_that_are_no_text(tmp_path: Path) -> None:
+    files = {"empty.txt": b"", "latin.txt": b"stra\xdfe", "zero.bin": b"ab\0c"}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "folder").mkdir()
+    cases = {
+        "empty.txt": "empty.txt is empty",
+        "latin.txt": "latin.txt is not UTF-8 text: byte 4 is 0xdf",
+        "zero.bin": "zero.bin is not text: byte 2 is zero",
+        "missing.txt": "there is no file or folder .*missing.txt",
+        "folder": "the folder .*folder has no files with text",
+    }
+    for name, message in cases.items():
+        with pytest.raises(ValueError, match=message):
+            read_documents([tmp_path / name])
+    with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8"):
+        read_documents([tmp_path])
+    with pytest.raises(ValueError, match="nothing to evaluate: name text files or folders with --data"):
+        read_documents([])

@@ -1,0 +1,142 @@
+"""Named shapes: published parameter counts, any stream on each, errors that list what exists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from twoaxis import mixer_names, stream_names
+from twoaxis.model.hf_config import TwoAxisConfig
+from twoaxis.model.hf_model import TwoAxisForCausalLM
+from twoaxis.model.presets import ALSO, PRESETS, preset, preset_fields, preset_names
+
+
+def shape_of(config: TwoAxisConfig) -> TwoAxisForCausalLM:
+    with torch.device("meta"):
+        return TwoAxisForCausalLM(config)
+
+
+def count(model: TwoAxisForCausalLM) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+PUBLISHED = {
+    "small": 123_590_400,
+    "smollm2-135m": 134_515_008,
+    "medium": 353_508_352,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen3-0.6b": 596_049_920,
+    "llama-3.2-1b": 1_235_814_400,
+    "qwen3-1.7b": 1_720_574_976,
+    "smollm3-3b": 3_075_098_624,
+    "llama-3.2-3b": 3_212_749_824,
+    "qwen3-4b": 4_022_468_096,
+    "mistral-7b": 7_248_023_552,
+    "llama-3-8b": 8_030_261_248,
+    "qwen3-8b": 8_190_735_360,
+}
+BY_HAND = {
+    # embedding + blocks · (attention + head norms + SwiGLU + two norms) + final norm
+    "nano": 256 * 128 + 4 * (4 * 128**2 + 2 * 32 + 3 * 128 * 352 + 2 * 128) + 128,
+    "tiny": 256 * 256 + 6 * (4 * 256**2 + 2 * 64 + 3 * 256 * 688 + 2 * 256) + 256,
+}
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_parameters_are_the_published_ones(name: str) -> None:
+    expected = (PUBLISHED | BY_HAND)[name]
+    assert count(shape_of(preset(name))) == PRESETS[name].parameters == expected
+
+
+def test_presets_stand_in_the_order_of_their_size() -> None:
+    sizes = [p.parameters for p in PRESETS.values()]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < 1e6
+    assert sizes[-1] > 8e9
+
+
+@pytest.mark.parametrize("stream", stream_names())
+def test_every_shape_takes_every_stream(stream: str) -> None:
+    for name in preset_names():
+        model = shape_of(preset(name, stream=stream))
+        method = model.model.trunk.stream
+        more_ways = sum(len(method.ways(site)) - 1 for site in method.sites)  # each way has a pre-norm of its own
+        more = method.cost().parameters + more_ways * model.config.hidden_size
+        assert count(model) == PRESETS[name].parameters + more, name
+        assert (more > 0) == (stream != "standard")
+
+
+@pytest.mark.parametrize("mixer", mixer_names())
+def test_every_shape_takes_every_mixer(mixer: str) -> None:
+    for name in preset_names():
+        assert count(shape_of(preset(name, mixer=mixer))) > PRESETS[name].parameters, name
+
+
+@pytest.mark.parametrize(
+    ("options", "small", "medium"),
+    [
+        ({}, 36_912, 98_400),
+        ({"value_channels": 4, "compress": "token"}, 252_076, 655_700),
+        ({"value_channels": 4, "compress": "token", "expand": "conv"}, 264_364, 672_084),
+        ({"value_channels": 4}, 132_268, 348_500),
+        ({"value_channels": 4, "expand": "conv"}, 144_556, 364_884),
+    ],
+)
+def test_deep_delta_adds_what_its_paper_counts(options: dict[str, Any], small: int, medium: int) -> None:
+    for name, more in (("small", small), ("medium", medium)):
+        model = shape_of(preset(name, stream="deep_delta", stream_options=options))
+        assert count(model) == PRESETS[name].parameters + more
+
+
+def test_what_a_shape_keeps_besides_its_size() -> None:
+    assert preset("small").head_dim == preset("medium").head_dim == 128
+    assert preset("medium").intermediate_size == 8 * 1024 // 3
+    assert preset("3b").rope_parameters["rope_type"] == "llama3"  # pyright: ignore[reportOptionalSubscript]
+    assert preset("llama-3-8b").rope_parameters["rope_theta"] == 500_000.0  # pyright: ignore[reportOptionalSubscript]
+    assert preset("qwen3-8b").qk_norm
+    assert preset("smollm3-3b").decoder_config().nope_blocks == (3, 7, 11, 15, 19, 23, 27, 31, 35)
+    assert not preset("8b").tie_word_embeddings
+
+
+def test_changes_replace_fields_and_leave_the_preset_alone() -> None:
+    config = preset("nano", vocab_size=300, num_hidden_layers=2, stream="denseformer", stream_options={"dilation": 2})
+    assert (config.vocab_size, config.num_hidden_layers, config.hidden_size) == (300, 2, 128)
+    assert config.stream_options == {"dilation": 2}
+    mine = preset_fields("llama-3.2-1b")
+    mine["rope_parameters"]["factor"] = 1.0
+    assert preset("1b").rope_parameters["factor"] == 32.0  # pyright: ignore[reportOptionalSubscript]
+    assert preset("nano").vocab_size == 256
+
+
+def test_short_names() -> None:
+    for short, name in ALSO.items():
+        assert preset(short).to_dict() == preset(name).to_dict()
+        assert f"also called {short}" in PRESETS[name].about
+
+
+def test_a_nano_model_runs() -> None:
+    torch.manual_seed(0)
+    model = TwoAxisForCausalLM(preset("nano"))
+    logits = model(torch.randint(0, 256, (1, 8))).logits
+    assert logits.shape == (1, 8, 256)
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("nanno", {}, r"unknown preset 'nanno' \(did you mean 'nano'\?\); the presets are nano, tiny, small"),
+        ("Llama-3-8B", {}, r"unknown preset 'Llama-3-8B' \(did you mean 'llama-3-8b'\?\)"),
+        ("gigantic", {}, r"unknown preset 'gigantic'; the presets are .*qwen3-8b"),
+        ("nano", {"hidden_sise": 3}, "no field 'hidden_sise'.*did you mean 'hidden_size'"),
+        ("nano", {"num_key_value_heads": 3}, r"num_key_value_heads \(3\) must divide .*\(4\)"),
+        ("nano", {"stream": "streem"}, "unknown stream 'streem'"),
+    ],
+)
+def test_mistakes(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        preset(name, **changes)

@@ -1,0 +1,118 @@
+"""The numbers on docs/transformers.md are measured here."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from twoaxis import mixer_names, stream_names
+from twoaxis.model.hf_config import TwoAxisConfig
+from twoaxis.model.hf_model import TwoAxisForCausalLM
+from twoaxis.model.presets import PRESETS, preset
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "transformers.md").read_text()
+
+
+def table(heading: str) -> list[list[str]]:
+    """The rows of the table whose first column has that heading."""
+    rows = re.search(rf"^\| {heading} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE, flags=re.MULTILINE)
+    assert rows is not None, heading
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[1].splitlines()]
+
+
+def value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except ValueError:
+        return text  # a bare word
+
+
+def method(spelled: str) -> tuple[str, dict[str, Any]]:
+    name, _, options = spelled.strip("`").partition(":")
+    return name, {k: value(v) for k, v in (pair.split("=") for pair in options.split(",") if pair)}
+
+
+CACHE = table("method")
+
+
+@pytest.mark.parametrize("row", CACHE, ids=lambda row: row[0].strip("`"))
+def test_bytes_between_tokens(row: list[str]) -> None:
+    name, options = method(row[0])
+    kind = "stream" if name in stream_names() else "mixer"
+    config = preset("llama-3-8b", **{kind: name, f"{kind}_options": options})
+    with torch.device("meta"):
+        model = TwoAxisForCausalLM(config).to(torch.bfloat16)
+        cache = model.make_cache()
+        model.model(torch.zeros(1, 8192, dtype=torch.long), past_key_values=cache)
+    parts = cache.nbytes_by_part()
+    assert [f"{parts[part]:,}" for part in ("attention", "local", "stream")] == row[1:]
+
+
+def test_every_method_has_its_bytes() -> None:
+    names = [method(row[0])[0] for row in CACHE]
+    assert {*names} == {*stream_names(), *mixer_names()}
+
+
+def test_bytes_by_hand() -> None:
+    found = {row[0].strip("`"): [int(cell.replace(",", "")) for cell in row[1:]] for row in CACHE}
+    keys_and_values = 2 * 32 * 8 * 128 * 8192 * 2
+    taps = 3 * 4096 * 4 * 2  # three earlier states of four channels, two bytes each
+    assert found["standard"] == [keys_and_values, 0, 0]
+    assert found["deep_delta:value_channels=4,compress=token"] == [keys_and_values, 0, (2 * 32 + 1) * taps]
+    assert found["short_conv"] == [keys_and_values, 32 * 3 * 4096 * 2, 0]
+
+
+def test_measuring_without_numbers_is_measuring() -> None:
+    sizes = []
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            config = preset("nano", stream="deep_delta", stream_options={"value_channels": 2, "compress": "token"})
+            model = TwoAxisForCausalLM(config)
+            cache = model.make_cache()
+            model(torch.zeros(1, 20, dtype=torch.long), past_key_values=cache)
+        sizes.append(cache.nbytes_by_part())
+    assert sizes[0] == sizes[1]
+    assert sizes[0]["stream"] > 0
+
+
+def test_presets() -> None:
+    rows = {row[0].strip("`"): row[1:] for row in table("preset")}
+    assert list(rows) == list(PRESETS)
+    for name, row in rows.items():
+        config = preset(name)
+        assert row == [
+            f"{PRESETS[name].parameters:,}",
+            f"{config.hidden_size:,}",
+            f"{config.num_hidden_layers}",
+            f"{config.num_attention_heads} x {config.head_dim}",
+            f"{config.num_key_value_heads}",
+        ], name
+
+
+SHAPES: list[dict[str, Any]] = [
+    {"qk_norm": True, "mixer": "short_swa", "stream": "muddformer", "attention_bias": True, "mlp_bias": True},
+    {"parallel_block": True, "tie_word_embeddings": False, "stream": "deep_delta", "mixer": "short_conv"},
+    {"mixer": "canon", "attention_output_bias": True},
+]
+
+
+@pytest.mark.parametrize("changes", SHAPES, ids=str)
+def test_every_key_is_on_the_page(changes: dict[str, Any]) -> None:
+    """Each documented spelling as a pattern; dots at its end stand for anything."""
+    patterns = []
+    for cell, *_ in table("key"):
+        spelled = re.escape(cell.strip("`")).replace(r"\{b\}", r"\d+")
+        spelled = re.sub(r"\\\{(.*?)\\\}", lambda found: f"(?:{found[1].replace(',', '|')})", spelled)
+        spelled = spelled.replace(r"\.\.\.\.", r"\..+")
+        patterns.append(re.compile(re.sub(r"\\\.weight$", r"\\.(?:weight|bias)", spelled)))
+    with torch.device("meta"):
+        keys = TwoAxisForCausalLM(TwoAxisConfig(hidden_size=16, num_hidden_layers=2, **changes)).state_dict()
+    for key in keys:
+        assert sum(pattern.fullmatch(key) is not None for pattern in patterns) == 1, key
