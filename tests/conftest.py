@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 torch.set_num_threads(1)  # two workers share two cores; more threads each only contend
 
 settings.register_profile(
-    "ci", max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    "ci", max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 settings.register_profile("deep", max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -20,7 +20,7 @@ def test_help_is_complete_and_does_not_wait_for_torch() -> None:
     started = time.perf_counter()
     done = run("--help")
     assert done.returncode == 0
-    for command in ("verify", "methods", "check"):
+    for command in ("verify", "methods", "check", "generate", "eval"):
         assert command in done.stdout
     loaded = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "twoaxis", "--help"], capture_output=True, text=True, check=False

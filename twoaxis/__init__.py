@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from twoaxis.model.hf_config import TwoAxisConfig as TwoAxisConfig
     from twoaxis.model.hf_model import TwoAxisForCausalLM as TwoAxisForCausalLM
     from twoaxis.model.hf_model import TwoAxisModel as TwoAxisModel
+    from twoaxis.model.presets import preset as preset
+    from twoaxis.model.presets import preset_names as preset_names
     from twoaxis.sequence.registry import mixer as mixer
     from twoaxis.sequence.registry import mixer_names as mixer_names
     from twoaxis.sequence.short_swa import ShortSWA as ShortSWA
@@ -55,6 +57,8 @@ _HOMES = {
     "mixer": "twoaxis.sequence.registry",
     "mixer_names": "twoaxis.sequence.registry",
     "padding_reach": "twoaxis.window",
+    "preset": "twoaxis.model.presets",
+    "preset_names": "twoaxis.model.presets",
     "register": "twoaxis.depth.registry",
     "stream": "twoaxis.depth.registry",
     "stream_names": "twoaxis.depth.registry",

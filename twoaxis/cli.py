@@ -28,7 +28,7 @@ def verify(
 
     Args:
         seed: Seed of the random instances.
-        only: Families to measure: duality, neutral, blend, algebra, sequence, orders. None named is all of them.
+        only: Families to measure: duality, neutral, blend, algebra, reduction, sequence, orders. None named is all.
         json_output: Print one JSON document instead of lines.
     """
     import torch

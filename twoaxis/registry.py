@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
+from twoaxis.options import check_options
+
 T = TypeVar("T")
 
 
@@ -29,10 +31,10 @@ class Registry(Generic[T]):
 
     def find(self, name: str) -> type[T]:
         """The class behind a name."""
-        if name not in self.entries:
+        if not isinstance(name, str) or name not in self.entries:
             listed = ", ".join(self.entries)
             raise ValueError(
-                f"unknown {self.what} {name!r}{_nearest(name, self.entries)}; the {self.what}s are {listed}"
+                f"unknown {self.what} {name!r}{_nearest(str(name), self.entries)}; the {self.what}s are {listed}"
             )
         found = self.entries[name]
         if not isinstance(found, str):
@@ -54,6 +56,7 @@ class Registry(Generic[T]):
             if option not in known:
                 listed = ", ".join(known) if known else "none"
                 raise ValueError(f"{name} has no option {option!r}{_nearest(option, known)}; its options are {listed}")
+        check_options(config, options)
         return config(**options)
 
 

@@ -60,6 +60,7 @@ def window_attention(
         Shaped like q with v's head width, in q's dtype; computed in float32 at least.
     """
     axis = _check_attention(q, k, v, window, axis)
+    _check_extras(q, k, axis, bias, sink, reach)
     q, k, v = (t.movedim(axis, -2) for t in (q, k, v))  # (..., H, N, D)
     n, m = q.shape[-2], k.shape[-2]
     if bias is None and window is not None and m > n + window - 1:
@@ -87,7 +88,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
             widen(k),
             widen(v),
         )  # narrow types have no fast units here; widening is faster and exact
-    q, k, v = (t.reshape(-1, *t.shape[-3:]) for t in (q, k, v))
+    q, k, v = (t.reshape(math.prod(lead), *t.shape[-3:]) for t in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[-2] > 1, scale=scale, enable_gqa=grouped)
     return out.reshape(*lead, *out.shape[1:]).to(dtype)
@@ -232,6 +233,10 @@ class Ring(NamedTuple):
 
     def append(self, *tensors: Tensor) -> Ring:
         """Add n positions; drops only what none of them can see."""
+        _check_window(self.window)
+        if not tensors or any(not 0 <= self.axis < t.dim() for t in tensors):
+            dims = [t.dim() for t in tensors]
+            raise ValueError(f"a ring along axis {self.axis} needs tensors that have it, got dimensions {dims}")
         n = tensors[0].shape[self.axis]
         for t in tensors:
             if t.shape[self.axis] != n:
@@ -354,9 +359,12 @@ class Ring(NamedTuple):
 
 def _check_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None, axis: int) -> int:
     """Validate the arguments and return the axis counted from the front."""
+    if not all(isinstance(t, Tensor) for t in (q, k, v)):
+        raise ValueError(f"q, k and v must be tensors, got {', '.join(type(t).__name__ for t in (q, k, v))}")
     dims = q.dim()
-    if window is not None and (not isinstance(window, int) or window < 1):
-        raise ValueError(f"window must be a positive integer or None for the full prefix, got {window!r}")
+    _check_window(window)
+    if not isinstance(axis, int) or isinstance(axis, bool):
+        raise ValueError(f"axis must be an integer, got {axis!r}")
     if k.dim() != dims or v.dim() != dims:
         raise ValueError(f"q, k and v must have as many dimensions, got {dims}, {k.dim()} and {v.dim()}")
     if dims < 3 or not -dims <= axis < dims or axis % dims >= dims - 2:
@@ -379,3 +387,25 @@ def _check_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None, axis: 
     if lead_q != lead_k:
         raise ValueError(f"q and k differ in their leading dimensions: {lead_q} and {lead_k}")
     return axis
+
+
+def _check_window(window: int | None) -> None:
+    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
+        raise ValueError(f"window must be a positive integer or None for the full prefix, got {window!r}")
+
+
+def _check_extras(
+    q: Tensor, k: Tensor, axis: int, bias: Tensor | None, sink: Tensor | None, reach: Tensor | None
+) -> None:
+    """Validate what joins the logits."""
+    lead = [size for d, size in enumerate(q.shape[:-2]) if d != axis]
+    n, m, heads = q.shape[axis], k.shape[axis], q.shape[-2]
+    if sink is not None and (not isinstance(sink, Tensor) or sink.shape != (heads,)):
+        got = tuple(sink.shape) if isinstance(sink, Tensor) else sink
+        raise ValueError(f"a sink is one logit per query head, ({heads},), got {got}")
+    for name, tensor, shape in (("bias", bias, [*lead, heads, n, m]), ("reach", reach, [*lead, n])):
+        if tensor is None:
+            continue
+        sizes = zip(reversed(tensor.shape), reversed(shape), strict=False)
+        if tensor.dim() > len(shape) or any(size not in (1, want) for size, want in sizes):
+            raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, which does not broadcast to {tuple(shape)}")

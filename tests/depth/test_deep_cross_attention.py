@@ -378,7 +378,7 @@ def test_narrow_increments_add_up_in_the_dtype_of_the_stream() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"version": 4}, "version must be 1, 2 or 3, got 4"),
+        ({"version": 4}, "unknown version 4; it is one of 1, 2, 3"),
         ({"ways": "qkvr"}, "unknown ways 'qkvr'; it is one of qkv, single"),
         ({"relu": "gelu"}, "unknown relu 'gelu'"),
         ({"window": -1}, "window must be at least 0 or None for all blocks, got -1"),

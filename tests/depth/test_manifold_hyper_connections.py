@@ -463,7 +463,7 @@ def test_no_iterate_is_saved_for_backward() -> None:
         ({"readout": "max"}, "unknown readout 'max'"),
         ({"start": "zero"}, "unknown start 'zero'"),
         ({"sinkhorn_eps": -1e-6}, "sinkhorn_eps must not be negative, got -1e-06"),
-        ({"norm_eps": math.nan}, "norm_eps must not be negative, got nan"),
+        ({"norm_eps": math.nan}, "norm_eps must be a finite number or None, got nan"),
         ({"post_scale": 0.0}, "post_scale must be positive, got 0.0"),
         ({"iteration": 4}, "did you mean 'iterations'"),
     ],

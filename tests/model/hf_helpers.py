@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -94,7 +94,7 @@ def make(
     torch.manual_seed(seed)
     model = TwoAxisForCausalLM(config if isinstance(config, TwoAxisConfig) else as_hf(config, **more))
     shake(model, seed, 0.3 if dtype == torch.float64 else 0.1)
-    return model.to(dtype).eval()
+    return cast(Any, model).to(dtype).eval()
 
 
 _kept: dict[tuple[int, torch.dtype], TwoAxisForCausalLM] = {}
@@ -131,7 +131,7 @@ def logits(model: TwoAxisForCausalLM, tokens: Tensor, **arguments: Any) -> Tenso
 
 
 @torch.no_grad()
-def output(model: TwoAxisForCausalLM, tokens: Tensor | None = None, **arguments: Any) -> TwoAxisOutput:
+def output(model: Any, tokens: Tensor | None = None, **arguments: Any) -> TwoAxisOutput:
     """The output of one call, without a graph."""
     found = model(input_ids=tokens, **arguments)
     assert isinstance(found, TwoAxisOutput)

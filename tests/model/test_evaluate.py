@@ -160,7 +160,7 @@ def test_watching_adds_up_and_the_mode_is_put_back() -> None:
 
 def test_bfloat16_losses_are_summed_wide() -> None:
     torch.manual_seed(1)
-    model = TwoAxisForCausalLM(TwoAxisConfig(**SHAPE)).to(torch.bfloat16).eval()
+    model = TwoAxisForCausalLM(TwoAxisConfig(**SHAPE)).bfloat16().eval()
     one = document(20, 5)
     logits = model(torch.tensor([one.tokens])).logits[0, :-1].float()
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor(one.tokens[1:])).item()
@@ -172,7 +172,8 @@ def test_defaults_of_the_context() -> None:
     assert pick_context(model, None, None) == (32, 16)
     assert pick_context(model, 2, None) == (2, 1)
     assert pick_context(model, 100, 99) == (100, 99)
-    long = TwoAxisForCausalLM(TwoAxisConfig(**(SHAPE | {"max_position_embeddings": 5000})))
+    longer: dict[str, Any] = SHAPE | {"max_position_embeddings": 5000}
+    long = TwoAxisForCausalLM(TwoAxisConfig(**longer))
     assert pick_context(long, None, None) == (1024, 512)
 
 

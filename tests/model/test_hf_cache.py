@@ -1,4 +1,4 @@
-"""`TwoAxisCache`: any cut of a prompt gives the numbers of one pass, and rows and tokens can be moved and taken back."""
+"""`TwoAxisCache`: any cut of a prompt gives one pass's numbers; rows and tokens can be moved and taken back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ def counted(mask: Tensor, start: int = 0) -> dict[str, Tensor]:
 
 
 def in_chunks(
-    model: TwoAxisForCausalLM, tokens: Tensor, cuts: list[int], mask: Tensor | None = None, cache: TwoAxisCache | None = None
+    model: TwoAxisForCausalLM,
+    tokens: Tensor,
+    cuts: list[int],
+    mask: Tensor | None = None,
+    cache: TwoAxisCache | None = None,
 ) -> Tensor:
     """Logits of tokens given chunk by chunk."""
     cache = model.make_cache() if cache is None else cache
@@ -132,9 +136,7 @@ def test_cropping_is_exact_or_refused(config: DecoderConfig) -> None:
 
 def test_the_refusal_is_met_by_every_kind_of_local_memory() -> None:
     """The test above would say nothing if no configuration had a window that moves on."""
-    narrow = [
-        name for name, config in EVERYTHING.items() if any(w > 1 for w in windows_of(make(config).make_cache()))
-    ]
+    narrow = [name for name, config in EVERYTHING.items() if any(w > 1 for w in windows_of(make(config).make_cache()))]
     assert {"attention_windows", "canon", "short_swa:window=3,start=normal", "short_conv:start=uniform"} <= set(narrow)
     assert "deep_delta:value_channels=2,compress=token,token_taps=3" in narrow
 
@@ -203,6 +205,18 @@ def test_recorded_state_is_forgotten_by_a_crop() -> None:
     assert recording.nbytes_by_part() == plain.nbytes_by_part()
 
 
+def test_recording_does_not_bring_back_what_was_forgotten() -> None:
+    model, tokens = make(EVERYTHING["two axes"]), prompt(0, length=20)
+    cache = model.make_cache()
+    in_chunks(model, tokens[:, :16], [8, 8], cache=cache)
+    cache.activate_past_recording()
+    whole = in_chunks(model, tokens[:, 16:], [2, 2], cache=cache)
+    with pytest.raises(ValueError, match="cannot trim 15 positions"):
+        cache.crop(-15)
+    cache.crop(-4)
+    assert far(logits(model, tokens[:, 16:], past_key_values=cache), whole) <= 1e-10
+
+
 def test_an_old_value_stays_valid() -> None:
     """The past is a value: one prefix serves several continuations, and a deep copy is independent."""
     model, tokens = make(EVERYTHING["two axes"]), prompt(7, length=LENGTH)
@@ -250,7 +264,7 @@ def test_refusals() -> None:
         cache.update_conv_state(torch.zeros(1), 0)
     with pytest.raises(ValueError, match="cannot be offloaded"):
         cache.offload(0)
-    with pytest.raises(ValueError, match="must be a TwoAxisCache .* got DynamicCache"):
+    with pytest.raises(ValueError, match=r"must be a TwoAxisCache .* got DynamicCache"):
         model(prompt(0), past_key_values=DynamicCache())
     logits(model, prompt(0), past_key_values=cache)
     with pytest.raises(ValueError, match="cannot trim 13 positions of a ring that has seen 12"):

@@ -1,4 +1,4 @@
-"""`TwoAxisConfig`: what it accepts, what it refuses and with which words, and its trips through dictionaries and files."""
+"""`TwoAxisConfig`: what it accepts, what it refuses and how, and its trips through dictionaries and files."""
 
 from __future__ import annotations
 
@@ -146,8 +146,9 @@ def test_a_file_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
 
 def test_rotary_spellings() -> None:
     """theta and scaling are taken where older configurations have them; the caller's dictionary is not changed."""
-    assert TwoAxisConfig(rope_theta=5e5).rope_parameters == {"rope_theta": 5e5, "rope_type": "default"}
-    old = TwoAxisConfig(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2.0})
+    older: dict[str, Any] = {"rope_theta": 5e5}
+    assert TwoAxisConfig(**older).rope_parameters == {"rope_theta": 5e5, "rope_type": "default"}
+    old = TwoAxisConfig(**older, **{"rope_scaling": {"type": "linear", "factor": 2.0}})
     assert old.rope_parameters is not None
     assert (old.rope_parameters["rope_type"], old.rope_parameters["factor"]) == ("linear", 2.0)
     given = {"rope_type": "linear", "factor": 2.0}
@@ -217,4 +218,5 @@ def test_refused_when_built(fields: dict[str, Any], message: str) -> None:
 
 def test_generation_settings_in_a_file_are_not_fields() -> None:
     """transformers drops them from every model configuration; they belong to a GenerationConfig."""
-    assert not hasattr(TwoAxisConfig(temperature=0.3), "temperature")
+    old: dict[str, Any] = {"temperature": 0.3}
+    assert not hasattr(TwoAxisConfig(**old), "temperature")

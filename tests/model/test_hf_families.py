@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 pytest.importorskip("transformers")
 
@@ -121,9 +121,10 @@ MODELS: dict[str, Make] = {
 }
 
 SAME_NAME = (
-    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads hidden_act "
-    "max_position_embeddings rms_norm_eps tie_word_embeddings rope_parameters pad_token_id bos_token_id eos_token_id"
-).split()
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"),
+    *("rope_parameters", "pad_token_id", "bos_token_id", "eos_token_id"),
+)
 
 NAMES = {
     "self_attn.q_proj": "attention.query",
@@ -203,10 +204,10 @@ def pair(make: Make, dtype: torch.dtype) -> tuple[PreTrainedModel, TwoAxisForCau
     torch.manual_seed(0)
     theirs = make()
     shake(theirs, by=0.2)
-    theirs = theirs.to(dtype).eval()
+    theirs = cast(Any, theirs).to(dtype).eval()
     if dtype == torch.float64:
         wide_norms(theirs)
-    ours = TwoAxisForCausalLM(mapped_config(theirs.config)).to(dtype).eval()
+    ours = cast(Any, TwoAxisForCausalLM(mapped_config(theirs.config))).to(dtype).eval()
     ours.load_state_dict(mapped_weights(theirs.state_dict()), strict=True)
     return theirs, ours
 
@@ -303,10 +304,3 @@ def test_the_helper_is_sensitive() -> None:
         other = other.double().eval()
         with torch.no_grad():
             assert far(other(tokens()).logits, theirs(tokens()).logits) > 1e-4, name
-
-
-def test_state_dict_of_the_mapping_is_complete() -> None:
-    _, ours = pair(MODELS["smollm3"], torch.float32)
-    norms = [module for module in ours.modules() if isinstance(module, nn.RMSNorm)]
-    assert len(norms) == 1  # the final one; each block's norms are rows of a site's own
-    assert not torch.equal(norms[0].weight, torch.ones(32))

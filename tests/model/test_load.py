@@ -142,7 +142,7 @@ def test_tokens_the_model_does_not_have() -> None:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
-    TwoAxisForCausalLM(TwoAxisConfig(**SHAPE, stream="denseformer")).to(torch.bfloat16).save_pretrained(folder)
+    TwoAxisForCausalLM(TwoAxisConfig(**SHAPE, stream="denseformer")).bfloat16().save_pretrained(folder)
     return folder
 
 
@@ -201,7 +201,7 @@ def test_folders_without_a_tokenizer(saved: Path, tmp_path: Path) -> None:
     assert load_codec(saved, 320, as_bytes=True).encode("ü").tokens == [0xC3, 0xBC]
     (tmp_path / "config.json").write_text((saved / "config.json").read_text())
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match="the tokenizer in .* cannot be read"):
+    with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be read"):
         load_codec(tmp_path, 320)
 
 

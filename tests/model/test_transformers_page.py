@@ -48,7 +48,7 @@ def test_bytes_between_tokens(row: list[str]) -> None:
     kind = "stream" if name in stream_names() else "mixer"
     config = preset("llama-3-8b", **{kind: name, f"{kind}_options": options})
     with torch.device("meta"):
-        model = TwoAxisForCausalLM(config).to(torch.bfloat16)
+        model = TwoAxisForCausalLM(config).bfloat16()
         cache = model.make_cache()
         model.model(torch.zeros(1, 8192, dtype=torch.long), past_key_values=cache)
     parts = cache.nbytes_by_part()

@@ -347,7 +347,7 @@ def test_qkv_is_three_convolutions_on_the_projections() -> None:
         ({"activation": "relu"}, "unknown activation 'relu'; it is one of silu, none"),
         ({"where": "mlp"}, "unknown where 'mlp'; it is one of residual, branch, qkv"),
         ({"start": "normal"}, "unknown start 'normal'; it is one of uniform, zero, identity"),
-        ({"bias": 2}, "unknown bias 2"),
+        ({"bias": 2}, "bias must be True or False, got 2"),
         ({"residual": True}, "adds the input twice"),
         ({"where": "qkv", "start": "zero"}, "silences the attention"),
         ({"where": "branch", "start": "identity"}, "doubles the input"),

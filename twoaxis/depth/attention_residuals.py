@@ -46,6 +46,7 @@ from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype, widen
 from twoaxis.kernels.weighted_sum import rms_logits, source_dots, weighted_sum
+from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,34 +81,27 @@ class AttentionResidualsConfig:
     """Inside the keys' mean square; Kimi-K3 uses 1e-5."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.block_size < 1:
             raise ValueError(f"block_size must be at least 1 (1 is the full form), got {self.block_size}")
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be at least 1 or None for all sources, got {self.window}")
         if self.heads < 1:
             raise ValueError(f"heads must be at least 1, got {self.heads}")
-        for field, known in _CHOICES.items():
-            if getattr(self, field) not in known:
-                raise ValueError(f"unknown {field} {getattr(self, field)!r}; it is one of {', '.join(known)}")
+        if self.group is not None and self.group < 1:
+            raise ValueError(f"group must be at least 1 or None, got {self.group}")
+        if self.eps < 0:
+            raise ValueError(f"eps must not be negative, got {self.eps}")
         if self.evaluation == "two_phase":
             if self.window is not None or self.query != "static" or self.weighting != "softmax":
                 raise ValueError(
                     "two_phase needs window=None, query='static' and weighting='softmax', got "
                     f"window={self.window}, query={self.query!r}, weighting={self.weighting!r}"
                 )
-            if self.group is not None and (self.group < 1 or self.group % self.block_size):
+            if self.group is not None and self.group % self.block_size:
                 raise ValueError(f"group ({self.group}) must be a multiple of block_size ({self.block_size})")
         if self.query == "none" and self.heads != 1:
             raise ValueError(f"scalar weights have no heads: query='none' needs heads=1, got {self.heads}")
-
-
-_CHOICES = {
-    "overflow": ("drop", "sum"),
-    "read": ("average", "sum"),
-    "evaluation": ("direct", "two_phase"),
-    "query": ("static", "input", "none"),
-    "weighting": ("softmax", "sigmoid"),
-}
 
 
 class Slot(NamedTuple):
@@ -436,8 +430,9 @@ class AttentionResiduals(Stream):
         return (*(slot.x for slot in value.slots), *(t for t in rest if t is not None))
 
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Bank:
-        queue = iter(tensors)
         numbers = ([0] if self.config.keep_first else []) + list(self._numbers(site.index))
+        self._packed(tensors, self._held(site), site)
+        queue = iter(tensors)
         slots = tuple(self._slot(next(queue), n, site.index) for n in numbers)
         overflow = next(queue) if self._overflows(site) else None
         part = next(queue) if self._has_part(site.index) else None

@@ -110,6 +110,8 @@ class Blend(Stream):
         return (value.plain, *self.method.pack(value.method))
 
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Both:
+        if not tensors:
+            raise ValueError("a blend packs into the plain residual and the method's tensors, got 0 tensors")
         method = self.method.unpack(tensors[1:], site, tokens.past, reach=tokens.reach, keep=tokens.keep)
         return Both(tensors[0], method)
 

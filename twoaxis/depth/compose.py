@@ -27,6 +27,11 @@ class Composed(nn.Module):
 
     def __init__(self, stream: Stream, sublayers: Sequence[Sublayer]) -> None:
         super().__init__()
+        if not isinstance(stream, Stream):
+            raise ValueError(f"compose needs a stream (see twoaxis.stream), got {stream!r}")
+        for i, sublayer in enumerate(sublayers):
+            if not isinstance(sublayer, tuple | list) or len(sublayer) != 3 or not callable(sublayer[2]):
+                raise ValueError(f"sub-layer {i} must be (kind, norm, function), got {sublayer!r}")
         kinds = tuple(kind for kind, _, _ in sublayers)
         expected = tuple(site.kind for site in stream.sites)
         if kinds != expected:

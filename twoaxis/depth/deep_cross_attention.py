@@ -50,6 +50,7 @@ from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, Seen, Stream, Tokens
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.weighted_sum import rms_logits, weighted_sum
+from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +67,7 @@ class DeepCrossAttentionConfig:
     """Slope of v3's ReLU at 0: one, so that w learns from its start at zero, or zero as published: it never does."""
 
     def __post_init__(self) -> None:
-        if self.version not in (1, 2, 3):
-            raise ValueError(f"version must be 1, 2 or 3, got {self.version!r}")
-        if self.ways not in ("qkv", "single"):
-            raise ValueError(f"unknown ways {self.ways!r}; it is one of qkv, single")
-        if self.relu not in ("trainable", "literal"):
-            raise ValueError(f"unknown relu {self.relu!r}; it is one of trainable, literal")
+        check_types(self)
         if self.window is not None and self.window < 0:
             raise ValueError(f"window must be at least 0 or None for all blocks, got {self.window}")
 
@@ -278,8 +274,7 @@ class DeepCrossAttention(Stream):
         reads, plain = self.last_read >= site.block, self.last_plain >= site.block
         overflows = reads and self._overflows(site.block)
         slots = self._count(site.block) - overflows if reads else 0
-        if len(tensors) != (want := slots + overflows + plain):
-            raise ValueError(f"the state before block {site.block} packs into {want} tensors, got {len(tensors)}")
+        self._packed(tensors, slots + overflows + plain, site)
         rest = iter(tensors[slots:])
         return Stack(tensors[:slots], next(rest) if overflows else None, next(rest) if plain else None)
 

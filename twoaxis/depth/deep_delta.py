@@ -50,6 +50,7 @@ from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.taps import causal_taps, with_history
+from twoaxis.options import check_types
 from twoaxis.window import Ring
 
 
@@ -89,27 +90,16 @@ class DeepDeltaConfig:
     """In the direction's length."""
 
     def __post_init__(self) -> None:
-        for field, known in _CHOICES.items():
-            if getattr(self, field) not in known:
-                raise ValueError(f"unknown {field} {getattr(self, field)!r}; it is one of {', '.join(known)}")
+        check_types(self)
         for field in ("value_channels", "gate_hidden", "token_taps", "expand_taps"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
         if self.value_channels == 1 and self.expand == "conv":
             raise ValueError("expand='conv' needs value_channels > 1, got value_channels=1")
+        if self.k_eps < 0:
+            raise ValueError(f"k_eps must not be negative, got {self.k_eps}")
         if not 0.0 <= self.gate_start <= 2.0:
             raise ValueError(f"gate_start must lie between 0 and 2, got {self.gate_start}")
-
-
-_CHOICES = {
-    "compress": ("channel", "token"),
-    "expand": ("repeat", "conv"),
-    "update": ("delta", "write", "add"),
-    "map": ("k", "v"),
-    "gate": ("linear", "two_layer"),
-    "value": ("sigmoid", "linear", "constant"),
-    "channel_padding": ("same", "causal"),
-}
 
 
 class Matrix(NamedTuple):
@@ -388,6 +378,7 @@ class DeepDelta(Stream):
         return (value.x,)
 
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Matrix:
+        self._packed(tensors, 1, site)
         return Matrix(tensors[0], tokens, ())
 
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:

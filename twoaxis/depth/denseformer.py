@@ -31,6 +31,7 @@ from twoaxis.card import Card, Published
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.weighted_sum import weighted_sum
+from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class DenseFormerConfig:
     """Average after every `period`-th block."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         for field in ("dilation", "period"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
@@ -154,9 +156,11 @@ class DenseFormer(Stream):
         return (value.x, *(s for s in value.slots[:-1] if s is not None))
 
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Slots:
+        live = [self.last_reader.get(i, 0) >= site.block for i in range(site.block)]
+        self._packed(tensors, 1 + sum(live), site)
         x, *rest = tensors
         older = iter(rest)
-        slots = [next(older) if self.last_reader.get(i, 0) >= site.block else None for i in range(site.block)]
+        slots = [next(older) if kept else None for kept in live]
         return Slots(x, (*slots, x if site.block in self.last_reader else None))
 
     def _weights(self, value: Slots, site: Site) -> Tensor | None:

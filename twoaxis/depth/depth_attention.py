@@ -31,6 +31,7 @@ from twoaxis.card import Card, Published
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.weighted_sum import source_dots
+from twoaxis.options import check_types
 from twoaxis.window import Ring
 
 
@@ -56,6 +57,7 @@ class DepthAttentionConfig:
     """Whether the head reads over depth too."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be at least 1 or None for all states, got {self.window}")
         for field in ("heads", "kv_heads", "head_width"):
@@ -63,10 +65,6 @@ class DepthAttentionConfig:
                 raise ValueError(f"{field} must be at least 1, got {given}")
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
-        if self.inject not in ("add", "replace"):
-            raise ValueError(f"unknown inject {self.inject!r}; it is one of add, replace")
-        if self.granularity not in ("sublayer", "block"):
-            raise ValueError(f"unknown granularity {self.granularity!r}; it is one of sublayer, block")
 
 
 class Depths(NamedTuple):
@@ -196,8 +194,9 @@ class DepthAttention(Stream):
         return (value.x, *(t.squeeze(-3) for piece in value.ring.pieces for t in piece))
 
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Depths:
-        x, *rest = tensors
         seen = sum(i <= site.index for i in self.key_rows)
+        self._packed(tensors, 1 + 2 * min(seen, self.config.window or seen), site)
+        x, *rest = tensors
         pieces = tuple((k.unsqueeze(-3), v.unsqueeze(-3)) for k, v in zip(rest[::2], rest[1::2], strict=True))
         return Depths(x, Ring(self.config.window, x.dim() - 1, merge=False, seen=seen, pieces=pieces))
 

@@ -48,6 +48,7 @@ from twoaxis.card import Card, Published
 from twoaxis.depth.slot_mix import SlotMix
 from twoaxis.depth.stream import Cost, Layout
 from twoaxis.kernels.precision import widen
+from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +61,9 @@ class ElcBertConfig:
     """Of the LayerNorm of `normalized`."""
 
     def __post_init__(self) -> None:
-        if self.variant not in _VARIANTS:
-            raise ValueError(f"unknown variant {self.variant!r}; it is one of {', '.join(_VARIANTS)}")
+        check_types(self)
         if self.eps < 0:
             raise ValueError(f"eps must not be negative, got {self.eps}")
-
-
-_VARIANTS = ("base", "zero", "normalized", "weighted_output")
 
 
 class ElcBert(SlotMix):

@@ -44,6 +44,7 @@ from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype, widen
 from twoaxis.kernels.streams import mix_streams, stream_logits, stream_mean, stream_sum
+from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,20 +71,11 @@ class HyperConnectionsConfig:
     """s_α and s_β at the start."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.streams < 1:
             raise ValueError(f"streams must be at least 1, got {self.streams}")
-        for field, known in _CHOICES.items():
-            if getattr(self, field) not in known:
-                raise ValueError(f"unknown {field} {getattr(self, field)!r}; it is one of {', '.join(known)}")
-        if not self.eps >= 0.0:
+        if self.eps < 0:
             raise ValueError(f"eps must not be negative, got {self.eps}")
-
-
-_CHOICES = {
-    "norm": ("layer", "rms", "none"),
-    "frozen": ("none", "width", "depth", "both"),
-    "readout": ("sum", "mean"),
-}
 
 
 class Streams(NamedTuple):
@@ -263,6 +255,7 @@ class HyperConnections(Stream):
         return (value.h,)
 
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Streams:
+        self._packed(tensors, 1, site)
         return Streams(*tensors)
 
     def _weights(self, value: Streams, site: Site) -> Tensor | None:

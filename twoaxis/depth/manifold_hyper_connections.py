@@ -59,6 +59,7 @@ from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, St
 from twoaxis.kernels.precision import routing_dtype, widen
 from twoaxis.kernels.streams import mix_streams, sinkhorn, stream_mean, stream_sum
 from twoaxis.kernels.weighted_sum import rms_logits
+from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +92,7 @@ class ManifoldHyperConnectionsConfig:
     """Of fn at the paper's and DeepSeek's start."""
 
     def __post_init__(self) -> None:
-        for field, known in _CHOICES.items():
-            value = getattr(self, field)
-            if value not in known and not (value is None and field in _FORMS["paper"]):
-                raise ValueError(f"unknown {field} {value!r}; it is one of {', '.join(known)}")
+        check_types(self)
         for field, value in _FORMS[self.form].items():
             if getattr(self, field) is None:
                 object.__setattr__(self, field, value)
@@ -102,18 +100,11 @@ class ManifoldHyperConnectionsConfig:
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
         for field in ("sinkhorn_eps", "pre_eps", "norm_eps", "init_std"):
-            if not getattr(self, field) >= 0.0:
+            if getattr(self, field) < 0:
                 raise ValueError(f"{field} must not be negative, got {getattr(self, field)}")
-        if not self.post_scale > 0.0:
+        if self.post_scale <= 0:
             raise ValueError(f"post_scale must be positive, got {self.post_scale}")
 
-
-_CHOICES = {
-    "form": ("paper", "deepseek"),
-    "order": ("rows_last", "columns_last"),
-    "readout": ("sum", "mean", "head"),
-    "start": ("paper", "deepseek", "lite", "neutral"),
-}
 
 _FORMS: dict[str, dict[str, float | str]] = {
     "paper": {"sinkhorn_eps": 0.0, "pre_eps": 0.0, "norm_eps": 1e-20, "readout": "sum", "start": "paper"},
@@ -320,6 +311,7 @@ class ManifoldHyperConnections(Stream):
         return (value.h,)
 
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Streams:
+        self._packed(tensors, 1, site)
         return Streams(*tensors)
 
     def _weights(self, value: Streams, site: Site) -> Tensor | None:

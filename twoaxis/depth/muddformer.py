@@ -51,6 +51,7 @@ from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.weighted_sum import weighted_sum
+from twoaxis.options import check_types
 
 POST_START = 0.001
 """Where the scale of the post-norm starts."""
@@ -84,9 +85,7 @@ class MuddFormerConfig:
     """Block 0, whose ways are equal: one pre-norm scale as in the PyTorch code, or one per way as in the JAX code."""
 
     def __post_init__(self) -> None:
-        for field, known in _CHOICES.items():
-            if getattr(self, field) not in known:
-                raise ValueError(f"unknown {field} {getattr(self, field)!r}; it is one of {', '.join(known)}")
+        check_types(self)
         for field in ("eps", "generator_eps"):
             if (eps := getattr(self, field)) is not None and eps < 0:
                 raise ValueError(f"{field} must not be negative, got {eps}")
@@ -100,9 +99,6 @@ class MuddFormerConfig:
     def scales_generator(self) -> bool:
         """Whether the generator's norm learns a scale."""
         return self.prenorm if self.generator_scale is None else self.generator_scale
-
-
-_CHOICES = {"ways": ("qkvr", "one"), "gelu": ("erf", "tanh"), "first_norms": ("shared", "separate")}
 
 
 class Slots(NamedTuple):
@@ -124,7 +120,7 @@ class MuddFormer(Stream):
         {"ways": "one"},
         {"dynamic": False},
         {"ways": "one", "dynamic": False},
-        {"expand_last": True, "round64": True, "gelu": "tanh", "first_norms": "separate"},
+        {"expand_last": True, "round64": True, "gelu": "tanh", "first_norms": "separate", "generator_scale": True},
         {"prenorm": True},
         {"prenorm": True, "postnorm": True, "generator_eps": 1e-5},
     )
@@ -305,8 +301,7 @@ class MuddFormer(Stream):
 
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Slots:
         reads = self.last_read >= site.block
-        if len(tensors) != (want := site.block + 1 if reads else 1):
-            raise ValueError(f"the state before block {site.block} packs into {want} tensors, got {len(tensors)}")
+        self._packed(tensors, site.block + 1 if reads else 1, site)
         x, *older = tensors
         return Slots(x, (*older, self._slot(x, site.block)) if reads else ())
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from twoaxis.depth.site import Placement
 from twoaxis.depth.stream import Layout, Stream
+from twoaxis.options import check_type
 from twoaxis.registry import Registry
 
 METHODS: dict[str, str | type[Stream]] = {
@@ -65,6 +66,7 @@ def stream(
         blend: start from the plain residual whatever the method; see `Blend`.
         **options: the method's own; see its Config.
     """
+    check_type("blend", blend, bool)
     cls = STREAMS.find(name)
     made = cls(STREAMS.config(name, options), Layout.make(blocks, width, kinds, placement))
     made.reset_parameters()

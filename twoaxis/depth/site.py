@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from twoaxis.options import check_types
+
 KINDS = ("mixer", "attention", "mlp", "parallel")
 """What a sub-layer may be; `parallel` is attention and MLP side by side in one site."""
 
@@ -45,9 +47,14 @@ def make_sites(blocks: int, kinds: Sequence[str] | Sequence[Sequence[str]] = ("a
         blocks: number of blocks.
         kinds: the sub-layers of every block, or one such sequence per block.
     """
-    if not isinstance(blocks, int) or blocks < 1:
+    if not isinstance(blocks, int) or isinstance(blocks, bool) or blocks < 1:
         raise ValueError(f"blocks must be a positive integer, got {blocks!r}")
-    per_block = [tuple(kinds)] * blocks if isinstance(kinds[0], str) else [tuple(k) for k in kinds]
+    if isinstance(kinds, str) or not isinstance(kinds, Sequence) or not kinds:
+        raise ValueError(f"kinds must be a sequence like ('attention', 'mlp'), or one per block, got {kinds!r}")
+    uniform = isinstance(kinds[0], str)
+    if not uniform and any(isinstance(names, str) or not isinstance(names, Sequence) for names in kinds):
+        raise ValueError(f"kinds must be a sequence like ('attention', 'mlp'), or one per block, got {kinds!r}")
+    per_block = [tuple(kinds)] * blocks if uniform else [tuple(names) for names in kinds]
     if len(per_block) != blocks:
         raise ValueError(f"kinds describe {len(per_block)} blocks, the stream has {blocks}")
     sites: list[Site] = []
@@ -76,6 +83,7 @@ class Placement:
     """Kinds of site that use the method; None is all of them."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         for kind in self.kinds or ():
             if kind not in (*KINDS, OUT):
                 raise ValueError(f"unknown kind {kind!r} in a placement; the kinds are {', '.join((*KINDS, OUT))}")
@@ -94,7 +102,9 @@ class Placement:
             unknown = set(value) - {"blocks", "kinds"}
             if unknown:
                 raise ValueError(f"a placement has the keys blocks and kinds, got {sorted(unknown)}")
-            return Placement(**{k: None if v is None else tuple(v) for k, v in value.items()})
+            return Placement(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"cannot read the placement {value!r}; write it like '8-11', '8-11/attention+out'")
         if value == "none":
             return Placement(blocks=())
         head, _, tail = value.partition("/")
@@ -125,4 +135,7 @@ class Placement:
 
 def _span(part: str) -> range:
     first, dash, last = part.partition("-")
-    return range(int(first), int(last if dash else first) + 1)
+    span = range(int(first), int(last if dash else first) + 1)
+    if not span:
+        raise ValueError(f"{part} runs backwards")
+    return span

@@ -143,8 +143,10 @@ class SlotMix(Stream):
         return (value.x, *(slot.x for slot in value.slots[:-1]))
 
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Mixture:
+        reads = site.index <= self.last_mix
+        self._packed(tensors, site.block + 1 if reads else 1, site)
         x, *older = tensors
-        return Mixture(x, tuple(self._slot(t) for t in (*older, x)) if site.index <= self.last_mix else ())
+        return Mixture(x, tuple(self._slot(t) for t in (*older, x)) if reads else ())
 
     def _weights(self, value: Mixture, site: Site) -> Tensor | None:
         if site.index not in self.mixes:

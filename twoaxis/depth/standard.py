@@ -72,6 +72,7 @@ class Standard(Stream):
         return (value.x,)
 
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Plain:
+        self._packed(tensors, 1, site)
         return Plain(*tensors)
 
     @property

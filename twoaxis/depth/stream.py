@@ -17,6 +17,7 @@ recomputed by activation checkpointing, deep-copied and compiled.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -25,6 +26,8 @@ from torch import Tensor, nn
 
 from twoaxis.card import Card
 from twoaxis.depth.site import OUT, Placement, Site, make_sites
+
+_NUMBERS = itertools.count(1)
 
 Neutral = Literal["bitwise", "rounding", "scale", "none"]
 """How exactly a method at its neutral parameters equals the plain residual.
@@ -133,7 +136,7 @@ class Layout(NamedTuple):
         placement: Placement | str | dict[str, Any] | None = None,
     ) -> Layout:
         """A layout from the number of blocks, the width and the sub-layers of a block."""
-        if not isinstance(width, int) or width < 1:
+        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
             raise ValueError(f"width must be a positive integer, got {width!r}")
         sites = make_sites(blocks, kinds)
         parsed = Placement.parse(placement)
@@ -177,7 +180,9 @@ class Stream(nn.Module):
         self.config = config
         self.layout = layout
         self._by_block = [tuple(s for s in layout.sublayers if s.block == b) for b in range(layout.blocks)]
-        self._owner = f"{config} with {len(layout.sublayers)} sub-layers of width {layout.width}"
+        shape = f"{len(layout.sublayers)} sub-layers in {layout.blocks} blocks of width {layout.width}"
+        # the number tells streams apart that look the same; a deep copy keeps it, and with it its states
+        self._owner = f"{config} with {shape} (stream {next(_NUMBERS)})"
 
     # What a method fills in.
 
@@ -273,6 +278,9 @@ class Stream(nn.Module):
             reach: (B, T) how many earlier positions belong to the token's document; None is all of them.
             keep: whether `memory` will be asked for.
         """
+        if not isinstance(x, Tensor) or x.dim() < 1 or not x.is_floating_point():
+            got = f"{x.dtype} of {x.dim()} dimensions" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"the embedding must be a floating-point tensor (..., {self.layout.width}), got {got}")
         if x.shape[-1] != self.layout.width:
             raise ValueError(
                 f"the embedding has width {x.shape[-1]}, the stream was built for width {self.layout.width}"
@@ -297,11 +305,8 @@ class Stream(nn.Module):
         self._check(state, site)
         if site.kind == OUT:
             raise ValueError("the out site is read by close and never written")
-        if y.shape[-1] != self.layout.width:
-            raise ValueError(
-                f"the sub-layer at site {site.index} ({site.kind} of block {site.block}) returned width {y.shape[-1]}, "
-                f"the stream has width {self.layout.width}"
-            )
+        if (wrong := self._wrong(y, seen)) is not None:
+            raise ValueError(f"the sub-layer at site {site.index} ({site.kind} of block {site.block}) returned {wrong}")
         return State(self._owner, site.index + 1, self._write(state.value, site, y, seen, c))
 
     def advance(self, state: State, site: Site, y: Tensor, seen: Seen, c: Seen, next_site: Site) -> tuple[State, Seen]:
@@ -328,7 +333,8 @@ class Stream(nn.Module):
 
         What is kept for later tokens is not packed: it stays with the stage whose sites it belongs to.
         """
-        return self._pack(state.value, self._boundary(state.index, state.owner))
+        self._own(state)
+        return self._pack(state.value, self._boundary(state.index))
 
     def unpack(
         self,
@@ -340,16 +346,15 @@ class Stream(nn.Module):
         keep: bool = False,
     ) -> State:
         """The state that `pack` gave at `site`, the first of a block; derived state is rebuilt."""
-        site = self._boundary(site.index, self._owner)
+        self._known(site)
+        site = self._boundary(site.index)
         return State(self._owner, site.index, self._unpack(tuple(tensors), site, Tokens(tuple(past), reach, keep)))
 
     def uses(self, site: Site) -> bool:
         """Whether the method acts at `site`; elsewhere the read and the write are plain."""
         return self.layout.placement.uses(site)
 
-    def _boundary(self, index: int, owner: str) -> Site:
-        if owner != self._owner:
-            raise ValueError(f"this state belongs to another stream: {owner}; this one is {self._owner}")
+    def _boundary(self, index: int) -> Site:
         site = self.layout.sites[index]
         if not site.first:
             raise ValueError(
@@ -357,11 +362,36 @@ class Stream(nn.Module):
             )
         return site
 
-    def _check(self, state: State, site: Site) -> None:
+    def _packed(self, tensors: tuple[Tensor, ...], want: int, site: Site) -> None:
+        """Refuse another number of tensors than `_pack` gives at `site`."""
+        if len(tensors) != want:
+            raise ValueError(f"the state before block {site.block} packs into {want} tensors, got {len(tensors)}")
+
+    def _wrong(self, y: Tensor, seen: Seen) -> str | None:
+        """What is wrong with a sub-layer's output, if anything."""
+        width = self.layout.width
+        if not isinstance(y, Tensor) or y.dim() < 1:
+            got = "a number" if isinstance(y, Tensor) else type(y).__name__
+            return f"{got}, not a tensor of width {width}"
+        if y.shape[-1] != width:
+            return f"width {y.shape[-1]}, the stream has width {width}"
+        return None if y.shape == seen.x.shape else f"shape {tuple(y.shape)}, its read has {tuple(seen.x.shape)}"
+
+    def _own(self, state: State) -> None:
         if not isinstance(state, State) or state.owner != self._owner:
             made_by = state.owner if isinstance(state, State) else type(state).__name__
             raise ValueError(f"this state belongs to another stream: {made_by}; this one is {self._owner}")
-        if site.index != state.index or self.layout.sites[site.index] != site:
+
+    def _known(self, site: Site) -> None:
+        if not isinstance(site, Site):
+            raise ValueError(f"a site must be one of the stream's {len(self.layout.sites)} sites, got {site!r}")
+        if not 0 <= site.index < len(self.layout.sites) or self.layout.sites[site.index] != site:
+            raise ValueError(f"{site} is none of the stream's {len(self.layout.sites)} sites")
+
+    def _check(self, state: State, site: Site) -> None:
+        self._own(state)
+        self._known(site)
+        if site.index != state.index:
             raise ValueError(
                 f"sites out of order: the state is at site {state.index} of {len(self.layout.sites)}, "
                 f"asked for site {site.index} ({site.kind} of block {site.block})"

@@ -49,6 +49,7 @@ from twoaxis.card import Card, Published
 from twoaxis.depth.slot_mix import Slot, SlotMix
 from twoaxis.depth.stream import Cost, Layout
 from twoaxis.kernels.precision import widen
+from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +66,9 @@ class VerticalAttentionConfig:
     """Added to the sum (l2) or mean (rms) of squares; zero is the bare norm, and a zero vector then gives NaN."""
 
     def __post_init__(self) -> None:
-        for field, known in _CHOICES.items():
-            if getattr(self, field) not in known:
-                raise ValueError(f"unknown {field} {getattr(self, field)!r}; it is one of {', '.join(known)}")
-        if not isinstance(self.inner_residual, bool):
-            raise ValueError(f"inner_residual must be True or False, got {self.inner_residual!r}")
+        check_types(self)
         if self.eps < 0:
             raise ValueError(f"eps must not be negative, got {self.eps}")
-
-
-_CHOICES = {"norm": ("l2", "rms", "none"), "init": ("zeros", "newest")}
 
 
 class VerticalAttention(SlotMix):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from twoaxis.depth.registry import stream
 from twoaxis.depth.site import Placement
 from twoaxis.depth.stream import Stream
+from twoaxis.options import check_types
 from twoaxis.sequence.mixer import Mixer
 from twoaxis.sequence.registry import mixer
 
@@ -75,24 +76,31 @@ class DecoderConfig:
     """Blocks that have the mixer; None is all of them."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("vocabulary", "width", "blocks", "heads", "kv_heads", "head_width", "hidden"):
             given = getattr(self, name)
-            if given is not None and (not isinstance(given, int) or given < 1):
+            if given is not None and given < 1:
                 raise ValueError(f"{name} must be a positive integer, got {given!r}")
+        for name in ("norm_eps", "std"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.rope_theta <= 0:
+            raise ValueError(f"rope_theta must be positive, got {self.rope_theta}")
+        for name in ("stream_options", "mixer_options"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ValueError(f"{name} must be a mapping of names to values, got {getattr(self, name)!r}")
         if self.head_width is None and self.width % self.heads:
             raise ValueError(f"heads ({self.heads}) must divide the width ({self.width}), or give head_width")
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
         if self.head_size % 2:
             raise ValueError(f"rotary positions need an even head width, got {self.head_size}")
-        if self.block not in ("sequential", "parallel"):
-            raise ValueError(f"unknown block {self.block!r}; it is one of sequential, parallel")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"unknown activation {self.activation!r}; it is one of {', '.join(ACTIVATIONS)}")
         if self.windows is not None and len(self.windows) != self.blocks:
             raise ValueError(f"windows has {len(self.windows)} entries, the decoder has {self.blocks} blocks")
         for window in self.windows or ():
-            if window is not None and (not isinstance(window, int) or window < 1):
+            if window is not None and window < 1:
                 raise ValueError(f"an attention window must be an integer of at least 1 or None, got {window!r}")
         beyond = [b for b in self.nope_blocks if not 0 <= b < self.blocks]
         if beyond:

@@ -187,6 +187,8 @@ class Decoder(Trunk):
         """(B, T) integers to (B, T, D)."""
         if tokens.dim() != 2:
             raise ValueError(f"tokens must be (batch, time), got {tokens.dim()} dimensions")
+        if tokens.is_floating_point():
+            raise ValueError(f"tokens must be integers, got {tokens.dtype}")
         return self.embedding(tokens)
 
     def logits(self, x: Tensor) -> Tensor:

@@ -37,12 +37,13 @@ PASSED_ON = {
 }
 
 COUNTS = (
-    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-    "max_position_embeddings"
-).split()
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
 SWITCHES = (
-    "use_cache tie_word_embeddings attention_bias attention_output_bias mlp_bias qk_norm parallel_block hidden_ramp blend"
-).split()
+    *("use_cache", "tie_word_embeddings", "attention_bias", "attention_output_bias", "mlp_bias", "qk_norm"),
+    *("parallel_block", "hidden_ramp", "blend"),
+)
 OPTIONAL = ("intermediate_size", "num_key_value_heads", "head_dim", "mixer", "placement")
 
 ROPE_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
@@ -207,9 +208,13 @@ def check_types(config: TwoAxisConfig) -> None:
         raise ValueError(f"num_key_value_heads ({kv_heads}) must divide num_attention_heads ({heads})")
     windows = config.attention_windows
     if windows is not None and len(windows) != config.num_hidden_layers:
-        raise ValueError(f"attention_windows has {len(windows)} entries, num_hidden_layers is {config.num_hidden_layers}")
+        raise ValueError(
+            f"attention_windows has {len(windows)} entries, num_hidden_layers is {config.num_hidden_layers}"
+        )
     if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
-        raise ValueError(f"pad_token_id ({config.pad_token_id}) is outside the {config.vocab_size} tokens of vocab_size")
+        raise ValueError(
+            f"pad_token_id ({config.pad_token_id}) is outside the {config.vocab_size} tokens of vocab_size"
+        )
 
 
 def check_rope(config: TwoAxisConfig) -> None:
@@ -223,7 +228,9 @@ def check_rope(config: TwoAxisConfig) -> None:
         if value is not None and (not isinstance(value, int | float) or not value > 0):
             raise ValueError(f"rope_parameters has {name}={value!r}; it must be a positive number")
     if given.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError(f"partial_rotary_factor is {given['partial_rotary_factor']!r}; heads are rotated whole, so it is 1")
+        raise ValueError(
+            f"partial_rotary_factor is {given['partial_rotary_factor']!r}; heads are rotated whole, so it is 1"
+        )
     unknown = set(given) - {*ROPE_KEYS, *ROPE_TYPES[kind]}
     if unknown:
         raise ValueError(f"rope_parameters of type {kind!r} have no {sorted(unknown)[0]!r}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ from twoaxis.model.decoder import Trunk, Watch
 from twoaxis.model.hf_cache import TwoAxisCache
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_folder import write_loader
-from twoaxis.model.initialise import initialise
+from twoaxis.model.initialise import initialise, named_generator
 from twoaxis.model.sublayers import TokenInfo
 from twoaxis.sequence.rope import Rope
 from twoaxis.window import document_reach
@@ -63,6 +63,7 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _no_split_modules = []  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _left_out: ClassVar[frozenset[str]] = frozenset()
     config: TwoAxisConfig
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -71,11 +72,12 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
         elif isinstance(module, TwoAxisModel):
             if not all(getattr(p, "_is_hf_initialized", False) for p in module.parameters()):
-                initialise(module.trunk, module.embed_tokens, None, _seed())
+                initialise(module.trunk, module.embed_tokens, None, module.init_seed)
         elif isinstance(module, TwoAxisForCausalLM):
             weight = module.lm_head.weight
             if not self.config.tie_word_embeddings and not getattr(weight, "_is_hf_initialized", False):
-                weight.normal_(0.0, self.config.initializer_range)
+                generator = named_generator(module.model.init_seed, "head.weight", weight)
+                weight.normal_(0.0, self.config.initializer_range, generator=generator)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         """Never as custom code, for which transformers passes over modules without parameters of their own."""
@@ -84,12 +86,17 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """As in transformers, but a missing, unexpected or mis-shaped key is an error that names it."""
+        if kwargs.get("use_safetensors") is False:
+            raise ValueError(
+                "use_safetensors=False is refused: weights come from safetensors only, never from a pickle"
+            )
+        kwargs["use_safetensors"] = True
         kwargs["ignore_mismatched_sizes"] = True  # refused below, by name: transformers' own error names nothing
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
         faults = {
             "missing": sorted(info["missing_keys"]),
-            "unexpected": sorted(info["unexpected_keys"]),
+            "unexpected": sorted(set(info["unexpected_keys"]) - cls._left_out),
             "of another shape": sorted(
                 f"{key} {tuple(there)}, the model has {tuple(here)}" for key, there, here in info["mismatched_keys"]
             ),
@@ -99,7 +106,10 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
             raise ValueError(f"the checkpoint does not fit the model; {'; '.join(found)}")
         return (model, info) if output_loading_info else model
 
-    def gradient_checkpointing_enable(
+    def _wants_dict(self, asked: bool | None) -> bool:
+        return self.config.return_dict is not False if asked is None else asked
+
+    def gradient_checkpointing_enable(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, every_n_layers: int = 1, **kwargs: Any
     ) -> None:
         """As in transformers: blocks are run anew in the backward pass, every one or every n-th.
@@ -107,7 +117,9 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
         The reentrant form sees tensors only, and a stream's state is a nested value: it would lose gradients silently.
         """
         if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
-            raise ValueError("use_reentrant=True would lose the gradients of a stream's state; leave it out or set False")
+            raise ValueError(
+                "use_reentrant=True would lose the gradients of a stream's state; leave it out or set False"
+            )
         if every_n_layers < 1:
             raise ValueError(f"every_n_layers must be at least 1, got {every_n_layers}")
         given = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
@@ -131,8 +143,11 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
         config: the shape and the methods.
     """
 
+    _left_out = frozenset({"lm_head.weight"})  # of a causal model's folder
+
     def __init__(self, config: TwoAxisConfig) -> None:
         super().__init__(config)
+        self.init_seed = _seed()  # before anything is built, so that it does not depend on what is
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.trunk = Trunk(config.decoder_config())
         self.rotary = LlamaRotaryEmbedding(cast(Any, config))
@@ -177,7 +192,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
             output_hidden_states: see `TwoAxisOutput`.
             output_depth_weights: see `TwoAxisOutput`.
             output_attentions: not offered.
-            return_dict: False returns a tuple.
+            return_dict: False returns a tuple; None is as configured.
             **kwargs: what transformers passes along and this model does not need.
         """
         if (input_ids is None) == (inputs_embeds is None):
@@ -207,7 +222,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
             hidden_states=(*hidden, out) if output_hidden_states else None,
             depth_weights=tuple(weights) if output_depth_weights else None,
         )
-        return output if return_dict is not False else output.to_tuple()
+        return output if self._wants_dict(return_dict) else output.to_tuple()
 
     def _recompute(self) -> Callable[..., Any] | None:
         """Activation checkpointing of blocks, if it is on."""
@@ -310,7 +325,7 @@ class TwoAxisForCausalLM(TwoAxisPreTrainedModel, GenerationMixin):
             output_hidden_states: see `TwoAxisOutput`.
             output_depth_weights: see `TwoAxisOutput`.
             logits_to_keep: how many of the last positions get logits, or which; 0 is all of them.
-            return_dict: False returns a tuple.
+            return_dict: False returns a tuple; None is as configured.
             **kwargs: passed to the loss and the base model.
         """
         base = self.model(
@@ -322,6 +337,7 @@ class TwoAxisForCausalLM(TwoAxisPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
             output_depth_weights=output_depth_weights,
+            return_dict=True,
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -338,7 +354,7 @@ class TwoAxisForCausalLM(TwoAxisPreTrainedModel, GenerationMixin):
             hidden_states=base.hidden_states,
             depth_weights=base.depth_weights,
         )
-        return output if return_dict is not False else output.to_tuple()
+        return output if self._wants_dict(return_dict) else output.to_tuple()
 
     def _prepare_cache_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -397,7 +413,7 @@ def _mask_reach(mask: Tensor, seen: int, length: int) -> Tensor | None:
     real = (mask != 0).to(torch.long)
     hole = (F.pad(real, (1, 0)).diff(dim=-1) == 1).sum(-1).gt(1).any()
     if torch.compiler.is_compiling():
-        torch._assert_async(~hole, HOLE)
+        torch._assert_async(~hole, HOLE)  # pyright: ignore[reportPrivateImportUsage]
     elif bool(real.all()):
         return None
     elif bool(hole):

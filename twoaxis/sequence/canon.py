@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from twoaxis.card import Card, Published
+from twoaxis.options import check_types
 from twoaxis.sequence.mixer import Mixer
 from twoaxis.sequence.short_conv import ShortConv, ShortConvConfig
 
@@ -56,6 +57,7 @@ class CanonConfig:
     """Initial weights: as published, or the neutral zero."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         unknown = [letter for letter in self.set if letter not in LAYERS]
         if unknown:
             raise ValueError(f"set {self.set!r} names {unknown[0]!r}; the Canon layers are A, B, C and D, in capitals")
@@ -63,11 +65,6 @@ class CanonConfig:
             raise ValueError("set '' names 0 of the 4 Canon layers; leave the mixer out to have none")
         if len({*self.set}) < len(self.set):
             raise ValueError(f"set {self.set!r} has {len(self.set)} letters, {len({*self.set})} of them different")
-        for field in ("residual", "activation"):
-            if getattr(self, field) not in (True, False):
-                raise ValueError(f"{field} must be True or False, got {getattr(self, field)!r}")
-        if self.start not in ("uniform", "zero"):
-            raise ValueError(f"unknown start {self.start!r}; it is one of uniform, zero")
         if self.start == "zero" and not self.residual:
             raise ValueError("start='zero' without residual silences the branch; it is neutral with residual=True only")
         _ = self.operator  # refuses a bad kernel now rather than in the model

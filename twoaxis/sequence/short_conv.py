@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from twoaxis.card import Card, Published
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.taps import depthwise_taps, with_history
+from twoaxis.options import check_types
 from twoaxis.sequence.mixer import Local, LocalCost, Mixer
 from twoaxis.window import Ring
 
@@ -62,12 +63,9 @@ class ShortConvConfig:
     """Initial weights; None is "zero" where the operator adds to what passes by, else "uniform"."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kernel, int) or isinstance(self.kernel, bool) or self.kernel < 1:
-            raise ValueError(f"kernel must be an integer of at least 1, got {self.kernel!r}")
-        for field, known in _CHOICES.items():
-            if getattr(self, field) not in known:
-                listed = ", ".join(str(choice) for choice in known)
-                raise ValueError(f"unknown {field} {getattr(self, field)!r}; it is one of {listed}")
+        check_types(self)
+        if self.kernel < 1:
+            raise ValueError(f"kernel must be an integer of at least 1, got {self.kernel}")
         if self.where == "residual" and self.residual:
             raise ValueError(
                 "residual=True with where='residual' adds the input twice; the stream adds it once already"
@@ -93,15 +91,6 @@ class ShortConvConfig:
     def resolved_start(self) -> Start:
         """The initial weights, by name."""
         return self.start or ("zero" if self.adds else "uniform")
-
-
-_CHOICES = {
-    "activation": ("silu", "none"),
-    "bias": (True, False),
-    "where": ("residual", "branch", "qkv"),
-    "residual": (True, False, None),
-    "start": ("uniform", "zero", "identity", None),
-}
 
 
 class ShortConv(Local):

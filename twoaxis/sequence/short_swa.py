@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.card import Card, Published
+from twoaxis.options import check_types
 from twoaxis.sequence.mixer import Local, LocalCost, Mixer
 from twoaxis.sequence.rope import make_rope, rotate
 from twoaxis.window import Ring
@@ -59,15 +60,14 @@ class ShortSWAConfig:
     """Initial output projection: zero makes the model start as without the mixer."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         for field in ("window", "heads", "kv_heads", "head_width"):
             if (given := getattr(self, field)) is not None and given < 1:
                 raise ValueError(f"{field} must be at least 1, got {given}")
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
-        if self.where not in ("residual", "branch"):
-            raise ValueError(f"unknown where {self.where!r}; it is one of residual, branch")
-        if self.start not in ("zero", "normal"):
-            raise ValueError(f"unknown start {self.start!r}; it is one of zero, normal")
+        if self.rope_theta <= 0:
+            raise ValueError(f"rope_theta must be positive, got {self.rope_theta}")
         if self.rope and self.head_width is not None and self.head_width % 2:
             raise ValueError(f"rotary positions need an even head_width, got {self.head_width}; or set rope=False")
 
@@ -89,6 +89,8 @@ class ShortSWA(Local):
             assert config is not None
         elif options:
             raise ValueError(f"give a config or options, not both: got {', '.join(options)}")
+        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
+            raise ValueError(f"width must be a positive integer, got {width!r}")
         if config.head_width is None and width % config.heads:
             raise ValueError(f"heads ({config.heads}) must divide the width ({width}), or give head_width")
         self.config, self.width = config, width
@@ -124,6 +126,8 @@ class ShortSWA(Local):
 
     def step(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> tuple[Tensor, Ring]:
         """Mix the next tokens; see `Local.step`."""
+        if x.dim() != 3:
+            raise ValueError(f"the input has shape {tuple(x.shape)}, the mixer needs (batch, time, {self.width})")
         if x.shape[-1] != self.width:
             raise ValueError(f"the input has width {x.shape[-1]}, the mixer was built for {self.width}")
         q, k, v = (linear(x).unflatten(-1, (-1, self.head_width)) for linear in (self.query, self.key, self.value))

@@ -1,0 +1,67 @@
+"""Initial weights of the transformers classes: those of the decoder, tensor by tensor, paired across methods."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from tests.model.hf_helpers import as_hf
+from twoaxis.model.config import DecoderConfig
+from twoaxis.model.decoder import Decoder
+from twoaxis.model.hf_model import TwoAxisForCausalLM, TwoAxisModel
+from twoaxis.verify.properties import SMALL, instances
+
+EVERY = [pytest.param(config, id=label) for label, config in instances(tied=False)]
+
+
+def build(config: DecoderConfig, seed: int = 0) -> TwoAxisForCausalLM:
+    torch.manual_seed(seed)
+    return TwoAxisForCausalLM(as_hf(config))
+
+
+@pytest.mark.parametrize("config", EVERY)
+def test_weights_are_the_decoders(config: DecoderConfig) -> None:
+    model = build(config)
+    decoder = Decoder(config, model.model.init_seed)
+    theirs = {f"model.trunk.{name}": p for name, p in decoder.named_parameters()}
+    theirs["model.embed_tokens.weight"] = theirs.pop("model.trunk.embedding.weight")
+    theirs["lm_head.weight"] = theirs.pop("model.trunk.head.weight")
+    assert {*theirs} == {name for name, _ in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, theirs[name]), name
+
+
+def test_the_global_seed_decides() -> None:
+    first, again, other = (build(SMALL, seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+
+
+def test_methods_of_one_seed_share_what_they_have_in_common() -> None:
+    plain = build(SMALL).state_dict()
+    for label, config in instances():
+        mine = build(config).state_dict()
+        shared = [n for n in plain if n in mine and mine[n].shape == plain[n].shape and "output" not in n]
+        assert len(shared) > 10
+        for name in shared:
+            if not name.endswith(".down.weight"):  # hyper-connections scale output projections
+                assert torch.equal(plain[name], mine[name]), (label, name)
+
+
+def test_the_spread_is_the_configured_one() -> None:
+    torch.manual_seed(0)
+    config = as_hf(DecoderConfig(vocabulary=500, width=64, blocks=8, heads=4), initializer_range=0.05)
+    for model in (TwoAxisModel(config), TwoAxisForCausalLM(config).model):
+        assert model.embed_tokens.weight.std().item() == pytest.approx(0.05, rel=0.05)
+        down = torch.cat([p.flatten() for n, p in model.named_parameters() if n.endswith("down.weight")])
+        assert down.std().item() == pytest.approx(0.05 / 4, rel=0.05)
+
+
+def test_a_tied_model_starts_near_the_uniform_loss() -> None:
+    model = build(SMALL)
+    tokens = torch.randint(0, SMALL.vocabulary, (4, 32))
+    assert model(tokens, labels=tokens).loss.item() == pytest.approx(math.log(SMALL.vocabulary), rel=0.05)
