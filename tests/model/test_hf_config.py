@@ -148,7 +148,8 @@ def test_rotary_spellings() -> None:
     """theta and scaling are taken where older configurations have them; the caller's dictionary is not changed."""
     older: dict[str, Any] = {"rope_theta": 5e5}
     assert TwoAxisConfig(**older).rope_parameters == {"rope_theta": 5e5, "rope_type": "default"}
-    old = TwoAxisConfig(**older, **{"rope_scaling": {"type": "linear", "factor": 2.0}})
+    older["rope_scaling"] = {"type": "linear", "factor": 2.0}
+    old = TwoAxisConfig(**older)
     assert old.rope_parameters is not None
     assert (old.rope_parameters["rope_type"], old.rope_parameters["factor"]) == ("linear", 2.0)
     given = {"rope_type": "linear", "factor": 2.0}
@@ -182,7 +183,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"pad_token_id": 256}, r"pad_token_id \(256\) is outside the 256 tokens"),
     ({"attention_windows": [1]}, "attention_windows has 1 entries, num_hidden_layers is 4"),
     ({"attention_windows": [0, 1, 1, 1]}, "at least 1 or None, got 0"),
-    ({"attention_windows": [1.5] * 4}, r"an integer of at least 1 or None, got 1\.5"),
+    ({"attention_windows": [1.5] * 4}, r"integer.* or None, got .*1\.5"),
     ({"attention_windows": 3}, "attention_windows must be a list or None, got 3"),
     ({"no_rope_blocks": [9]}, "names block 9, the decoder has blocks 0 to 3"),
     ({"intermediate_size": 100, "hidden_ramp": True}, "block 0 of 4 would get 0 of hidden=100"),

@@ -100,7 +100,7 @@ def test_trainer_with_checkpointing_and_accumulation(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["standard", "attention_residuals", "hyper_connections", "canon"])
+@pytest.mark.parametrize("name", ["standard", "attention_residuals", "hyper_connections", "short_swa"])
 def test_compiled_forward_equals_eager(name: str) -> None:
     torch._dynamo.reset()
     model, tokens = make(ONE_EACH[name], torch.float32), prompt(1)

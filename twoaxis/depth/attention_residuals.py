@@ -192,7 +192,10 @@ class AttentionResiduals(Stream):
             Published(
                 "Data-matched MoE d512/d768: throughput-adjusted speed-up 1.01 / 1.19", "marin issue 9290 (third party)"
             ),
-            Published("A reviewer could not replicate a gain at d18", "nanochat pull request 646 (third party)"),
+            Published(
+                "A reviewer could not replicate a gain and ran out of memory at d18",
+                "nanochat pull request 646 (third party)",
+            ),
         ),
     )
 
