@@ -120,7 +120,7 @@ def methods(
 def check(
     path: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")],
     *,
-    compiled: Annotated[bool, tyro.conf.arg(name="compile")] = False,
+    compiled: Annotated[bool, tyro.conf.arg(name="compile")] = True,
     seed: int = 0,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:
@@ -128,7 +128,7 @@ def check(
 
     Args:
         path: The file. It is imported: check your own files only.
-        compiled: Also compile each stream, which takes minutes.
+        compiled: Also compile with fullgraph=True and compare; --no-compile leaves it out and is much quicker.
         seed: Seed of the random instances.
         json_output: Print one JSON document instead of text.
     """

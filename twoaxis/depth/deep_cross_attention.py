@@ -68,8 +68,8 @@ class DeepCrossAttentionConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.window is not None and self.window < 0:
-            raise ValueError(f"window must be at least 0 or None for all blocks, got {self.window}")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1 or None for all blocks, got {self.window}")
 
 
 class Stack(NamedTuple):
@@ -106,8 +106,8 @@ class DeepCrossAttention(Stream):
     variants = (
         {},
         {"version": 1, "ways": "single"},
-        {"version": 2, "ways": "single", "window": 0},
-        {"version": 2, "window": 1},
+        {"version": 2, "ways": "single", "window": 1},
+        {"version": 2, "window": 3},
         {"version": 3, "ways": "single", "relu": "literal"},
         {"version": 3, "window": 2},
     )
