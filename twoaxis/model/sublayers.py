@@ -180,7 +180,9 @@ class Attention(Sublayer):
         if self.query_norm is not None and self.key_norm is not None:
             q, k = (rms_norm(t, norm, self.eps) for t, norm in ((q, self.query_norm), (k, self.key_norm)))
         if self.rotary:
-            q, k = rotate(q, info.rope), rotate(k, info.rope)
+            # side by side, so that the small operations of a decoding step run once
+            heads = [q.shape[-2], k.shape[-2]]
+            q, k = rotate(torch.cat([q, k], dim=-2), info.rope).split(heads, dim=-2)
         if past is None:
             mixed = window_attention(q, k, v, self.window, axis=1, reach=info.reach, fused=info.fused)
             return self.output(mixed.flatten(-2)), None
