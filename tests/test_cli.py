@@ -51,7 +51,7 @@ def test_verify_json() -> None:
 def test_verify_exits_with_one_when_a_certificate_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from twoaxis import cli
+    from twoaxis.cli import study as cli
     from twoaxis.verify import run as certificates
     from twoaxis.verify.certificate import Certificate
 
@@ -67,7 +67,7 @@ def test_verify_exits_with_one_when_a_certificate_fails(
 def test_check_exits_with_one_when_a_check_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], measured: float, code: int
 ) -> None:
-    from twoaxis import cli
+    from twoaxis.cli import study as cli
     from twoaxis.testing import load
     from twoaxis.testing.report import Check, Report
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -65,3 +66,17 @@ def test_a_tied_model_starts_near_the_uniform_loss() -> None:
     model = build(SMALL)
     tokens = torch.randint(0, SMALL.vocabulary, (4, 32))
     assert model(tokens, labels=tokens).loss.item() == pytest.approx(math.log(SMALL.vocabulary), rel=0.05)
+
+
+def test_paired_starts_every_stream_with_the_same_output_projections() -> None:
+    plain = Decoder(SMALL, 5).state_dict()
+    wide = {"stream": "hyper_connections", "stream_options": {"streams": 4}}
+    paper = Decoder(dataclasses.replace(SMALL, **wide), 5).state_dict()
+    paired = Decoder(dataclasses.replace(SMALL, **wide, init="paired"), 5).state_dict()
+    scaled = [name for name in plain if name.endswith((".output.weight", ".down.weight"))]
+    assert len(scaled) == 2 * SMALL.blocks
+    for name in scaled:
+        assert torch.equal(paired[name], plain[name])
+        assert torch.allclose(paper[name], 2 * plain[name])
+    with pytest.raises(ValueError, match="unknown init 'papre'; it is one of paper, paired"):
+        as_hf(SMALL, init="papre")

@@ -60,6 +60,8 @@ class DecoderConfig:
     """The head shares the embedding's weights."""
     std: float = 0.02
     """Standard deviation of the initial weights."""
+    init: Literal["paper", "paired"] = "paper"
+    """Rescale the initial output projections where a stream's paper prescribes it, or start all streams alike."""
     stream: str = "standard"
     """Name of the residual stream; see `twoaxis.stream_names()`."""
     stream_options: Mapping[str, Any] = field(default_factory=dict)

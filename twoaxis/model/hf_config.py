@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
@@ -103,6 +103,8 @@ class TwoAxisConfig(PreTrainedConfig):
     """Attention and MLP side by side."""
     hidden_ramp: bool = False
     """MUDDFormer's re-allocation of the MLPs' widths."""
+    init: str = "paper"
+    """How the weights start: as the stream's paper prescribes, or "paired", alike for all streams."""
     stream: str = "standard"
     """Name of the residual stream."""
     stream_options: dict[str, Any] | None = None
@@ -165,6 +167,7 @@ class TwoAxisConfig(PreTrainedConfig):
             norm_eps=self.rms_norm_eps,
             tied=self.tie_word_embeddings,
             std=self.initializer_range,
+            init=cast(Any, self.init),
             stream=self.stream,
             stream_options=self.stream_options or {},
             placement=self.placement,

@@ -24,7 +24,8 @@ def initialise(trunk: Trunk, embedding: nn.Embedding, head: nn.Linear | None, se
     | embedding (and the tied head)            | N(0, std)                                               |
     | head, if not tied                        | N(0, std)                                               |
     | attention query, key, value; MLP gate, up| N(0, std)                                               |
-    | attention output; MLP down               | N(0, std / sqrt(2 blocks)) · stream.output_scale        |
+    | attention output; MLP down               | N(0, std / sqrt(2 blocks)) · stream.output_scale, which |
+    |                                          | init="paired" leaves out                                |
     | biases                                   | 0                                                       |
     | norms                                    | 1                                                       |
     | local mixers                             | their own `reset_parameters`                            |
@@ -37,7 +38,8 @@ def initialise(trunk: Trunk, embedding: nn.Embedding, head: nn.Linear | None, se
     embedding.weight.normal_(0.0, std, generator=named_generator(seed, "embedding.weight", embedding.weight))
     if head is not None:
         head.weight.normal_(0.0, std, generator=named_generator(seed, "head.weight", head.weight))
-    small = std / math.sqrt(2 * blocks) * trunk.stream.output_scale
+    scale = trunk.stream.output_scale if trunk.config.init == "paper" else 1.0
+    small = std / math.sqrt(2 * blocks) * scale
     inside = tuple(f"{name}." for name, module in trunk.named_modules() if isinstance(module, Local))
     for name, module in trunk.named_modules():
         if isinstance(module, Local):

@@ -1,0 +1,5 @@
+"""The application every command registers with."""
+
+from tyro.extras import SubcommandApp
+
+app = SubcommandApp()
