@@ -1,0 +1,1 @@
+"""The lab: data, training, comparing, statistics, report."""
