@@ -1,0 +1,332 @@
+"""The written convention against torch's own counter, against every operation that runs, and against built models."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.checkpoint import set_checkpoint_early_stop
+from torch.utils.flop_counter import FlopCounterMode
+
+from twoaxis.depth.compose import compose
+from twoaxis.depth.registry import STREAMS
+from twoaxis.model.config import DecoderConfig
+from twoaxis.model.decoder import Decoder
+from twoaxis.model.flops import Flops, count_parameters, forward_flops, training_flops
+from twoaxis.model.presets import PRESETS, preset
+from twoaxis.sequence.registry import MIXERS
+from twoaxis.verify.count import FlopCount
+
+B, T = 2, 12
+SHAPE: dict[str, Any] = {"vocabulary": 37, "width": 16, "blocks": 3, "heads": 4, "kv_heads": 2, "hidden": 24}
+SHALLOW: dict[str, Any] = SHAPE | {"blocks": 2}
+WIDE: dict[str, Any] = {"vocabulary": 64, "width": 256, "blocks": 4, "heads": 4}
+STREAM_VARIANTS = [(name, options) for name in STREAMS.names() for options in STREAMS.find(name).variants]
+MIXER_VARIANTS = [(name, options) for name in MIXERS.names() for options in MIXERS.find(name).variants]
+
+
+def label(value: Any) -> str:
+    return " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
+
+
+def spelled_out(model: Decoder, tokens: Tensor) -> Tensor:
+    """Logits with attention as its definition: torch's counter does not know the fused kernel of the CPU."""
+    info = model.info(tokens, 0, None)._replace(fused=False)
+    return model.logits(model.run(model.embed(tokens), None, info)[0])
+
+
+def products(config: DecoderConfig, tokens: int = T, batch: int = B) -> tuple[int, int]:
+    """What torch counts in the forward and in the backward pass."""
+    model = Decoder(config)
+    given = torch.arange(batch * tokens).remainder(config.vocabulary).view(batch, tokens)
+    with FlopCounterMode(display=False) as forward:
+        logits = spelled_out(model, given)
+    with FlopCounterMode(display=False) as backward:
+        logits.sum().backward()
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+def masked_keys(config: DecoderConfig, tokens: int = T) -> int:
+    """Operations per token on keys outside the attention's windows, which the definition computes and masks."""
+    outside = sum(tokens - min(window or tokens, tokens) for window in config.windows or ())
+    return 4 * config.heads * config.head_size * outside
+
+
+@given(data=st.data(), tokens=st.integers(1, 20), batch=st.integers(1, 3))
+def test_torch_counts_the_same(data: st.DataObject, tokens: int, batch: int) -> None:
+    draw = data.draw
+    blocks, heads = draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, 4]))
+    ramp = draw(st.booleans())
+    config = DecoderConfig(
+        vocabulary=draw(st.integers(5, 60)),
+        width=draw(st.sampled_from([8, 16, 24])),
+        blocks=blocks,
+        heads=heads,
+        kv_heads=draw(st.sampled_from([None, *(n for n in (1, 2, 4) if heads % n == 0)])),
+        head_width=draw(st.sampled_from([None, 2, 6])),
+        hidden=256 if ramp else draw(st.sampled_from([None, 11])),
+        hidden_ramp=ramp,
+        block=draw(st.sampled_from(["sequential", "parallel"])),
+        qkv_bias=draw(st.booleans()),
+        output_bias=draw(st.booleans()),
+        mlp_bias=draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
+        windows=tuple(draw(st.sampled_from([None, 1, 3, 50])) for _ in range(blocks)),
+        nope_blocks=(0,) if draw(st.booleans()) else (),
+        tied=draw(st.booleans()),
+    )
+    charged = forward_flops(config, tokens)
+    forward, backward = products(config, tokens, batch)
+    assert forward == batch * (charged.sequence + tokens * masked_keys(config, tokens))
+    assert backward == 2 * forward
+    trained = training_flops(config, tokens)
+    assert forward + backward == batch * (trained.sequence + 3 * tokens * masked_keys(config, tokens))
+    assert charged.stream == charged.mixer == charged.embedding == 0
+
+
+def test_numbers_by_hand() -> None:
+    config = DecoderConfig(**SHAPE, windows=(None, 3, 100))
+    found = forward_flops(config, 10)
+    assert found == Flops(
+        tokens=10,
+        embedding=0,
+        projections=3 * 2 * (16 * 16 + 16 * 8 + 16 * 8 + 16 * 16),
+        scores=4 * 16 * (10 + 3 + 10),
+        mlp=3 * 2 * 3 * 16 * 24,
+        head=2 * 16 * 37,
+        stream=0,
+        mixer=0,
+    )
+    assert found.total == found.matrix == 4608 + 1472 + 6912 + 1184
+    assert found.sequence == 10 * found.total
+    again = training_flops(config, 10, recompute=1)
+    assert again.total == 3 * found.total + found.blocks
+    assert again.total == 4 * (4608 + 1472 + 6912) + 3 * 1184
+    half = training_flops(config, 10, recompute=2)  # blocks 0 and 2
+    assert half.total == 3 * found.total + 2 * (1536 + 2304) + 4 * 16 * (10 + 10)
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        training_flops(config, 10, recompute=-1)
+    with pytest.raises(ValueError, match="at least one token, got 0"):
+        forward_flops(config, 0)
+
+
+def stream_products(config: DecoderConfig) -> tuple[int, int]:
+    """What torch counts in the stream alone, around sub-layers without matrix products."""
+    made = config.make_stream()
+    run = compose(made, [(site.kind, None, lambda *ways: torch.tanh(torch.stack(ways).sum(0))) for site in made.sites])
+    x = torch.randn(B, T, config.width, requires_grad=True)
+    with FlopCounterMode(display=False) as forward:
+        out = run(x)
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+@pytest.mark.parametrize(("name", "options"), STREAM_VARIANTS, ids=label)
+def test_streams_change_nothing_in_the_backbone(name: str, options: dict[str, Any]) -> None:
+    config = DecoderConfig(**SHALLOW, stream=name, stream_options=options)
+    charged = forward_flops(config, T)
+    assert charged.matrix == forward_flops(DecoderConfig(**SHALLOW), T).matrix
+    forward, backward = products(config)
+    own_forward, own_backward = stream_products(config)
+    assert forward - own_forward == B * T * charged.matrix
+    assert backward - own_backward == 2 * B * T * charged.matrix
+    assert charged.total == charged.matrix + charged.stream
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "per_token", "beside"),
+    [
+        # query, key, value and output maps at six sites; logits and values of 1 + 2 + 4 * 3 states; the six additions
+        ("depth_attention", {"heads": 2, "window": 3}, 6 * 4 * 2 * 16 * 16, 15 * 4 * 16 + 6 * 16),
+        ("depth_attention", {"heads": 2, "window": 1, "head_width": 4}, 6 * 4 * 2 * 16 * 8, 6 * 4 * 8 + 6 * 16),
+        # a map, a gate and a value of the width; length and direction, read, compare and write less the plain sum
+        ("deep_delta", {"map": "v"}, 6 * (2 * 16 * 16 + 2 * 16 + 2 * 16), 6 * (3 + 2 + 1 + 2 - 1) * 16),
+        # 24 logits from four streams of the width; their mean square, read, mix and write; the sum read out
+        ("manifold_hyper_connections", {}, 6 * 2 * 24 * 64, 6 * (2 + 2 + 8 + 2) * 64 + 3 * 16),
+    ],
+    ids=label,
+)
+def test_products_of_streams_by_hand(name: str, options: dict[str, Any], per_token: int, beside: int) -> None:
+    """Where a method's work is in matrix products, torch counts them and the rest is charged beside them."""
+    config = DecoderConfig(**SHAPE, stream=name, stream_options=options)
+    assert stream_products(config)[0] == B * T * per_token
+    assert forward_flops(config, T).stream == per_token + beside
+
+
+def all_operations(config: DecoderConfig) -> float:
+    """Operations per token, element-wise ones included, between 8 and 16 tokens: work on weights leaves no trace."""
+    model, counts = Decoder(config), []
+    for tokens in (8, 16):
+        with torch.no_grad(), FlopCount() as count:
+            model(torch.arange(tokens)[None])
+        counts.append(count.flops)
+    return (counts[1] - counts[0]) / 8
+
+
+@functools.cache
+def plain_operations() -> float:
+    return all_operations(DecoderConfig(**WIDE))
+
+
+@pytest.mark.parametrize(("name", "options"), STREAM_VARIANTS, ids=label)
+def test_streams_are_charged_all_they_do(name: str, options: dict[str, Any]) -> None:
+    """Beyond the plain model, whatever the kind of operation, to 1/300 of the model and 1/6 of the method."""
+    config = DecoderConfig(**WIDE, stream=name, stream_options=options)
+    added, charged = all_operations(config) - plain_operations(), forward_flops(config, 16)
+    assert charged.stream == pytest.approx(added, rel=1 / 6, abs=0)
+    assert charged.stream == pytest.approx(added, abs=charged.total / 300)
+
+
+def inner_widths(width: int, options: Mapping[str, Any]) -> tuple[int, int]:
+    """Width of ShortSWA's queries and of its keys."""
+    heads = options.get("heads", 4)
+    size = options.get("head_width") or width // heads
+    return heads * size, (options.get("kv_heads") or heads) * size
+
+
+@pytest.mark.parametrize("stream", ["standard", "muddformer"])
+@pytest.mark.parametrize(("name", "options"), MIXER_VARIANTS, ids=label)
+def test_mixers(name: str, options: dict[str, Any], stream: str) -> None:
+    """ShortSWA's products to the last one, with the keys its definition computes and masks; convolutions have none."""
+    tokens = 24
+    config = DecoderConfig(**SHAPE, mixer=name, mixer_options=options, mixer_blocks=(0, 2), stream=stream)
+    charged = forward_flops(config, tokens)
+    forward, backward = products(config, tokens)
+    own_forward, own_backward = (own * tokens // T for own in stream_products(config))
+    own = forward - own_forward - B * tokens * charged.matrix
+    assert backward - own_backward - 2 * B * tokens * charged.matrix == 2 * own
+    if name != "short_swa":
+        assert own == 0
+        assert charged.mixer > 0
+        return
+    queries, keys = inner_widths(16, options)
+    per_call = 2 * 16 * (2 * queries + 2 * keys) + 4 * queries * tokens
+    branch = options.get("where") == "branch"
+    calls = 1 + 3 if branch and stream == "muddformer" else 2  # block 0 has one way: q, k, v are the embedding's
+    assert own == B * tokens * calls * per_call
+    site = 0 if branch else 5 * 16
+    assert charged.mixer == calls * (per_call - 4 * queries * (tokens - options["window"]) + site)
+
+
+def test_a_long_window_computes_a_chunk_more() -> None:
+    """What the docstring says of long sequences: w - 1 keys and a chunk of 16."""
+    options = {"window": 3, "start": "normal"}
+    config = DecoderConfig(**SHAPE, mixer="short_swa", mixer_options=options)
+    charged, (forward, _) = forward_flops(config, 64), products(config, tokens=64)
+    assert charged.mixer == 3 * (2 * 16 * 64 + 4 * 16 * 3 + 5 * 16)
+    assert forward == B * 64 * (charged.matrix + 3 * (2 * 16 * 64 + 4 * 16 * (2 + 16)))
+
+
+@pytest.mark.parametrize(
+    ("options", "stream", "per_block"),
+    [
+        ({"set": "A", "kernel": 4}, "standard", 16 * (2 * 4 + 1)),
+        ({"set": "A", "kernel": 4}, "deep_cross_attention", 3 * 16 * (2 * 4 + 1)),
+        ({"set": "B", "kernel": 3, "residual": False}, "deep_cross_attention", 32 * 2 * 3),
+        ({"set": "CD", "kernel": 2}, "standard", (16 + 48) * (2 * 2 + 1)),
+    ],
+)
+def test_convolutions_by_hand(options: dict[str, Any], stream: str, per_block: int) -> None:
+    """A mixer runs on q, k and v one by one where the stream gives them separately."""
+    shape = DecoderConfig(**SHAPE, mixer="canon", mixer_options=options, stream=stream)
+    assert forward_flops(shape, T).mixer == 3 * per_block
+
+
+def test_parts_that_methods_add_sum_up() -> None:
+    """Both axes at once are the two by themselves, where the mixer has no site that the stream would see."""
+    both = forward_flops(DecoderConfig(**SHAPE, stream="deep_delta", mixer="canon"), T)
+    plain = forward_flops(DecoderConfig(**SHAPE), T)
+    assert both.stream == forward_flops(DecoderConfig(**SHAPE, stream="deep_delta"), T).stream > 0
+    assert both.mixer == forward_flops(DecoderConfig(**SHAPE, mixer="canon"), T).mixer > 0
+    assert both.total == sum(both[1:]) == plain.total + both.stream + both.mixer
+    some = forward_flops(DecoderConfig(**SHAPE, mixer="canon", mixer_blocks=(1,)), T)
+    assert 3 * some.mixer == both.mixer
+
+
+def hf_step(model: Any, tokens: Tensor) -> int:
+    with FlopCounterMode(display=False) as count:
+        model(tokens, labels=tokens, use_cache=False).loss.backward()
+    return count.get_total_flops()
+
+
+@pytest.mark.parametrize(("windows", "every"), [(None, 1), ([5, None, None, 7], 1), ([5, None, 3, 7], 3)])
+def test_transformers_model_with_and_without_checkpointing(windows: list[int | None] | None, every: int) -> None:
+    pytest.importorskip("transformers")
+    from twoaxis.model.hf_model import TwoAxisForCausalLM
+
+    config = preset("nano", intermediate_size=40, hidden_size=32, head_dim=8, attention_windows=windows)
+    config._attn_implementation = "eager"
+    model = TwoAxisForCausalLM(config).train()
+    tokens = torch.arange(2 * 16).view(2, 16)
+    masked, chosen = masked_keys(config.decoder_config(), 16), range(0, 4, every)
+    again = sum(4 * 32 * (16 - min((windows or [None] * 4)[b] or 16, 16)) for b in chosen)
+    assert hf_step(model, tokens) == 2 * training_flops(config, 16).sequence + 2 * 16 * 3 * masked
+    model.gradient_checkpointing_enable(every_n_layers=every)
+    whole = 2 * training_flops(config, 16, recompute=every).sequence + 2 * 16 * (3 * masked + again)
+    with set_checkpoint_early_stop(False):
+        assert hf_step(model, tokens) == whole
+    last_products = 2 * 16 * len(chosen) * 2 * 40 * 32  # torch leaves out each block's down projection
+    assert hf_step(model, tokens) == whole - last_products
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_rule_of_thumb(name: str) -> None:
+    """6 per parameter, but for what it leaves out (scores) and what it counts (norms, biases, an untied lookup)."""
+    pytest.importorskip("transformers")
+    config = preset(name)
+    found, trained = count_parameters(config), training_flops(config, 1024)
+    shape = config.decoder_config()
+    idle = found.norms + (0 if shape.tied else found.embedding)
+    idle += shape.blocks * 2 * shape.head_size * shape.qk_norm
+    idle += shape.blocks * (shape.heads + 2 * (shape.kv_heads or 0)) * shape.head_size * shape.qkv_bias
+    scores = 12 * shape.blocks * shape.heads * shape.head_size * 1024
+    assert trained.total == 6 * (found.total - idle) + scores
+    if found.total > 10**9:  # where width outweighs the length of the sequence, the rule itself is good to a tenth
+        assert trained.total == pytest.approx(6 * found.total, rel=0.1)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameters_of_presets(name: str) -> None:
+    pytest.importorskip("transformers")
+    from twoaxis.model.hf_model import TwoAxisForCausalLM
+
+    for changes in ({}, {"stream": "muddformer", "mixer": "canon", "tie_word_embeddings": False}):
+        config = preset(name, **changes)
+        small = PRESETS[name].parameters < 10**7
+        with torch.device("cpu" if small else "meta"):
+            model = TwoAxisForCausalLM(config)
+        found = count_parameters(config)
+        assert found.total == sum(p.numel() for p in model.parameters())
+        if not changes:
+            assert found.total == PRESETS[name].parameters
+
+
+@pytest.mark.parametrize(("name", "options"), STREAM_VARIANTS, ids=label)
+def test_parameters_by_part(name: str, options: dict[str, Any]) -> None:
+    switches: dict[str, Any] = {"qkv_bias": True, "mlp_bias": True, "qk_norm": True, "tied": False}
+    mixers = [(None, {}), ("canon", {}), ("short_swa", {"head_width": 4})]
+    for block, (mixer, chosen) in zip(("sequential", "parallel", "parallel"), mixers, strict=True):
+        config = DecoderConfig(
+            **SHAPE, **switches, block=block, stream=name, stream_options=options, mixer=mixer, mixer_options=chosen
+        )
+        found, sizes = count_parameters(config), dict.fromkeys(count_parameters(config)._fields, 0)
+        for key, parameter in Decoder(config).named_parameters():
+            sizes[part_of(key)] += parameter.numel()
+        assert found._asdict() == sizes
+        assert found.stream == config.make_stream().cost().parameters
+
+
+def part_of(key: str) -> str:
+    first, *rest = key.split(".")
+    if first != "blocks":
+        return {"final_norm": "norms"}.get(first, first)
+    if "locals" in rest or "local" in rest:
+        return "mixer"
+    return "attention" if "attention" in rest else "mlp"
