@@ -127,8 +127,13 @@ def sweep(folder: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: str | Path) -> Iterator[None]:
-    """Keep a folder to one process; the lock ends with the process, however it ends."""
+def locked(folder: str | Path, *, wait: bool = False) -> Iterator[None]:
+    """Keep a folder to one process; the lock ends with the process, however it ends.
+
+    Args:
+        folder: made if it is not there.
+        wait: for a process that has it, instead of refusing.
+    """
     folder = Path(folder)
     with telling(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +142,7 @@ def locked(folder: str | Path) -> Iterator[None]:
         import fcntl
 
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
             file.seek(0)
             raise ValueError(f"{folder} is in use by another process ({file.read().strip() or 'unknown'})") from error
