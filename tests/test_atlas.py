@@ -18,6 +18,7 @@ import twoaxis
 from twoaxis import cli
 from twoaxis.atlas import columns, document, entries, pages, source
 from twoaxis.card import Card
+from twoaxis.cli import study
 from twoaxis.depth.registry import METHODS, STREAMS, stream
 from twoaxis.depth.stream import Stream
 from twoaxis.sequence.registry import MIXERS, mixer
@@ -395,7 +396,7 @@ def test_markdown_has_all_columns() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=NAMES)
 def test_page_of_one_method(row: entries.Entry, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.methods(row.name) == 0
+    assert study.methods(row.name) == 0
     shown = capsys.readouterr().out
     joined = " ".join(shown.split())
     for part in (row.card.paper, *row.card.quirks, *(p.result for p in row.card.published), *row.default.dead):
@@ -403,9 +404,9 @@ def test_page_of_one_method(row: entries.Entry, capsys: pytest.CaptureFixture[st
     for block in source.notes(row.method).body:
         if isinstance(block, document.Code):
             assert all(line.strip() in shown for line in block.text.splitlines())
-    assert cli.methods(row.name, markdown=True) == 0
+    assert study.methods(row.name, markdown=True) == 0
     assert capsys.readouterr().out == document.markdown(pages.page(row))
-    assert cli.methods(row.name, json_output=True) == 0
+    assert study.methods(row.name, json_output=True) == 0
     assert [m["name"] for m in json.loads(capsys.readouterr().out)["methods"]] == [row.name]
 
 

@@ -22,6 +22,7 @@ class Progress:
         what: name of the work.
         total: units of it.
         unit: what they are.
+        start: units that were done before, as when work is taken up again; they count for the bar, not for the speed.
         out: where to write; None is stderr.
         clock: seconds, for tests.
         terminal: whether somebody watches; None asks `out`.
@@ -35,6 +36,7 @@ class Progress:
         total: int,
         unit: str,
         *,
+        start: int = 0,
         out: TextIO | None = None,
         clock: Callable[[], float] = time.perf_counter,
         terminal: bool | None = None,
@@ -43,7 +45,7 @@ class Progress:
         self.out = sys.stderr if out is None else out
         self.clock = clock
         self.terminal = self.out.isatty() if terminal is None else terminal
-        self.done, self.note = 0, ""
+        self.done, self.start, self.note = start, start, ""
         self.begun = self.drawn = clock()
         self.long = 0  # characters on the line
 
@@ -54,10 +56,10 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._line("")
         if error is None:
-            seconds = self.seconds
-            rate = f", {self.done / seconds:,.0f} {self.unit}/s" if seconds > 0 else ""
+            seconds, made = self.seconds, self.done - self.start
+            rate = f", {made / seconds:,.0f} {self.unit}/s" if seconds > 0 else ""
             note = f"  {self.note}" if self.note else ""
-            self.out.write(f"{self.what}: {self.done:,} {self.unit} in {seconds:.1f} s{rate}{note}\n")
+            self.out.write(f"{self.what}: {made:,} {self.unit} in {seconds:.1f} s{rate}{note}\n")
             self.out.flush()
 
     @property
@@ -77,8 +79,8 @@ class Progress:
         part = min(1.0, self.done / self.total) if self.total else 1.0
         filled = round(part * self.WIDTH)
         left = ""
-        if 0 < self.done < self.total:
-            left = f"  {_duration(self.seconds * (self.total - self.done) / self.done)} left"
+        if self.start < self.done < self.total:
+            left = f"  {_duration(self.seconds * (self.total - self.done) / (self.done - self.start))} left"
         note = f"  {self.note}" if self.note else ""
         self._line(f"{self.what} [{'#' * filled}{'.' * (self.WIDTH - filled)}] {part:4.0%}{left}{note}")
 
