@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/twoaxis compare --out runs/demo --stream denseformer --stream attention_residuals:block_size=4 \
 	  --stream deep_delta --mixer short_swa:window=16 --mixer short_conv --data stdlib --task recall \
-	  --seeds 3 --tokens 160000 --context 64 --batch 16 --lr 3e-3
+	  --seeds 3 --tokens 120000 --context 64 --batch 16 --lr 3e-3
 
 lint: $(READY)
 	$(BIN)/ruff check .

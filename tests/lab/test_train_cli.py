@@ -172,12 +172,15 @@ def environment() -> dict[str, str]:
 def test_interrupted(number: int, code: int, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "twoaxis", "train", *SMALL, "--steps", "600", "--out", str(folder)]
-    process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + 120
-    while not (folder / "log.jsonl").exists() and time.monotonic() < end:
-        time.sleep(0.02)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        try:
+            end = time.monotonic() + 300
+            while not (folder / "log.jsonl").exists() and time.monotonic() < end:
+                time.sleep(0.02)
+            process.send_signal(number)
+            _, err = process.communicate(timeout=300)
+        finally:
+            process.kill()
     assert process.returncode == code
     assert err.startswith("twoaxis: stopped after step ")
     assert err.endswith("of 600; the same command goes on from there\n")

@@ -24,7 +24,7 @@ from twoaxis.lab import checkpoint as saving
 from twoaxis.lab.config import TrainConfig
 from twoaxis.lab.files import FileTrouble
 from twoaxis.lab.results import Result, load_log, load_result
-from twoaxis.lab.train import train
+from twoaxis.lab.train import Interrupted, train
 
 RUN: dict[str, Any] = {
     "steps": 36,
@@ -190,6 +190,21 @@ def test_signals_save_and_stop(number: int, tmp_path: Path, whole: Any) -> None:
     assert run.text == f"stopped after step {step} of 36; the same command goes on from there\n"
     train(config, folder)
     same(folder, whole)
+
+
+def test_a_signal_in_the_last_step_is_not_swallowed(tmp_path: Path) -> None:
+    config = small(steps=3)
+
+    def stop(step: int, loss: float | None) -> None:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="stopped; this run was at its end and its result is saved"):
+        train(config, tmp_path, watch=stop)
+    result = load_result(tmp_path)
+    assert result is not None
+    assert (result.status, result.steps) == ("finished", 3)
+    assert train(config, tmp_path) == result
 
 
 def limit() -> None:

@@ -16,7 +16,6 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
-    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -29,6 +28,7 @@ from transformers import (
 from tests.model.hf_helpers import TOLERANCE, far, shake
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM
+from twoaxis.retrofit.families import map_config, our_name
 
 TINY: dict[str, Any] = {
     "vocab_size": 61,
@@ -120,68 +120,14 @@ MODELS: dict[str, Make] = {
     "smollm3 tied": smollm3(tie_word_embeddings=True, **rope("default")),
 }
 
-SAME_NAME = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"),
-    *("rope_parameters", "pad_token_id", "bos_token_id", "eos_token_id"),
-)
-
-NAMES = {
-    "self_attn.q_proj": "attention.query",
-    "self_attn.k_proj": "attention.key",
-    "self_attn.v_proj": "attention.value",
-    "self_attn.o_proj": "attention.output",
-    "mlp.gate_proj": "mlp.gate",
-    "mlp.up_proj": "mlp.up",
-    "mlp.down_proj": "mlp.down",
-}
-SCALES = {"self_attn.q_norm.weight": "attention.query_norm", "self_attn.k_norm.weight": "attention.key_norm"}
-
-
-def mapped_config(theirs: PreTrainedConfig) -> TwoAxisConfig:
-    """Our configuration of one of their models."""
-    family = theirs.model_type
-    fields = {name: getattr(theirs, name) for name in SAME_NAME}
-    biased = bool(getattr(theirs, "attention_bias", False))
-    windows = None
-    kinds = getattr(theirs, "layer_types", None)
-    width = getattr(theirs, "sliding_window", None)
-    if kinds is not None:
-        windows = [width if kind == "sliding_attention" else None for kind in kinds]
-    elif width is not None:
-        windows = [width] * theirs.num_hidden_layers
-    no_rope = getattr(theirs, "no_rope_layers", None) or []
-    return TwoAxisConfig(
-        **fields,
-        head_dim=getattr(theirs, "head_dim", None),
-        attention_bias=biased or family == "qwen2",
-        attention_output_bias=biased,
-        mlp_bias=bool(getattr(theirs, "mlp_bias", False)),
-        qk_norm=family == "qwen3",
-        attention_windows=windows,
-        no_rope_blocks=[block for block, rotates in enumerate(no_rope) if not rotates],
-        stream="standard",
-    )
-
 
 def mapped_weights(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Our state dict of theirs; a key that has no place is an error."""
+    """Our state dict of theirs, for the plain stream: one way per pre-norm."""
     ours: dict[str, Tensor] = {}
     for key, tensor in theirs.items():
-        if key in ("model.embed_tokens.weight", "lm_head.weight"):
-            ours[key] = tensor
-        elif key == "model.norm.weight":
-            ours["model.trunk.final_norm.weight"] = tensor
-        else:
-            block, rest = key.removeprefix("model.layers.").split(".", 1)
-            module, _, leaf = rest.rpartition(".")
-            if module in NAMES:
-                ours[f"model.trunk.blocks.{block}.{NAMES[module]}.{leaf}"] = tensor
-            elif rest in SCALES:
-                ours[f"model.trunk.blocks.{block}.{SCALES[rest]}"] = tensor
-            else:
-                kind = {"input_layernorm": "attention", "post_attention_layernorm": "mlp"}[module]
-                ours[f"model.trunk.norms.{block}.{kind}.{leaf}"] = tensor.unsqueeze(0)
+        name = our_name(key)
+        assert name is not None
+        ours[name] = tensor.unsqueeze(0) if ".norms." in name else tensor
     return ours
 
 
@@ -207,7 +153,7 @@ def pair(make: Make, dtype: torch.dtype) -> tuple[PreTrainedModel, TwoAxisForCau
     theirs = cast(Any, theirs).to(dtype).eval()
     if dtype == torch.float64:
         wide_norms(theirs)
-    ours = cast(Any, TwoAxisForCausalLM(mapped_config(theirs.config))).to(dtype).eval()
+    ours = cast(Any, TwoAxisForCausalLM(map_config(theirs.config))).to(dtype).eval()
     ours.load_state_dict(mapped_weights(theirs.state_dict()), strict=True)
     return theirs, ours
 
@@ -298,7 +244,7 @@ def test_the_helper_is_sensitive() -> None:
         "llama yarn": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     }.items():
         theirs, ours = pair(MODELS[name], torch.float64)
-        fields = {**mapped_config(theirs.config).to_diff_dict(), **change}
+        fields = {**map_config(theirs.config).to_diff_dict(), **change}
         other = TwoAxisForCausalLM(TwoAxisConfig(**{k: v for k, v in fields.items() if k != "model_type"}))
         other.load_state_dict(ours.state_dict())
         other = other.double().eval()

@@ -11,7 +11,8 @@ from importlib import import_module
 
 from twoaxis.cli.app import app
 
-for _file in ("study", "models"):  # in the order of the help page; their commands register themselves
+# in the order of the help page; their commands register themselves
+for _file in ("study", "models", "inspect", "retrofit", "data", "train", "compare", "report"):
     import_module(f"twoaxis.cli.{_file}")
 
 

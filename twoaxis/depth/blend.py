@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Neutral, ParameterGroup, Seen, State, Stream, Tokens
 from twoaxis.kernels.precision import widen
+from twoaxis.probe import Probe
 
 
 class Both(NamedTuple):
@@ -105,6 +106,11 @@ class Blend(Stream):
 
     def _weights(self, value: Both, site: Site) -> Tensor | None:
         return self.method.weights(value.method, site)
+
+    def _probe(self, value: Both, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
+        """The gate of the blend, and what the method shows of its own un-blended read."""
+        own = self.method.probe(value.method, site, y, seen.aux, c)
+        return {"blend gate": Probe(self.gate[site.index]), **own}
 
     def _pack(self, value: Both, site: Site) -> tuple[Tensor, ...]:
         return (value.plain, *self.method.pack(value.method))

@@ -51,6 +51,7 @@ from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, St
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.taps import causal_taps, with_history
 from twoaxis.options import check_types
+from twoaxis.probe import Probe, Regime
 from twoaxis.window import Ring
 
 
@@ -100,6 +101,15 @@ class DeepDeltaConfig:
             raise ValueError(f"k_eps must not be negative, got {self.k_eps}")
         if not 0.0 <= self.gate_start <= 2.0:
             raise ValueError(f"gate_start must lie between 0 and 2, got {self.gate_start}")
+
+
+REGIMES = (
+    Regime("skip", 0.0, 0.1),
+    Regime("under-relaxed", 0.1, 0.9),
+    Regime("match", 0.9, 1.1),
+    Regime("over-relaxed", 1.1, 2.0),
+)
+"""What a gate does to kᵀX - v: keeps nine tenths of it or more, shrinks it, leaves a tenth at most, turns its sign."""
 
 
 class Matrix(NamedTuple):
@@ -343,6 +353,19 @@ class DeepDelta(Stream):
             v = v - torch.einsum("...d,...dv->...v", k, x)
         x = x + (beta.unsqueeze(-1) * k).unsqueeze(-1) * v.unsqueeze(-2)
         return (x if self.wide else x.squeeze(-1)).to(state.dtype)
+
+    def _probe(self, value: Matrix, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
+        """The gate, and how far what the state holds along k is from v before and after the write."""
+        if y is None or c is None or self.config.update == "add" or not self.uses(site):
+            return {}
+        row = self.rows[site.index]
+        k, v = self.direction(row, y, c.x), self.values(row, widen(seen.x if self.config.map == "k" else y))
+        found = {"gate": Probe(self.gate(row, c.x), regimes=REGIMES)}
+        after = self._rewrite(value.x, row, y, seen.x, c.x)
+        for when, state in (("before the write", value.x), ("after the write", after)):
+            x = widen(state) if self.wide else widen(state).unsqueeze(-1)
+            found[f"discrepancy, {when}"] = Probe((torch.einsum("...d,...dv->...v", k, x) - v).norm(dim=-1))
+        return found
 
     def direction(self, row: int, y: Tensor, c: Tensor) -> Tensor:
         """k (..., D) of the site with parameter row `row`, from the sub-layer's output or the normalised read."""

@@ -45,6 +45,7 @@ from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, St
 from twoaxis.kernels.precision import routing_dtype, widen
 from twoaxis.kernels.streams import mix_streams, stream_logits, stream_mean, stream_sum
 from twoaxis.options import check_types
+from twoaxis.probe import Probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,11 @@ class Mix(NamedTuple):
 
     weights: Tensor
     gain: Tensor
+
+
+def mix_probes(mix: Mix) -> dict[str, Probe]:
+    """What a site does when it writes, for inspection."""
+    return {"write": Probe(mix.gain, ("stream",)), "mix": Probe(mix.weights, ("to", "from"))}
 
 
 class HyperConnections(Stream):
@@ -267,6 +273,10 @@ class HyperConnections(Stream):
             return value.h.new_full((*shape, 1, n), share, dtype=routing_dtype(value.h.dtype))
         alpha, _ = self.coefficients(value.h, self.rows[site.index])
         return alpha[..., :1].mT.expand(*shape, 1, n)
+
+    def _probe(self, value: Streams, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
+        """How the streams are written and mixed; how they are read is what `weights` says."""
+        return {} if seen.aux is None else mix_probes(seen.aux)
 
     # What it declares.
 

@@ -53,13 +53,14 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.card import Card, Published
-from twoaxis.depth.hyper_connections import Mix, Streams
+from twoaxis.depth.hyper_connections import Mix, Streams, mix_probes
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype, widen
 from twoaxis.kernels.streams import mix_streams, sinkhorn, stream_mean, stream_sum
 from twoaxis.kernels.weighted_sum import rms_logits
 from twoaxis.options import check_types
+from twoaxis.probe import Probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,6 +325,15 @@ class ManifoldHyperConnections(Stream):
         n = self.config.streams
         share = 1.0 if self.config.readout == "sum" else 1.0 / n
         return value.h.new_full((*value.h.shape[:-2], 1, n), share, dtype=routing_dtype(value.h.dtype))
+
+    def _probe(self, value: Streams, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
+        """As hyper-connections', and how far the row or column sum of H_res that is worst is from one."""
+        if seen.aux is None:
+            return {}
+        mix = seen.aux.weights
+        sums = torch.cat([mix.sum(-1), mix.sum(-2)], dim=-1)
+        off = (sums - 1.0).abs().amax(-1)
+        return {**mix_probes(seen.aux), "distance from doubly stochastic": Probe(off)}
 
     # What it declares.
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from twoaxis.card import Card
 from twoaxis.depth.site import OUT, Placement, Site, make_sites
+from twoaxis.probe import Probe
 
 _NUMBERS = itertools.count(1)
 
@@ -207,6 +208,9 @@ class Stream(nn.Module):
     def _weights(self, value: Any, site: Site) -> Tensor | None:
         return None
 
+    def _probe(self, value: Any, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
+        return {}
+
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Set every parameter to the method's published initial value."""
 
@@ -327,6 +331,14 @@ class Stream(nn.Module):
         """What `site` reads from which source: (..., W, S), or None where the method has no such weights."""
         self._check(state, site)
         return self._weights(state.value, site)
+
+    def probe(self, state: State, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
+        """What else the method shows of itself at `site`, by name; asked before the write, with its arguments.
+
+        At the out site, which is never written, `y` and `c` are None.
+        """
+        self._check(state, site)
+        return self._probe(state.value, site, y, seen, c)
 
     def pack(self, state: State) -> tuple[Tensor, ...]:
         """The state as tensors for a stage boundary; only between blocks, where its structure is fixed.

@@ -119,7 +119,7 @@ def count_contender(plan: Plan, contender: Contender, size: Size, sources: Seque
         resolved = resolve(contender, lambda other, fields: model_config(config(other, fields), vocabulary))
         made = config(contender, resolved)
         model = model_config(made, vocabulary)
-        flops = training_flops(model, made.context, recompute=bool(made.recompute)).total
+        flops = training_flops(model, made.context, recompute=made.recompute).total
         return Counted(made, resolved, count_parameters(model).total, flops)
     except ValueError as error:
         raise ValueError(f"{contender.label} at size {size.label}: {error}") from error

@@ -148,12 +148,7 @@ def flops_per_token(config: TrainConfig, model: TwoAxisConfig) -> float:
     """
     from twoaxis.model.flops import training_flops
 
-    plain = training_flops(model, config.context).total
-    if not config.recompute:
-        return plain
-    blocks = model.num_hidden_layers
-    part = -(-blocks // config.recompute) / blocks  # of the blocks: the first and every n-th after it
-    return plain + part * (training_flops(model, config.context, recompute=True).total - plain)
+    return training_flops(model, config.context, recompute=config.recompute).total
 
 
 def learn(config: TrainConfig, model: Any) -> list[Group]:

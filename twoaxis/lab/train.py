@@ -111,11 +111,15 @@ def _run(config: TrainConfig, folder: Path, data: Data, watch: Any) -> Result:
             trainer.train(resume_from_checkpoint=resumed)
     except Diverged as error:
         trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
-        return _keep(job, status="diverged", message=f"{error}; the run in {folder} was stopped there")
-    if job.account.step < job.account.steps:
-        told = f"stopped after step {job.account.step} of {job.account.steps}; the same command goes on from there"
-        raise Interrupted(told, job.stop.signal)
-    return _finish(job, trainer, data)
+        result = _keep(job, status="diverged", message=f"{error}; the run in {folder} was stopped there")
+    else:
+        if job.account.step < job.account.steps:
+            told = f"stopped after step {job.account.step} of {job.account.steps}; the same command goes on from there"
+            raise Interrupted(told, job.stop.signal)
+        result = _finish(job, trainer, data)
+    if job.stop.asked:  # in the last step: there was nothing left to stop, but whoever called may have more to do
+        raise Interrupted("stopped; this run was at its end and its result is saved", job.stop.signal)
+    return result
 
 
 def _prepare(config: TrainConfig, folder: Path, data: Data, watch: Any, device: Any) -> tuple[Job, str | None]:

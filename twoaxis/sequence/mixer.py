@@ -15,15 +15,23 @@ any cut of a sequence into chunks gives the same numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from twoaxis.card import Card
+from twoaxis.probe import Probe
 from twoaxis.window import Ring
 
 POINTS = ("site", "attention", "qkv", "mlp", "hidden")
+
+LocalNeutral = Literal["bitwise", "none"]
+"""Whether some parameters make a model with the mixer equal to the one without it.
+
+bitwise: to the last bit; the operator's increment is zero at a site of its own, its output is its input elsewhere.
+none: no parameters do.
+"""
 
 
 class LocalCost(NamedTuple):
@@ -64,6 +72,23 @@ class Local(nn.Module):
         """Set every parameter to its initial value; `std` is the model's for projections."""
         raise NotImplementedError(f"{type(self).__name__} does not define reset_parameters")
 
+    def probe(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Probe]:
+        """What the operator shows of itself for the arguments of `step`, by name."""
+        return {}
+
+    @property
+    def neutral(self) -> LocalNeutral:
+        """The neutral class of the operator with these options."""
+        return "none"
+
+    def neutral_(self) -> None:
+        """Set as few parameters as possible so that the model equals the one without the mixer.
+
+        What is set must get a gradient at once, and the others as soon as it has moved: of two factors in series only
+        one may be zero.
+        """
+        raise ValueError(f"{type(self).__name__} with these options has no neutral parameters")
+
     def dead(self) -> dict[str, str]:
         """Parameters that can never get a gradient, and why."""
         return {}
@@ -84,6 +109,8 @@ class Mixer:
     """Its row of the map of methods."""
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     """Options that between them use every part of the mixer: what certificates and conformance tests run."""
+    neutral_options: ClassVar[Mapping[str, Any]] = {}
+    """Options that have a neutral start, to be taken on a pretrained model in place of defaults that have none."""
 
     def __init__(self, config: Any) -> None:
         self.config = config

@@ -39,7 +39,8 @@ from twoaxis.card import Card, Published
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.taps import depthwise_taps, with_history
 from twoaxis.options import check_types
-from twoaxis.sequence.mixer import Local, LocalCost, Mixer
+from twoaxis.probe import Probe
+from twoaxis.sequence.mixer import Local, LocalCost, LocalNeutral, Mixer
 from twoaxis.window import Ring
 
 Start = Literal["uniform", "zero", "identity"]
@@ -129,6 +130,24 @@ class ShortConv(Local):
             if start == "identity":
                 self.weight[..., -1] = 1.0
 
+    @property
+    def neutral(self) -> LocalNeutral:
+        """Zero taps where the output is added, the identity where it replaces; a SiLU in between has neither."""
+        return "bitwise" if self.config.adds or self.config.activation == "none" else "none"
+
+    def neutral_(self) -> None:
+        """Zero taps and bias; one on the current token where the output replaces the input."""
+        if self.neutral == "none":
+            raise ValueError(
+                f"short_conv at {self.config.where!r} with activation='silu' and without residual has no neutral "
+                "parameters; use residual=True or activation='none'"
+            )
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.zero_()
+            if not self.config.adds:
+                self.weight[..., -1] = 1.0
+
     def start(self, spare: int = 0) -> Ring:
         """An empty ring of the last k-1 inputs."""
         return Ring(self.config.kernel, axis=1, spare=spare)
@@ -150,6 +169,10 @@ class ShortConv(Local):
         if self.config.adds_input:
             y = y + x
         return y.to(x.dtype), ring
+
+    def probe(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Probe]:
+        """The root mean square over channels of each tap, the current token's first."""
+        return {"taps": Probe(widen(self.weight).square().mean((0, 1)).sqrt().flip(0), ("distance",))}
 
     def cost(self) -> LocalCost:
         """k multiply-adds per channel, and one addition each for a bias and a residual."""
@@ -179,6 +202,7 @@ class ShortConvMixer(Mixer):
         {"where": "qkv"},
         {"kernel": 5, "where": "qkv", "bias": True, "residual": True, "activation": "none", "start": "uniform"},
     )
+    neutral_options = {"residual": True}  # noqa: RUF012  at "qkv", whose published form replaces the projections
     card = Card(
         title="ShortConv",
         axis="sequence",

@@ -28,8 +28,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.card import Card, Published
+from twoaxis.kernels.precision import widen
 from twoaxis.options import check_types
-from twoaxis.sequence.mixer import Local, LocalCost, Mixer
+from twoaxis.probe import Probe
+from twoaxis.sequence.mixer import Local, LocalCost, LocalNeutral, Mixer
 from twoaxis.sequence.rope import make_rope, rotate
 from twoaxis.window import Ring
 
@@ -120,6 +122,16 @@ class ShortSWA(Local):
                 if norm is not None:
                     norm.fill_(1.0)
 
+    @property
+    def neutral(self) -> LocalNeutral:
+        """A zero output projection adds nothing, to a bit."""
+        return "bitwise"
+
+    def neutral_(self) -> None:
+        """Zero the output projection; it gets a gradient at once, the other projections after it."""
+        with torch.no_grad():
+            self.output.weight.zero_()
+
     def start(self, spare: int = 0) -> Ring:
         """An empty ring of keys and values over time."""
         return Ring(self.config.window, axis=1, spare=spare)
@@ -130,18 +142,43 @@ class ShortSWA(Local):
             raise ValueError(f"the input has shape {tuple(x.shape)}, the mixer needs (batch, time, {self.width})")
         if x.shape[-1] != self.width:
             raise ValueError(f"the input has width {x.shape[-1]}, the mixer was built for {self.width}")
+        q, k, v = self._project(x, past.seen)
+        mixed, ring = past.step(q, k, v, sink=self.sink, reach=reach)
+        y = self.output(mixed.flatten(-2))
+        return (x + y if self.config.where == "branch" else y), ring
+
+    def _project(self, x: Tensor, seen: int) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of tokens that have `seen` others before them."""
         q, k, v = (linear(x).unflatten(-1, (-1, self.head_width)) for linear in (self.query, self.key, self.value))
         if self.query_norm is not None and self.key_norm is not None:
             q = F.rms_norm(q, (self.head_width,), self.query_norm.to(q.dtype))
             k = F.rms_norm(k, (self.head_width,), self.key_norm.to(k.dtype))
         if self.config.rope:
             # only distances count, so positions start wherever the memory does
-            positions = torch.arange(past.seen, past.seen + x.shape[1], device=x.device)
+            positions = torch.arange(seen, seen + x.shape[1], device=x.device)
             rope = make_rope(positions, self.head_width, self.config.rope_theta, x.dtype)
             q, k = rotate(q, rope), rotate(k, rope)
-        mixed, ring = past.step(q, k, v, sink=self.sink, reach=reach)
-        y = self.output(mixed.flatten(-2))
-        return (x + y if self.config.where == "branch" else y), ring
+        return q, k, v
+
+    def probe(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Probe]:
+        """The attention of each head by distance, (B, T, H, w); with a sink the rest to one is the sink's."""
+        q, k, v = self._project(x, past.seen)
+        length, w = x.shape[1], self.config.window
+        stored = past.append(k, v).tensors()[0][:, -(length + w - 1) :]
+        before = torch.arange(length, device=x.device) + stored.shape[1] - length  # how many tokens each one has
+        before = before if reach is None else torch.minimum(before, reach)
+        history = F.pad(widen(stored), (0, 0, 0, 0, length + w - 1 - stored.shape[1], 0))
+        q = widen(q).unflatten(-2, (self.kv_heads, -1))  # (B, T, Hkv, G, D)
+        logits = q.new_empty((*q.shape[:-1], w))
+        for lag in range(w):
+            keys = history.narrow(1, w - 1 - lag, length).unsqueeze(-2)
+            dots = (q * keys).sum(-1) * self.head_width**-0.5
+            logits[..., lag] = dots.masked_fill((before < lag)[..., None, None], -torch.inf)
+        logits = logits.flatten(-3, -2)
+        if self.sink is not None:
+            sink = widen(self.sink).to(logits.dtype)[:, None].expand(*logits.shape[:-1], 1)
+            logits = torch.cat([logits, sink], dim=-1)
+        return {"attention": Probe(logits.softmax(-1)[..., :w], ("head", "distance"))}
 
     def dead(self) -> dict[str, str]:
         """A window of one sees one token: without a sink its softmax is one whatever the query and the key."""

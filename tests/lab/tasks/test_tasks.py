@@ -201,7 +201,7 @@ EXPECTED = {
     "induction": "a5 a13 a9 a5 a15 a15 a11 a8 a22 a15 a13 ",
     "multi_hop": "e1 e6 e2 e4 e6 v27 e4 v19 e5 v25 e0 e5 e",
     "cross_depth": "e1 e6 e2 e4 e3 e7 e0 e5 e7 v2 v4 e4 v16 ",
-    "overwrite": "k0 v14 k2 v6 k3 v26 k1 v22 k2 v18 k1 v26",
+    "overwrite": "k0 v9 k0 v12 k2 v31 k3 v27 k1 v9 k1 v10 ",
     "local": "a2 a3→v0 a1→v0 a0→v0 a2→v6 a6→v2 a2→v0 a",
 }
 

@@ -1,0 +1,130 @@
+"""How far a retrofitted model is from its source, on real text.
+
+The text is a few kilobytes of the running interpreter's standard library unless the user gives one, in the source's own
+tokens. The difference is measured twice: against the source, which another library computes in another order, and
+against the same weights with the plain stream here, which a neutral start must equal to the bit.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WINDOW = 256
+"""Tokens of a pass."""
+
+BOUND = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
+"""Largest relative difference that rounding explains; beyond it the model is not the source."""
+
+
+class Text(NamedTuple):
+    """What is measured on.
+
+    Attributes:
+        name: where it comes from.
+        tokens: windows of (1, T).
+        bytes: of the text that was tokenised.
+    """
+
+    name: str
+    tokens: tuple[Tensor, ...]
+    bytes: int
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return sum(window.numel() for window in self.tokens)
+
+
+class Difference(NamedTuple):
+    """How far two models' logits are apart.
+
+    Attributes:
+        largest: absolute difference.
+        relative: the same divided by the largest logit.
+        agree: tokens at which the likeliest next token is the same.
+        tokens: all of them.
+    """
+
+    largest: float
+    relative: float
+    agree: int
+    tokens: int
+
+
+def read_text(path: str | Path | None) -> tuple[str, str]:
+    """A name and a text: the user's file, or the standard library's."""
+    if path is None:
+        import textwrap
+
+        return f"textwrap.py of Python {platform.python_version()}", Path(textwrap.__file__).read_text(encoding="utf-8")
+    try:
+        return str(path), Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: byte {error.start} cannot be read") from error
+
+
+def make_text(tokenizer: Any, vocabulary: int, positions: int, tokens: int, path: str | Path | None = None) -> Text:
+    """The first `tokens` tokens of a text in windows.
+
+    Args:
+        tokenizer: the source's; None takes bytes, modulo the vocabulary.
+        vocabulary: of the model.
+        positions: that the model is made for; a window is not longer.
+        tokens: how many at most.
+        path: of the text; None is the standard library's.
+    """
+    import torch
+
+    if tokens < 2:
+        raise ValueError(f"the difference is measured on at least 2 tokens, got {tokens}")
+    name, text = read_text(path)
+    text = text[: 16 * tokens]  # no tokenizer of text needs more characters than that for a token
+    if tokenizer is None:
+        ids, name = [byte % vocabulary for byte in text.encode()], f"{name} as bytes"
+    else:
+        ids = tokenizer(text, verbose=False)["input_ids"]
+    ids = ids[:tokens]
+    if len(ids) < 2:
+        raise ValueError(f"{name} has {len(ids)} tokens; the difference is measured on at least 2")
+    if max(ids) >= vocabulary:
+        raise ValueError(f"the tokenizer gives token {max(ids)}, the model has a vocabulary of {vocabulary}")
+    windows = torch.tensor([ids]).split(min(WINDOW, positions), dim=1)
+    size = len(text.encode()) if tokenizer is None else len(tokenizer.decode(ids, skip_special_tokens=True).encode())
+    return Text(name, windows, size)
+
+
+def logits(model: Any, text: Text) -> list[Tensor]:
+    """The logits of every window, (T, vocabulary)."""
+    import torch
+
+    device = next(model.parameters()).device
+    found = []
+    with torch.no_grad():
+        for window in text.tokens:
+            try:
+                found.append(model(input_ids=window.to(device), use_cache=False).logits[0])
+            except RuntimeError as error:
+                if "non-finite" not in str(error):
+                    raise
+                raise ValueError(f"the method cannot follow this model: {str(error).splitlines()[0]}") from error
+    return found
+
+
+def difference(ours: list[Tensor], theirs: list[Tensor]) -> Difference:
+    """How far `ours` is from `theirs`; a number that is not finite is an error."""
+    largest, scale, agree, tokens = 0.0, 0.0, 0, 0
+    for a, b in zip(ours, theirs, strict=True):
+        for i in range(len(a)):  # a token at a time: a whole window would need its size again in float64
+            x, y = a[i].double(), b[i].double()
+            largest = max(largest, (x - y).abs().max().item()) if bool(x.isfinite().all()) else float("nan")
+            scale = max(scale, y.abs().max().item())
+            agree += int(x.argmax() == y.argmax())
+        tokens += len(a)
+        if largest != largest or scale != scale:
+            raise ValueError("the logits are not finite: the source overflows in this dtype; choose another")
+    return Difference(largest, largest / max(scale, 1e-30), agree, tokens)
