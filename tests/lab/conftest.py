@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,9 @@ def registries_stay() -> Iterator[None]:
     from twoaxis.depth.registry import STREAMS
     from twoaxis.sequence.registry import MIXERS
 
-    before = [(registry, dict(registry.entries)) for registry in (STREAMS, MIXERS)]
+    entries: list[dict[str, Any]] = [STREAMS.entries, MIXERS.entries]  # pyright: ignore[reportAssignmentType]
+    before = [dict(each) for each in entries]
     yield
-    for registry, entries in before:
-        registry.entries.clear()
-        registry.entries.update(entries)
+    for each, kept in zip(entries, before, strict=True):
+        each.clear()
+        each.update(kept)
