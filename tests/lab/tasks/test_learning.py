@@ -51,14 +51,13 @@ def test_a_standard_model_learns_a_short_local_task() -> None:
 
 
 @pytest.mark.slow
-def test_a_local_mixer_is_what_the_default_local_task_asks_for() -> None:
-    task = make_task("local")
-    plain = accuracy_after(task, 240, 4)
-    mixed = accuracy_after(task, 240, 4, mixer="short_swa", mixer_options={"window": 4})
-    assert mixed > 0.9
-    assert plain < 0.5
+def test_a_local_mixer_learns_the_default_local_task() -> None:
+    """Plain attention does on some seeds only, so one seed of it says nothing."""
+    assert accuracy_after(make_task("local"), 240, 4, mixer="short_swa", mixer_options={"window": 4}) > 0.9
 
 
 @pytest.mark.slow
-def test_recall_with_a_short_convolution() -> None:
-    assert accuracy_after(make_task("recall"), 200, 32, mixer="short_conv") > 0.9  # 0.24 from the bag of tokens
+def test_recall_separates_a_short_convolution_from_plain_attention() -> None:
+    task = make_task("recall")
+    assert accuracy_after(task, 200, 32) < 0.4  # 0.24 is what the bag of tokens gives
+    assert accuracy_after(task, 200, 32, mixer="short_conv") > 0.9
