@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from twoaxis.lab.comparing.plan import Comparison, Plan, Row, data_label, save, slug
+from twoaxis.lab.comparing.sizes import Size
 from twoaxis.lab.config import TrainConfig
 from twoaxis.lab.files import Lines, write_json
-from twoaxis.lab.plan import Comparison, Plan, Row, data_label, save, slug
 from twoaxis.lab.results import LOG, RUN, Result, save_result
-from twoaxis.lab.sizes import Size
 from twoaxis.lab.spec import Contender, make_contender
 
 TOKENS = 2_000_000

@@ -33,13 +33,13 @@ from tests.lab.comparing import (
     wait_for,
     weights,
 )
-from twoaxis.lab import plan as plans
-from twoaxis.lab.compare import Outcome, compare, measure, prepare
+from twoaxis.lab.comparing import plan as plans
+from twoaxis.lab.comparing.compare import Outcome, compare, measure, prepare
+from twoaxis.lab.comparing.forecast import forecast, render
+from twoaxis.lab.comparing.live import Live
+from twoaxis.lab.comparing.request_file import make_request
+from twoaxis.lab.comparing.workers import Workers
 from twoaxis.lab.files import locked
-from twoaxis.lab.forecast import forecast, render
-from twoaxis.lab.live import Live
-from twoaxis.lab.request_file import make_request
-from twoaxis.lab.workers import Workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 pytest.importorskip("transformers")
 
 from tests.lab.text_samples import text, write_folder
-from twoaxis.lab.corpus import Corpus, cache_folder, find_cut, open_corpus, share, sides, survey
-from twoaxis.lab.tokenizer import train_bpe
+from twoaxis.lab.text.corpus import Corpus, cache_folder, find_cut, open_corpus, share, sides, survey
+from twoaxis.lab.text.tokenizer import train_bpe
 
 
 def open_(data: Path, cache: Path, watch: Any = None, **changes: Any) -> Corpus:

@@ -18,9 +18,9 @@ pytest.importorskip("transformers")
 
 from tests.lab.text_samples import load, settings, text, write_folder
 from twoaxis.lab.config import TrainConfig
-from twoaxis.lab.data import Data, TaskData, TextData, bars, load_data
-from twoaxis.lab.packing import Order
 from twoaxis.lab.tasks import make_task
+from twoaxis.lab.text.data import Data, TaskData, TextData, bars, load_data
+from twoaxis.lab.text.packing import Order
 from twoaxis.model.evaluate import evaluate
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM

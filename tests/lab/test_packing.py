@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.lab.text_samples import load, write_folder
-from twoaxis.lab.packing import Fixed, Order, count_rows, splitmix64
+from twoaxis.lab.text.packing import Fixed, Order, count_rows, splitmix64
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 

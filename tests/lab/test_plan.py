@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twoaxis.lab import plan as plans
-from twoaxis.lab.budget import TOLERANCE, fits, make_rows, smallest
+from twoaxis.lab.comparing import plan as plans
+from twoaxis.lab.comparing.budget import TOLERANCE, fits, make_rows, smallest
+from twoaxis.lab.comparing.controls import controls, nearest, parse_spelled, pin, spelled_out
+from twoaxis.lab.comparing.plan import Comparison, Plan, make_contenders
+from twoaxis.lab.comparing.rates import choose, settle
+from twoaxis.lab.comparing.request import Request
+from twoaxis.lab.comparing.request_file import make_request, merge_options, parse_seeds, read_options
+from twoaxis.lab.comparing.sizes import parse_sizes
 from twoaxis.lab.config import TrainConfig
-from twoaxis.lab.controls import controls, nearest, parse_spelled, pin, spelled_out
-from twoaxis.lab.plan import Comparison, Plan, make_contenders
-from twoaxis.lab.rates import choose, settle
-from twoaxis.lab.request import Request
-from twoaxis.lab.request_file import make_request, merge_options, parse_seeds, read_options
 from twoaxis.lab.results import Result
-from twoaxis.lab.sizes import parse_sizes
 from twoaxis.lab.spec import make_contender
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
@@ -155,7 +155,7 @@ def test_labels_of_data_become_folders_that_differ() -> None:
     channels=st.sampled_from([1, 2, 4]),
 )
 def test_flops_are_matched_within_one_percent(steps: int, batch: int, own: int, channels: int) -> None:
-    from twoaxis.lab.build import model_config
+    from twoaxis.lab.training.build import model_config
     from twoaxis.model.flops import training_flops
 
     plan = make_plan(
@@ -477,7 +477,7 @@ def test_a_method_that_does_not_exist_is_named_with_its_contender() -> None:
 
 
 def test_every_field_of_a_run_has_its_place() -> None:
-    from twoaxis.lab.request_file import FIELDS
+    from twoaxis.lab.comparing.request_file import FIELDS
 
     fields = {field.name for field in dataclasses.fields(TrainConfig)}
     assert set(FIELDS) | set(plans.OWN) | set(plans.FROM_SCRATCH) == fields

@@ -17,12 +17,12 @@ import pytest
 
 from tests.lab.fake_comparison import FAKES, L_INF, STANDARD, Fake, make_fake
 from twoaxis import cli
-from twoaxis.lab import report as reporting
-from twoaxis.lab.page import render_page
-from twoaxis.lab.report import Report, make_report, render_markdown, render_terminal, text_table
-from twoaxis.lab.summary import summarise
-from twoaxis.lab.tables import Cell, Grid, count, grids, signed, size
-from twoaxis.lab.words import closing, headline
+from twoaxis.lab.reports import report as reporting
+from twoaxis.lab.reports.page import render_page
+from twoaxis.lab.reports.report import Report, make_report, render_markdown, render_terminal, text_table
+from twoaxis.lab.reports.summary import summarise
+from twoaxis.lab.reports.tables import Cell, Grid, count, grids, signed, size
+from twoaxis.lab.reports.words import closing, headline
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twoaxis.lab.scaling import (
+from twoaxis.lab.reports.scaling import (
     Law,
     NoLaw,
     Point,
@@ -19,7 +19,7 @@ from twoaxis.lab.scaling import (
     speed_up,
     speed_up_interval,
 )
-from twoaxis.lab.scaling import given as given_law
+from twoaxis.lab.reports.scaling import given as given_law
 
 SIZES = (1e15, 4e15, 2e16, 1e17)
 

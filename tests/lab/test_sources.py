@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from twoaxis.lab.files import FileTrouble
-from twoaxis.lab.sources import parse_hub, read_source, source_name
+from twoaxis.lab.text.sources import parse_hub, read_source, source_name
 from twoaxis.model.evaluate import Document
 
 

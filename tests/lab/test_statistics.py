@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twoaxis.lab.statistics import (
+from twoaxis.lab.reports.statistics import (
     BETTER,
     OPEN,
     WORSE,
@@ -225,7 +225,7 @@ def test_a_planted_difference_is_resolved_with_its_sign(sign: float, verdict: st
 @pytest.mark.slow
 def test_standard_against_itself_and_against_a_handicap(tmp_path: Path) -> None:
     """Real runs: the same model under other initial weights, and with a hundredth of the learning rate."""
-    training = pytest.importorskip("twoaxis.lab.train")
+    training = pytest.importorskip("twoaxis.lab.training.train")
     from twoaxis.lab.config import TrainConfig
 
     text = tmp_path / "text"

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.lab.fake_comparison import ALPHA, FAKES, L_INF, STANDARD, TOKENS, Fake, law, make_fake
-from twoaxis.lab.curves import difference_band, loss_band
-from twoaxis.lab.document import to_document
 from twoaxis.lab.files import read_json
-from twoaxis.lab.reading import Curve, load_folder
-from twoaxis.lab.statistics import BETTER, OPEN, WORSE
-from twoaxis.lab.summary import Entry, Summary, summarise
+from twoaxis.lab.reports.curves import difference_band, loss_band
+from twoaxis.lab.reports.document import to_document
+from twoaxis.lab.reports.reading import Curve, load_folder
+from twoaxis.lab.reports.statistics import BETTER, OPEN, WORSE
+from twoaxis.lab.reports.summary import Entry, Summary, summarise
 
 
 def named(summary: Summary, part: str, table: int = 0) -> Entry:

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from tests.lab.text_samples import text
-from twoaxis.lab import tokenizer as tokenizing
-from twoaxis.lab.tokenizer import END, Bytes, Pretrained, check_spelling, load, load_pretrained, pieces, train_bpe
+from twoaxis.lab.text import tokenizer as tokenizing
+from twoaxis.lab.text.tokenizer import END, Bytes, Pretrained, check_spelling, load, load_pretrained, pieces, train_bpe
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 from twoaxis.model.load import load_codec
 from twoaxis.model.presets import preset

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from tests.lab.train_helpers import SHAPE, Uneven, numbers, small
 from tests.retrofit.helpers import byte_llama
 from twoaxis import mixer_names, stream_names
-from twoaxis.lab.build import flops_per_token, learn, make_model, model_config, resolve
-from twoaxis.lab.checkpoint import weights, weights_digest
 from twoaxis.lab.config import TrainConfig
-from twoaxis.lab.data import load_data
-from twoaxis.lab.groups import make_optimizer
-from twoaxis.lab.held_out import collate, measure
 from twoaxis.lab.results import load_log, load_result
-from twoaxis.lab.schedule import rate
-from twoaxis.lab.train import train
+from twoaxis.lab.text.data import load_data
+from twoaxis.lab.training.build import flops_per_token, learn, make_model, model_config, resolve
+from twoaxis.lab.training.checkpoint import weights, weights_digest
+from twoaxis.lab.training.groups import make_optimizer
+from twoaxis.lab.training.held_out import collate, measure
+from twoaxis.lab.training.schedule import rate
+from twoaxis.lab.training.train import train
 from twoaxis.model.load import load_model
 from twoaxis.retrofit.convert import retrofit
 

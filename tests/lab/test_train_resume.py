@@ -20,11 +20,11 @@ pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file
 
 from tests.lab.train_helpers import Fork, numbers, small
-from twoaxis.lab import checkpoint as saving
 from twoaxis.lab.config import TrainConfig
 from twoaxis.lab.files import FileTrouble
 from twoaxis.lab.results import Result, load_log, load_result
-from twoaxis.lab.train import Interrupted, train
+from twoaxis.lab.training import checkpoint as saving
+from twoaxis.lab.training.train import Interrupted, train
 
 RUN: dict[str, Any] = {
     "steps": 36,

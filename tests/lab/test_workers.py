@@ -16,11 +16,11 @@ import pytest
 pytest.importorskip("transformers")
 
 from tests.lab.comparing import FRAGILE, alive, children, make_options, wait_for
+from twoaxis.lab.comparing.workers import Report, ServerGone, Workers, default_jobs, explain, physical_cores
 from twoaxis.lab.config import TrainConfig
 from twoaxis.lab.own import fingerprints, use_files
 from twoaxis.lab.results import load_result
-from twoaxis.lab.train import train
-from twoaxis.lab.workers import Report, ServerGone, Workers, default_jobs, explain, physical_cores
+from twoaxis.lab.training.train import train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 
@@ -127,7 +127,7 @@ def test_stopping_saves_a_checkpoint(workers: Workers, place: Path) -> None:
 PARENT = """
     import sys
     from twoaxis.lab.config import TrainConfig
-    from twoaxis.lab.workers import Workers
+    from twoaxis.lab.comparing.workers import Workers
     with Workers(sys.argv[1] + "/output") as workers:
         workers.start(TrainConfig.from_dict(dict({config!r})), sys.argv[1] + "/run")
         while True:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from twoaxis.lab.config import TrainConfig
-from twoaxis.lab.data import TextData
+from twoaxis.lab.text.data import TextData
 
 WORDS = (
     *("the", "stream", "adds", "along", "depth", "while", "mixers", "look", "back", "over", "a", "window", "of"),

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from twoaxis.lab.config import TrainConfig
-from twoaxis.lab.data import Data
 from twoaxis.lab.results import load_log
-from twoaxis.lab.train import Interrupted, train
+from twoaxis.lab.text.data import Data
+from twoaxis.lab.training.train import Interrupted, train
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 TIMES = ("seconds", "tokens_per_second")

@@ -91,7 +91,7 @@ def compare(
         json_output: Print one JSON document instead of tables.
         shared: Fields that all runs share.
     """
-    from twoaxis.lab.request_file import make_request, merge_options, read_options
+    from twoaxis.lab.comparing.request_file import make_request, merge_options, read_options
 
     local = {name: value for name, value in locals().items() if name in LINE}
     options = given(local | shared_fields(shared), sys.argv[1:])
@@ -113,8 +113,8 @@ LINE = (
 
 def shared_fields(shared: Shared) -> dict[str, Any]:
     """The fields of a run that a comparison takes as they are, the model's parsed."""
+    from twoaxis.lab.comparing.request_file import FIELDS
     from twoaxis.lab.config_file import parse_model
-    from twoaxis.lab.request_file import FIELDS
 
     return {name: getattr(shared, name) for name in FIELDS} | {"model": parse_model(shared.model)}
 
@@ -127,10 +127,10 @@ def given(values: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
 
 
 def _dry_run(request: Any, out: str, jobs: int | None, json_output: bool) -> int:
-    from twoaxis.lab.compare import measure, prepare
-    from twoaxis.lab.forecast import forecast, render
-    from twoaxis.lab.plan import load
-    from twoaxis.lab.workers import default_jobs
+    from twoaxis.lab.comparing.compare import measure, prepare
+    from twoaxis.lab.comparing.forecast import forecast, render
+    from twoaxis.lab.comparing.plan import load
+    from twoaxis.lab.comparing.workers import default_jobs
     from twoaxis.model.load import quiet
 
     quiet()
@@ -143,7 +143,7 @@ def _dry_run(request: Any, out: str, jobs: int | None, json_output: bool) -> int
 
 
 def _compare(request: Any, out: str, jobs: int | None, report: bool, json_output: bool) -> int:
-    from twoaxis.lab.compare import Stopped, command_line, compare
+    from twoaxis.lab.comparing.compare import Stopped, command_line, compare
     from twoaxis.model.load import quiet
 
     quiet()
@@ -153,7 +153,7 @@ def _compare(request: Any, out: str, jobs: int | None, report: bool, json_output
         print(f"twoaxis: stopped; go on with: twoaxis compare --out {out}", file=sys.stderr)
         return 128 + stopped.signal
     if report:
-        from twoaxis.lab.report import make_report, render_terminal
+        from twoaxis.lab.reports.report import make_report, render_terminal
 
         made = make_report(out)
         if json_output:

@@ -10,7 +10,7 @@ import tyro
 from twoaxis.cli.app import app
 
 if TYPE_CHECKING:
-    from twoaxis.lab.data import Data, TaskData
+    from twoaxis.lab.text.data import Data, TaskData
 
 
 @app.command
@@ -55,7 +55,7 @@ def data(
         cache=cache,
         seed=seed,
     )
-    from twoaxis.lab.data import TaskData, bars, load_data
+    from twoaxis.lab.text.data import TaskData, bars, load_data
     from twoaxis.model.load import quiet
 
     if not data[0].startswith("task:"):

@@ -27,11 +27,11 @@ def report(
         alpha: Exponent of the scaling law; with --l-inf, one size is enough.
         json_output: Print one JSON document, that of DIR/report/table.json, instead of tables.
     """
-    from twoaxis.lab.report import make_report, render_terminal
+    from twoaxis.lab.reports.report import make_report, render_terminal
 
     made = make_report(folder, l_inf=l_inf, alpha=alpha)
     if json_output:
-        from twoaxis.lab.document import to_document
+        from twoaxis.lab.reports.document import to_document
 
         print(json.dumps(to_document(made.summary), indent=1, allow_nan=False))
     else:

@@ -62,10 +62,10 @@ def train(
     from twoaxis.lab.config_file import merge, read_fields
 
     run = merge({} if config is None else read_fields(config), given_fields(fields, sys.argv[1:]))
-    from twoaxis.lab.interrupt import Interrupted
-    from twoaxis.lab.machine import rank
     from twoaxis.lab.own import use_files
-    from twoaxis.lab.reporting import check_reports
+    from twoaxis.lab.training.interrupt import Interrupted
+    from twoaxis.lab.training.machine import rank
+    from twoaxis.lab.training.reporting import check_reports
 
     check_reports(run.report_to)
     use_files(use)
@@ -97,15 +97,15 @@ def given_fields(fields: Fields, arguments: list[str]) -> dict[str, Any]:
 
 def _train(run: TrainConfig, out: str) -> Result:
     """Load the data and train, with a bar for each."""
-    from twoaxis.lab.train import finished
+    from twoaxis.lab.training.train import finished
 
     done = finished(run, out)  # before anything heavy
     if done is not None:
         return done
-    from twoaxis.lab.build import check, resolve
-    from twoaxis.lab.data import bars, load_data
-    from twoaxis.lab.machine import rank
-    from twoaxis.lab.train import train
+    from twoaxis.lab.text.data import bars, load_data
+    from twoaxis.lab.training.build import check, resolve
+    from twoaxis.lab.training.machine import rank
+    from twoaxis.lab.training.train import train
     from twoaxis.model.load import quiet
 
     quiet()

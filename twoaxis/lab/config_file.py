@@ -20,7 +20,7 @@ from twoaxis.lab.spec import parse_value, split
 
 def read_fields(path: str | Path) -> dict[str, Any]:
     """The fields in a TOML, JSON or YAML file; of a run.json those of its run."""
-    from twoaxis.lab.request_file import read_options
+    from twoaxis.lab.comparing.request_file import read_options
 
     found = read_options(path)
     if "config" in found and "key" in found:

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from twoaxis.lab.comparing.sizes import Size
 from twoaxis.lab.config import RUNNING, TrainConfig
 from twoaxis.lab.files import digest, read_json, write_json
-from twoaxis.lab.sizes import Size
 from twoaxis.lab.spec import Contender, make_contender, spell
 
 FORMAT = 1
@@ -317,7 +317,7 @@ def contender_config(
         data: the sources.
         resolved: fields of the model that `wider` or `deeper` came to.
     """
-    from twoaxis.lab.controls import without_matching
+    from twoaxis.lab.comparing.controls import without_matching
 
     plain = without_matching(contender)
     return dataclasses.replace(

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
-from twoaxis.lab.plan import Comparison, Run
+from twoaxis.lab.comparing.plan import Comparison, Run
 from twoaxis.lab.results import Result
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from twoaxis.lab.reading import Curve
-from twoaxis.lab.summary import Entry
+from twoaxis.lab.reports.reading import Curve
+from twoaxis.lab.reports.summary import Entry
 
 
 class Band(NamedTuple):

@@ -51,7 +51,7 @@ def prepared(threads: int | None) -> Iterator[None]:
     import torch.utils.deterministic
     from transformers.utils import logging
 
-    from twoaxis.lab.checkpoint import own_random
+    from twoaxis.lab.training.checkpoint import own_random
     from twoaxis.model.load import quiet
 
     count, level, bars = torch.get_num_threads(), logging.get_verbosity(), logging.is_progress_bar_enabled()

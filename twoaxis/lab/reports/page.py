@@ -10,12 +10,12 @@ import html
 import json
 from typing import Any
 
-from twoaxis.lab.curves import Band, difference_band, loss_band
-from twoaxis.lab.page_parts import SCRIPT, STYLE
-from twoaxis.lab.plots import NAMES, colour
-from twoaxis.lab.summary import AXES, Summary, Table
-from twoaxis.lab.tables import Cell, Grid, grids, signed, tone
-from twoaxis.lab.words import closing, facts, headline
+from twoaxis.lab.reports.curves import Band, difference_band, loss_band
+from twoaxis.lab.reports.page_parts import SCRIPT, STYLE
+from twoaxis.lab.reports.plots import NAMES, colour
+from twoaxis.lab.reports.summary import AXES, Summary, Table
+from twoaxis.lab.reports.tables import Cell, Grid, grids, signed, tone
+from twoaxis.lab.reports.words import closing, facts, headline
 
 
 def render_page(summary: Summary) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from twoaxis.lab.statistics import LEVEL
-from twoaxis.lab.summary import Entry, Fit, Summary, Table, ratio
+from twoaxis.lab.reports.statistics import LEVEL
+from twoaxis.lab.reports.summary import Entry, Fit, Summary, Table, ratio
 
 FORMAT = 1
 """Version of table.json."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from twoaxis.lab.corpus import Part
+from twoaxis.lab.text.corpus import Part
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from twoaxis.lab import spec
-from twoaxis.lab.corpus import Corpus, Part, Watch, open_corpus
 from twoaxis.lab.files import digest
-from twoaxis.lab.packing import Fixed, Order, Rows
-from twoaxis.lab.sources import source_name, tell_skipped
+from twoaxis.lab.text.corpus import Corpus, Part, Watch, open_corpus
+from twoaxis.lab.text.packing import Fixed, Order, Rows
+from twoaxis.lab.text.sources import source_name, tell_skipped
 from twoaxis.progress import Progress
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class TextData(Data):
         return digest({"files": hashes, "vocabulary": self.vocabulary, **settings})
 
     def train(self, seed: int, count: int) -> Rows:
-        """Rows in an order of the seed's; see `twoaxis.lab.packing`."""
+        """Rows in an order of the seed's; see `twoaxis.lab.text.packing`."""
         order = Order(self.train_tokens, self.context, seed)
         return Rows(self.corpus.train, order, count, self.context, isolate=self.isolate)
 

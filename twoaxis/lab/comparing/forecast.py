@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twoaxis.lab.budget import Measure
-from twoaxis.lab.plan import Comparison, Row, run_config
+from twoaxis.lab.comparing.budget import Measure
+from twoaxis.lab.comparing.plan import Comparison, Row, run_config
 from twoaxis.lab.results import load_result
 
 START = 2.0

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from twoaxis.lab.comparing.controls import pin
+from twoaxis.lab.comparing.plan import FROM_SCRATCH, LR_SEED, OWN, Match, Plan, check_contenders, differing, merge
+from twoaxis.lab.comparing.sizes import Size, parse_sizes
 from twoaxis.lab.config import RUNNING, TrainConfig
-from twoaxis.lab.controls import pin
-from twoaxis.lab.plan import FROM_SCRATCH, LR_SEED, OWN, Match, Plan, check_contenders, differing, merge
-from twoaxis.lab.sizes import Size, parse_sizes
 from twoaxis.lab.spec import Contender, make_contender
 
 WHERE = {
@@ -38,11 +38,11 @@ class Request:
     baseline: str | None = None
     """Label of the contender the others are compared with; None is the plain residual."""
     controls: bool = False
-    """Add the controls that belong to the contenders; see `twoaxis.lab.controls`."""
+    """Add the controls that belong to the contenders; see `twoaxis.lab.comparing.controls`."""
     data: tuple[tuple[str, ...], ...] = ()
     """Data sets, each the sources of one."""
     sizes: str | None = None
-    """As in `twoaxis.lab.sizes`."""
+    """As in `twoaxis.lab.comparing.sizes`."""
     seeds: tuple[int, ...] | None = None
     """None is 0, 1, 2."""
     match: Match | None = None

@@ -22,15 +22,15 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from twoaxis.lab import checkpoint as saving
-from twoaxis.lab.account import Account
+from twoaxis.lab.comparing.account import Account
 from twoaxis.lab.config import TrainConfig
 from twoaxis.lab.files import Lines
-from twoaxis.lab.groups import Group, make_optimizer
-from twoaxis.lab.held_out import collate, measure
-from twoaxis.lab.interrupt import Stop
 from twoaxis.lab.results import CHECKPOINTS, LOG
-from twoaxis.lab.schedule import rate, rates
+from twoaxis.lab.training import checkpoint as saving
+from twoaxis.lab.training.groups import Group, make_optimizer
+from twoaxis.lab.training.held_out import collate, measure
+from twoaxis.lab.training.interrupt import Stop
+from twoaxis.lab.training.schedule import rate, rates
 
 Watch = Callable[[int, "float | None"], None]
 """Told the step and its loss after every step, and once before the first with None."""

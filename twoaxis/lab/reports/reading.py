@@ -17,7 +17,7 @@ from twoaxis.lab.files import read_json
 from twoaxis.lab.results import LOG, RUN, Result, load_log, load_result
 
 if TYPE_CHECKING:
-    from twoaxis.lab.plan import Comparison, Row
+    from twoaxis.lab.comparing.plan import Comparison, Row
     from twoaxis.lab.spec import Contender
 
 
@@ -93,7 +93,7 @@ class Folder(NamedTuple):
 
 def load_folder(folder: str | Path) -> Folder:
     """Read a comparison, finished or not."""
-    from twoaxis.lab.plan import PLAN, load
+    from twoaxis.lab.comparing.plan import PLAN, load
 
     folder = Path(folder)
     if not folder.is_dir():

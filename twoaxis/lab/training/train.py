@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.lab import files
-from twoaxis.lab.build import check, flops_per_token, learn, make_model, model_config, resolve, source_digest
 from twoaxis.lab.config import RUNNING, TrainConfig
-from twoaxis.lab.interrupt import Interrupted, Stop
-from twoaxis.lab.machine import prepared, rank, training_device, warn, world
-from twoaxis.lab.reporting import check_reports, make_reports
 from twoaxis.lab.results import CHECKPOINTS, LOG, MODEL, RUN, Result, load_log, load_result, save_result
+from twoaxis.lab.training.build import check, flops_per_token, learn, make_model, model_config, resolve, source_digest
+from twoaxis.lab.training.interrupt import Interrupted, Stop
+from twoaxis.lab.training.machine import prepared, rank, training_device, warn, world
+from twoaxis.lab.training.reporting import check_reports, make_reports
 
 if TYPE_CHECKING:
-    from twoaxis.lab.data import Data
-    from twoaxis.lab.trainer import Job, LabTrainer
+    from twoaxis.lab.text.data import Data
+    from twoaxis.lab.training.trainer import Job, LabTrainer
 
 __all__ = ["Interrupted", "finished", "flops_per_token", "model_config", "train"]
 
@@ -72,7 +72,7 @@ def train(
                 return done
         stack.enter_context(prepared(config.threads))
         if data is None:
-            from twoaxis.lab.data import load_data
+            from twoaxis.lab.text.data import load_data
 
             data = load_data(config)
         return _run(config, folder, data, watch)
@@ -101,7 +101,7 @@ def finished(config: TrainConfig, folder: str | Path) -> Result | None:
 
 def _run(config: TrainConfig, folder: Path, data: Data, watch: Any) -> Result:
     """From the data to the result."""
-    from twoaxis.lab.trainer import Diverged, LabTrainer, make_arguments
+    from twoaxis.lab.training.trainer import Diverged, LabTrainer, make_arguments
 
     arguments = make_arguments(config, folder, training_device(config.device), world())
     job, resumed = _prepare(config, folder, data, watch, arguments.device)
@@ -124,9 +124,9 @@ def _run(config: TrainConfig, folder: Path, data: Data, watch: Any) -> Result:
 
 def _prepare(config: TrainConfig, folder: Path, data: Data, watch: Any, device: Any) -> tuple[Job, str | None]:
     """The model, what it learns from and what is done already; also the checkpoint to go on from."""
-    from twoaxis.lab import checkpoint as saving
-    from twoaxis.lab.account import Account
-    from twoaxis.lab.trainer import Job
+    from twoaxis.lab.comparing.account import Account
+    from twoaxis.lab.training import checkpoint as saving
+    from twoaxis.lab.training.trainer import Job
 
     found = saving.newest(folder / CHECKPOINTS, warn)
     model = make_model(config, data.vocabulary, data.end)
@@ -179,8 +179,8 @@ def _check_same(job: Job, data: Data) -> None:
 
 def _describe(job: Job, data: Data) -> None:
     """Write run.json, before the first step."""
-    from twoaxis.lab import checkpoint as saving
     from twoaxis.lab.measure import hardware, versions
+    from twoaxis.lab.training import checkpoint as saving
 
     config, model = job.config, job.model
     about = {
@@ -207,7 +207,7 @@ def _peak_memory(job: Job) -> int:
     from torch import Tensor, nn
 
     from twoaxis.lab.measure import next_token_loss, peak_memory
-    from twoaxis.lab.trainer import autocast, optimizer_of
+    from twoaxis.lab.training.trainer import autocast, optimizer_of
 
     def loss(model: nn.Module, tokens: Tensor) -> Tensor:
         with autocast(job.config, tokens.device):
@@ -226,7 +226,7 @@ def _peak_memory(job: Job) -> int:
 
 def _finish(job: Job, trainer: LabTrainer, data: Data) -> Result:
     """The final model and the result; it is safe to be killed in between."""
-    from twoaxis.lab import checkpoint as saving
+    from twoaxis.lab.training import checkpoint as saving
 
     model = job.model
     if job.config.save_model and rank() == 0:

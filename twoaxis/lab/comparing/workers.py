@@ -91,7 +91,7 @@ class Workers:
         environment.setdefault("OMP_NUM_THREADS", "1")  # the pool is made before a run can say how many it wants
         self.noise = tempfile.TemporaryFile()  # noqa: SIM115  it stays open while the server runs
         self.server = subprocess.Popen(
-            [sys.executable, "-m", "twoaxis.lab.fork_server", str(write), *self.use],
+            [sys.executable, "-m", "twoaxis.lab.comparing.fork_server", str(write), *self.use],
             stdin=subprocess.PIPE,
             stdout=self.noise,
             stderr=self.noise,

@@ -19,17 +19,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from twoaxis.lab.budget import Measure, count_contender, make_rows
+from twoaxis.lab.comparing.budget import Measure, count_contender, make_rows
+from twoaxis.lab.comparing.controls import controls
+from twoaxis.lab.comparing.live import Live
+from twoaxis.lab.comparing.plan import Comparison, Plan, Run, data_label, load, save
+from twoaxis.lab.comparing.rates import settle
+from twoaxis.lab.comparing.request import Request, with_contenders
+from twoaxis.lab.comparing.workers import Workers, default_jobs
 from twoaxis.lab.config import TrainConfig
-from twoaxis.lab.controls import controls
 from twoaxis.lab.files import locked, sweep
-from twoaxis.lab.live import Live
 from twoaxis.lab.own import fingerprints, use_files
-from twoaxis.lab.plan import Comparison, Plan, Run, data_label, load, save
-from twoaxis.lab.rates import settle
-from twoaxis.lab.request import Request, with_contenders
 from twoaxis.lab.results import load_result
-from twoaxis.lab.workers import Workers, default_jobs
 
 OUTPUT = "output"
 """Folder of what failed runs printed."""
@@ -199,7 +199,7 @@ def _threads(config: TrainConfig) -> Iterator[None]:
 
 def load_facts(plan: Plan) -> dict[str, dict[str, Any]]:
     """Description, fingerprint and vocabulary of each data set; tokenises what is not in the cache."""
-    from twoaxis.lab.data import bars, load_data
+    from twoaxis.lab.text.data import bars, load_data
 
     facts = {}
     for sources in plan.data:
@@ -223,9 +223,9 @@ def measure(
     """
     import torch
 
-    from twoaxis.lab.build import learn, make_model
-    from twoaxis.lab.groups import make_optimizer
     from twoaxis.lab.measure import next_token_loss, throughputs
+    from twoaxis.lab.training.build import learn, make_model
+    from twoaxis.lab.training.groups import make_optimizer
     from twoaxis.model.load import pick_device
 
     first = next(iter(configs.values()))

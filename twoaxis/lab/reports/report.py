@@ -17,11 +17,11 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from twoaxis.lab.document import to_document
 from twoaxis.lab.files import new_folder, write_bytes, write_text
-from twoaxis.lab.summary import Summary, Table, summarise
-from twoaxis.lab.tables import Cell, Grid, grids
-from twoaxis.lab.words import closing, facts, headline
+from twoaxis.lab.reports.document import to_document
+from twoaxis.lab.reports.summary import Summary, Table, summarise
+from twoaxis.lab.reports.tables import Cell, Grid, grids
+from twoaxis.lab.reports.words import closing, facts, headline
 
 REPORT = "report"
 NAME = 20
@@ -49,7 +49,7 @@ def make_report(folder: str | Path, *, l_inf: float | None = None, alpha: float 
         l_inf: irreducible loss, for the effective speed-up.
         alpha: exponent of the scaling law.
     """
-    from twoaxis.lab.page import render_page
+    from twoaxis.lab.reports.page import render_page
 
     summary = summarise(folder, l_inf=l_inf, alpha=alpha)
     document = to_document(summary)
@@ -71,7 +71,7 @@ def _figures(summary: Summary) -> tuple[dict[str, bytes], str]:
         import matplotlib as _  # noqa: F401
     except ImportError:
         return {}, 'no plots: matplotlib is not installed; pip install "twoaxis[report]" brings it'
-    from twoaxis.lab.plots import draw_curves, draw_differences, render
+    from twoaxis.lab.reports.plots import draw_curves, draw_differences, render
 
     made = {}
     for table in summary.tables:

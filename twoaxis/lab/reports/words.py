@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from twoaxis.lab.statistics import BETTER, WORSE
-from twoaxis.lab.summary import Entry, Summary, Table
-from twoaxis.lab.tables import unsigned
+from twoaxis.lab.reports.statistics import BETTER, WORSE
+from twoaxis.lab.reports.summary import Entry, Summary, Table
+from twoaxis.lab.reports.tables import unsigned
 
 
 def headline(summary: Summary) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from twoaxis.lab.summary import Entry, Equal, Summary, Table, ratio
+from twoaxis.lab.reports.summary import Entry, Equal, Summary, Table, ratio
 
 NOTHING = "-"
 """Where there is no number."""

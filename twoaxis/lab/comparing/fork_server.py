@@ -80,7 +80,7 @@ def serve(events: int, use: list[str]) -> None:
 
 def preload(use: list[str]) -> None:
     """Import what a run imports, and the files with methods of one's own."""
-    for name in ("data", "measure", "train", "trainer"):
+    for name in ("text.data", "measure", "training.train", "training.trainer"):
         import_module(f"twoaxis.lab.{name}")
     from twoaxis.lab.own import use_files
     from twoaxis.model.load import quiet
@@ -147,7 +147,7 @@ def run(order: dict[str, Any], events: int) -> int:
     import faulthandler
 
     from twoaxis.lab.config import TrainConfig
-    from twoaxis.lab.train import train
+    from twoaxis.lab.training.train import train
 
     faulthandler.enable()
     config = TrainConfig.from_dict(order["config"])

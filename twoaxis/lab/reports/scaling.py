@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twoaxis.lab.statistics import LEVEL, t_quantile
+from twoaxis.lab.reports.statistics import LEVEL, t_quantile
 
 ALPHAS = (0.005, 3.0)
 """Exponents looked at; a best one at either end means that the points tell nothing of the law."""

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from twoaxis.lab import tokenizer as tokenizing
 from twoaxis.lab.files import PARTIAL, digest, locked, new_folder, read_json, write_json
-from twoaxis.lab.sources import Skipped, read_source
+from twoaxis.lab.text import tokenizer as tokenizing
+from twoaxis.lab.text.sources import Skipped, read_source
 from twoaxis.model.evaluate import Document
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
+from twoaxis.lab.comparing.controls import resolve
+from twoaxis.lab.comparing.plan import Plan, Row, contender_config, data_label, slug
+from twoaxis.lab.comparing.sizes import Size
 from twoaxis.lab.config import TrainConfig
-from twoaxis.lab.controls import resolve
-from twoaxis.lab.plan import Plan, Row, contender_config, data_label, slug
-from twoaxis.lab.sizes import Size
 from twoaxis.lab.spec import Contender
 
 TOLERANCE = 0.01
@@ -109,7 +109,7 @@ def with_rate(plan: Plan, row: Row) -> Row:
 
 def count_contender(plan: Plan, contender: Contender, size: Size, sources: Sequence[str], vocabulary: int) -> Counted:
     """Parameters and FLOPs of a contender; a method or option that does not exist is an error that names it."""
-    from twoaxis.lab.build import model_config
+    from twoaxis.lab.training.build import model_config
     from twoaxis.model.flops import count_parameters, training_flops
 
     def config(other: Contender, resolved: dict[str, Any]) -> TrainConfig:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from twoaxis.lab.plan import Run
+from twoaxis.lab.comparing.plan import Run
 from twoaxis.lab.results import Result
 from twoaxis.progress import Progress
 

@@ -10,7 +10,7 @@ from twoaxis.lab.config import TrainConfig
 from twoaxis.lab.spec import make_contender, parse, spell
 
 if TYPE_CHECKING:
-    from twoaxis.lab.groups import Group
+    from twoaxis.lab.training.groups import Group
     from twoaxis.model.hf_config import TwoAxisConfig
     from twoaxis.model.hf_model import TwoAxisForCausalLM
 
@@ -152,7 +152,7 @@ def flops_per_token(config: TrainConfig, model: TwoAxisConfig) -> float:
 
 
 def learn(config: TrainConfig, model: Any) -> list[Group]:
-    """Choose what learns of a run's model, and how; see `twoaxis.lab.groups`.
+    """Choose what learns of a run's model, and how; see `twoaxis.lab.training.groups`.
 
     In a retrofitted model pretrained parameters learn more slowly than new ones, as `twoaxis.retrofit` says.
 
@@ -160,7 +160,7 @@ def learn(config: TrainConfig, model: Any) -> list[Group]:
         config: the run.
         model: its model; what does not learn is frozen.
     """
-    from twoaxis.lab.groups import make_groups
+    from twoaxis.lab.training.groups import make_groups
 
     multipliers: dict[str, float] | None = None
     if config.source is not None:

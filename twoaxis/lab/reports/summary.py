@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from twoaxis.lab.reading import Curve, Folder, Line, load_folder
-from twoaxis.lab.scaling import (
+from twoaxis.lab.reports.reading import Curve, Folder, Line, load_folder
+from twoaxis.lab.reports.scaling import (
     NEEDS_SIZES,
     Interval,
     Law,
@@ -29,10 +29,10 @@ from twoaxis.lab.scaling import (
     given,
     speed_up_interval,
 )
-from twoaxis.lab.statistics import BETTER, OPEN, WORSE, Difference, compare, difference, seeds_needed
+from twoaxis.lab.reports.statistics import BETTER, OPEN, WORSE, Difference, compare, difference, seeds_needed
 
 if TYPE_CHECKING:
-    from twoaxis.lab.plan import Plan
+    from twoaxis.lab.comparing.plan import Plan
 
 AXES = ("tokens", "flops", "time")
 """What losses are compared at."""

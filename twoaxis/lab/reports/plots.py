@@ -8,10 +8,10 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.lab.curves import difference_band, loss_band
-from twoaxis.lab.statistics import BETTER, WORSE
-from twoaxis.lab.summary import AXES, Entry, Summary, Table
-from twoaxis.lab.tables import count, signed
+from twoaxis.lab.reports.curves import difference_band, loss_band
+from twoaxis.lab.reports.statistics import BETTER, WORSE
+from twoaxis.lab.reports.summary import AXES, Entry, Summary, Table
+from twoaxis.lab.reports.tables import count, signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,9 +24,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from twoaxis.lab.comparing.plan import FORMAT, FROM_SCRATCH, OWN, make_contenders, plan_from_dict
+from twoaxis.lab.comparing.request import Request
 from twoaxis.lab.config import TrainConfig
-from twoaxis.lab.plan import FORMAT, FROM_SCRATCH, OWN, make_contenders, plan_from_dict
-from twoaxis.lab.request import Request
 from twoaxis.lab.spec import Contender, make_contender
 
 OPTIONS = (
@@ -144,7 +144,7 @@ def parse_seeds(given: Any, first: int = 0) -> tuple[int, ...]:
 
 
 def _lr_seeds(given: Any) -> tuple[int, ...]:
-    from twoaxis.lab.plan import LR_SEED
+    from twoaxis.lab.comparing.plan import LR_SEED
 
     return parse_seeds(given, LR_SEED)
 

@@ -1,0 +1,1 @@
+"""One training run: model, optimizer, schedule, checkpoints, measurement."""
