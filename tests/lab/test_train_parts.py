@@ -19,10 +19,10 @@ pytest.importorskip("transformers")
 
 from tests.lab.train_helpers import SHAPE, small
 from twoaxis.depth.stream import ParameterGroup
-from twoaxis.lab.comparing.account import Account
 from twoaxis.lab.config import TrainConfig
 from twoaxis.lab.config_file import merge, parse_model, read_fields
 from twoaxis.lab.training import checkpoint as saving
+from twoaxis.lab.training.account import Account
 from twoaxis.lab.training.build import make_model
 from twoaxis.lab.training.groups import make_groups, make_optimizer
 from twoaxis.lab.training.schedule import rate, rates

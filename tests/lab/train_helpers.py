@@ -117,14 +117,14 @@ class Fork:
                 self.code = os.waitstatus_to_exitcode(status)
         return self.code
 
-    def wait(self, seconds: float = 120.0) -> int | None:
+    def wait(self, seconds: float = 600.0) -> int | None:
         """The same after at most so many seconds."""
         end = time.monotonic() + seconds
         while self.poll() is None and time.monotonic() < end:
             time.sleep(0.002)
         return self.code
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 600.0) -> None:
         """Until something has happened, while it runs."""
         end = time.monotonic() + seconds
         while not condition():

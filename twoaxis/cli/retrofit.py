@@ -13,9 +13,6 @@ from twoaxis.cli.app import app
 if TYPE_CHECKING:
     from twoaxis.retrofit.record import Record
 
-SHOWN = 3
-"""Names printed of a long list."""
-
 
 @app.command
 def retrofit(
@@ -52,6 +49,7 @@ def retrofit(
     from twoaxis.depth.site import Placement
     from twoaxis.model import load
     from twoaxis.retrofit.convert import retrofit as convert
+    from twoaxis.retrofit.record import closed_paths
 
     load.quiet()
     blocks = None if mixer_blocks is None else Placement.parse(mixer_blocks).blocks
@@ -73,7 +71,7 @@ def retrofit(
     )
     for note in made.record.notes:
         print(f"note: {note}", file=sys.stderr)
-    for line in _warnings(made.record.still):
+    for line in closed_paths(made.record.still):
         print(f"warning: {line}", file=sys.stderr)
     if json_output:
         print(json.dumps({"folder": out, **made.record.to_dict()}, indent=1))
@@ -98,15 +96,3 @@ def _show(out: str, record: Record) -> None:
     print(f"            from the plain stream's by at most {exact}")
     print(f"text        {text['name']}: {text['tokens']:,} tokens, {text['bytes']:,} bytes")
     print(f"added       {record.added_parameters:,} parameters ({share:.3%}), {record.added_bytes:,} bytes")
-
-
-def _warnings(still: dict[str, str]) -> list[str]:
-    """One line per reason."""
-    by_reason: dict[str, list[str]] = {}
-    for name, why in still.items():
-        by_reason.setdefault(why, []).append(name)
-    lines = []
-    for why, names in by_reason.items():
-        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-        lines.append(f"no gradient for {shown}: {why}")
-    return lines

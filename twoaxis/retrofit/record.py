@@ -11,6 +11,8 @@ from typing import Any
 from twoaxis.lab.files import read_json, write_json
 
 FILE = "retrofit.json"
+SHOWN = 3
+"""Parameters that a line names before it counts the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,3 +78,19 @@ def record_of(model: Any) -> Record | None:
         return found
     name = getattr(model, "name_or_path", "")
     return read_record(name) if name else None
+
+
+def closed_paths(still: dict[str, str]) -> list[str]:
+    """A line of warning for each reason why new parameters do not learn.
+
+    Args:
+        still: names and reasons, as in a record.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for name, why in still.items():
+        by_reason.setdefault(why, []).append(name)
+    lines = []
+    for why, names in by_reason.items():
+        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        lines.append(f"no gradient for {shown}: {why}")
+    return lines

@@ -124,8 +124,8 @@ def _run(config: TrainConfig, folder: Path, data: Data, watch: Any) -> Result:
 
 def _prepare(config: TrainConfig, folder: Path, data: Data, watch: Any, device: Any) -> tuple[Job, str | None]:
     """The model, what it learns from and what is done already; also the checkpoint to go on from."""
-    from twoaxis.lab.comparing.account import Account
     from twoaxis.lab.training import checkpoint as saving
+    from twoaxis.lab.training.account import Account
     from twoaxis.lab.training.trainer import Job
 
     found = saving.newest(folder / CHECKPOINTS, warn)
@@ -153,11 +153,23 @@ def _prepare(config: TrainConfig, folder: Path, data: Data, watch: Any, device: 
         _check_same(job, data)
     elif rank() == 0:
         _describe(job, data)
+        _warn_of_closed(model)
     if rank() == 0:
         files.Lines(folder / LOG).keep(lambda record: record["step"] <= account.step)
     if config.compile:
         model.compile()
     return job, None if found is None else str(found[0])
+
+
+def _warn_of_closed(model: Any) -> None:
+    """Say which of the parameters that are to learn cannot, as a retrofit has found."""
+    from twoaxis.retrofit.record import closed_paths, record_of
+
+    record = record_of(model)
+    if record is not None:
+        learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        for line in closed_paths({name: why for name, why in record.still.items() if name.split("[")[0] in learning}):
+            warn(f"warning: {line}")
 
 
 def _check_same(job: Job, data: Data) -> None:

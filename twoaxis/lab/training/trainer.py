@@ -22,11 +22,11 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from twoaxis.lab.comparing.account import Account
 from twoaxis.lab.config import TrainConfig
 from twoaxis.lab.files import Lines
 from twoaxis.lab.results import CHECKPOINTS, LOG
 from twoaxis.lab.training import checkpoint as saving
+from twoaxis.lab.training.account import Account
 from twoaxis.lab.training.groups import Group, make_optimizer
 from twoaxis.lab.training.held_out import collate, measure
 from twoaxis.lab.training.interrupt import Stop
