@@ -119,25 +119,27 @@ def test_the_same_text_and_loss_with_every_method(
 
 
 @pytest.mark.parametrize(
-    "method",
+    ("method", "rate"),
     [
-        {"stream": "denseformer"},
-        {"stream": "attention_residuals:block_size=8"},
-        {"stream": "hyper_connections:streams=2"},
-        {"stream": "muddformer"},
-        {"stream": "deep_delta"},
-        {"mixer": spelled("short_swa")},
+        ({"stream": "denseformer"}, 1e-3),
+        ({"stream": "attention_residuals:block_size=8"}, 1e-3),
+        ({"stream": "hyper_connections:streams=2"}, 1e-3),
+        ({"stream": "muddformer"}, 1e-4),  # without a warm-up its dynamic weights over 31 slots blow up at 1e-3
+        ({"stream": "deep_delta"}, 1e-3),
+        ({"mixer": spelled("short_swa")}, 1e-3),
     ],
-    ids=lambda m: next(iter(m.values())),
+    ids=lambda given: next(iter(given.values())) if isinstance(given, dict) else f"{given:g}",
 )
-def test_a_few_steps_move_the_new_parameters_and_lower_the_loss(source: dict[str, Any], method: dict[str, Any]) -> None:
+def test_a_few_steps_move_the_new_parameters_and_lower_the_loss(
+    source: dict[str, Any], method: dict[str, Any], rate: float
+) -> None:
     made = twoaxis.retrofit(source["folder"], **method, tokens=16)
     model: Any = made.model
     assert made.tokenizer is not None
     tokens = made.tokenizer(source["text"], return_tensors="pt").input_ids[:, :96]
     trainable(model, "new")
     before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.AdamW(optimizer_groups(model, lr=1e-3))
+    optimizer = torch.optim.AdamW(optimizer_groups(model, lr=rate))
     losses = []
     for _ in range(6):
         optimizer.zero_grad()
