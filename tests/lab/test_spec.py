@@ -23,7 +23,7 @@ def test_parse_undoes_spell(name: str, options: dict[str, Any]) -> None:
 
 
 def test_values_as_people_write_them() -> None:
-    name, options = parse("a: b=1, c=0.5,d=true,e=False,f=none,g=text,h=[1,2],i=2-3/attention,j=1e-3")
+    name, options = parse("a: b=1, c=0.5,d=true,e=False,f=None,k=none,g=text,h=[1,2],i=2-3/attention,j=1e-3")
     assert name == "a"
     assert options == {
         "b": 1,
@@ -31,6 +31,7 @@ def test_values_as_people_write_them() -> None:
         "d": True,
         "e": False,
         "f": None,
+        "k": "none",
         "g": "text",
         "h": [1, 2],
         "i": "2-3/attention",

@@ -43,7 +43,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
 def parse_value(text: str) -> Any:
     """JSON where it can be read as such, else the text itself; True, False and None are understood too."""
     text = text.strip()
-    words = {"True": True, "False": False, "None": None, "none": None}
+    words = {"True": True, "False": False, "None": None}
     if text in words:
         return words[text]
     try:
