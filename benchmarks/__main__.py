@@ -1,110 +1,125 @@
-"""`python -m benchmarks [--quick]`: operators against naive forms, and a training step of every stream and mixer.
+"""`python -m benchmarks`: operators, training steps, memory, decoding and public peers, all as ratios of one run.
 
-Writes runs/bench.json and prints the tables. Ratios only: absolute times do not travel between machines.
+    python -m benchmarks                      everything, about a quarter of an hour on a quiet core
+    python -m benchmarks --quick              small sizes, under a minute: shows that everything runs
+    python -m benchmarks --only steps windows one or several parts
+    python -m benchmarks --write-docs         afterwards put the tables into docs/performance.md
+
+Figures go to runs/bench.json after every part; parts that are not run again keep the ones they have there, as long as
+machine and sizes are the same. Absolute times do not travel between machines, so only ratios are kept.
+
+The C library's allocator gives large tensors fresh pages on every call unless told otherwise; the run starts itself
+again with the setting that keeps them, which training profits from as well (see docs/performance.md).
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import os
+import sys
+import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "8589934592", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
+"""Keep freed memory instead of returning it: glibc reads these when a process starts."""
 
-from benchmarks.against_llama import llamas
-from benchmarks.timing import PeakBytes, interleave, machine
-from twoaxis import Decoder, DecoderConfig, mixer_names, stream_names, window_attention
-from twoaxis.kernels.weighted_sum import rms_logits, weighted_sum
+ROOT = Path(__file__).parent.parent
 
 
-def depth_reads(tokens: int, width: int, count: int) -> dict[str, Callable[[], Any]]:
-    """A softmax read over `count` sources, forward and backward: a stack and einsum, and the shared primitive."""
-    sources = [torch.randn(tokens, width, requires_grad=True) for _ in range(count)]
-    query = torch.randn(width, requires_grad=True)
-    probe = torch.randn(tokens, width)
+def parts() -> dict[str, Callable[[Any], Any]]:
+    """The benchmarks by name, in the order of the page."""
+    from benchmarks import against_llama, models, operators, peers
 
-    def naive() -> None:
-        v = torch.stack(sources)
-        keys = v * torch.rsqrt(v.square().mean(-1, keepdim=True) + 1e-6)
-        weights = torch.einsum("snd,d->sn", keys, query).softmax(0)
-        torch.einsum("sn,snd->nd", weights, v).backward(probe)
-
-    def ours() -> None:
-        u = query.view(1, 1, -1)
-        logits = torch.stack([rms_logits(s, u, 1e-6)[:, 0] for s in sources], dim=-1)
-        weighted_sum(sources, token=logits.softmax(-1))[0].backward(probe)
-
-    return {"stack + einsum": naive, "weighted_sum": ours}
+    return {
+        "steps": models.steps,
+        "deep_memory": models.deep_memory,
+        "memory_by_depth": models.memory_by_depth,
+        "memory_by_window": models.memory_by_window,
+        "decoding": models.decoding,
+        "depth_reads": operators.depth_reads,
+        "windows": operators.windows,
+        "convolutions": operators.convolutions,
+        "peers": peers.peers,
+        "llama": against_llama.llamas,
+    }
 
 
-def windows(tokens: int, window: int) -> dict[str, Callable[[], Any]]:
-    """Windowed attention over time, forward and backward: a dense mask, and the operator."""
-    q, k, v = (torch.randn(1, tokens, 8, 64, requires_grad=True) for _ in range(3))
-    probe = torch.randn(1, tokens, 8, 64)
-    lag = torch.arange(tokens)[:, None] - torch.arange(tokens)[None, :]
-    mask = (lag >= 0) & (lag < window)
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs")
+    parser.add_argument("--only", nargs="+", metavar="PART", default=None, help="which parts; all unless given")
+    parser.add_argument("--out", type=Path, default=None, help="the figures; runs/bench.json unless given")
+    parser.add_argument("--threads", type=int, default=1, help="of torch; several are timed by the wall clock")
+    parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/performance.md")
+    options = parser.parse_args()
+    if options.quick and options.write_docs:
+        parser.error("--write-docs needs the full sizes; leave --quick out")
+    if options.threads < 1:
+        parser.error(f"--threads must be at least 1, got {options.threads}")
+    options.out = options.out or ROOT / "runs" / ("bench_quick.json" if options.quick else "bench.json")
+    return options
 
-    def dense() -> None:
-        out = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), attn_mask=mask)
-        out.transpose(1, 2).backward(probe)
 
-    return {"dense mask": dense, "window_attention": lambda: window_attention(q, k, v, window, 1).backward(probe)}
-
-
-def steps(blocks: int, width: int, length: int) -> dict[str, Callable[[], Any]]:
-    """A forward and backward pass of a decoder with every stream and mixer at its defaults."""
-    shape: dict[str, Any] = {"vocabulary": 1024, "width": width, "blocks": blocks, "heads": width // 64}
-    configs = {name: DecoderConfig(**shape, stream=name) for name in stream_names()}
-    configs |= {f"standard + {name}": DecoderConfig(**shape, mixer=name) for name in mixer_names()}
-    tokens = torch.randint(0, 1024, (1, length))
-
-    def step(model: Decoder) -> None:
-        model.zero_grad()
-        F.cross_entropy(model(tokens)[0, :-1], tokens[0, 1:]).backward()
-
-    return {name: partial(step, Decoder(config)) for name, config in configs.items()}
+def restart() -> None:
+    """Become the same command with the allocator's setting."""
+    if sys.platform == "linux" and any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
+        command = [sys.executable, "-m", "benchmarks", *sys.argv[1:]]
+        os.execve(sys.executable, command, os.environ | ALLOCATOR)
 
 
 def main() -> None:
-    """Run, print, write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small shapes and few rounds: checks that it runs")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench.json"), help="where the figures go")
-    options = parser.parse_args()
-    rounds = 3 if options.quick else 9
-    tables = {
-        "softmax depth read, forward + backward": depth_reads(*((64, 64, 8) if options.quick else (2048, 512, 32))),
-        "windowed attention w=16, forward + backward": windows(128 if options.quick else 2048, 16),
-        "training step against standard": steps(*((2, 64, 32) if options.quick else (12, 256, 256))),
-    }
-    for what, contenders in llamas(*((2, 64, 32) if options.quick else (12, 768, 512))).items():
-        tables[f"{what}, plain stream against transformers' Llama"] = contenders
-    document: dict[str, Any] = {
-        "machine": machine(),
-        "command": "python -m benchmarks" + (" --quick" if options.quick else ""),
-    }
+    """Run, print, store, and write the page if asked."""
+    options = arguments()
+    restart()
+    import torch
+
+    from benchmarks.page import write
+    from benchmarks.scale import FULL, QUICK
+    from benchmarks.tables import from_json
+    from benchmarks.targets import verdicts
+    from twoaxis.lab.files import write_text
+    from twoaxis.lab.measure import hardware_line
+
+    torch.set_num_threads(options.threads)
+    known = parts()
+    if wrong := [name for name in options.only or () if name not in known]:
+        sys.exit(f"benchmarks: unknown part {wrong[0]!r}; there are {', '.join(known)}")
+    scale = QUICK if options.quick else FULL
+    document = {"machine": hardware_line(), "command": command_line(options), "tables": {}}
+    if options.out.exists():
+        stored = json.loads(options.out.read_text())
+        document["tables"] = stored["tables"] if stored["machine"] == document["machine"] else {}
     print(document["machine"])
-    for title, contenders in tables.items():
-        print(f"\n{title}\n{'':34s} {'time':>7s} {'spread':>7s} {'peak bytes':>11s}")
-        timings = interleave(contenders, rounds)
-        peaks = {}
-        for name, run in contenders.items():
-            with PeakBytes() as peak:
-                run()
-            peaks[name] = peak.peak
-        base = next(iter(peaks.values()))
-        for name, timing in timings.items():
-            print(f"{name:34s} {timing.ratio:7.3f} {timing.spread:7.3f} {peaks[name] / base:11.3f}")
-        document[title] = {n: {**t._asdict(), "peak_ratio": peaks[n] / base} for n, t in timings.items()}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = options.out.with_suffix(".tmp")
-    temporary.write_text(json.dumps(document, indent=1))
-    temporary.replace(options.out)
+    for name in options.only or known:
+        torch.manual_seed(0)
+        start = time.perf_counter()
+        table = known[name](scale)
+        document["tables"][name] = table._asdict()
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(options.out, json.dumps(document, indent=1))
+        print(f"\n## {table.title}\n{table.note}\n", *table.lines(), sep="\n")
+        print(f"({name}: {time.perf_counter() - start:.0f} s)", file=sys.stderr, flush=True)
+        gc.collect()
+    tables = {name: table for name, table in from_json(document).items() if name in known}
+    if not options.quick:
+        print("\n## Targets\n", *verdicts(tables), sep="\n")
     print(f"\nwritten to {options.out}")
+    if options.write_docs:
+        missing = [name for name in known if name not in tables]
+        if missing:
+            sys.exit(f"benchmarks: the page needs all parts, {', '.join(missing)} were never run")
+        print(f"written to {write(ROOT / 'docs' / 'performance.md', document)}")
+
+
+def command_line(options: argparse.Namespace) -> str:
+    """The command that gives these figures again."""
+    threads = "" if options.threads == 1 else f" --threads {options.threads}"
+    return "python -m benchmarks" + (" --quick" if options.quick else "") + threads
 
 
 if __name__ == "__main__":

@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from benchmarks.scale import Scale
+from benchmarks.tables import Table, timed
+from benchmarks.timing import Run, interleave
 
-def llamas(blocks: int, width: int, length: int) -> dict[str, dict[str, Callable[[], Any]]]:
-    """Forward, training step and decoding of 16 tokens: transformers' Llama first, ours second."""
+
+def llamas(scale: Scale) -> Table:
+    """Forward, training step and decoding of 16 tokens: ours through transformers' Llama."""
+    row: dict[str, float] = {}
+    for column, contenders in _contenders(scale).items():
+        row |= timed(interleave(contenders, scale.model_rounds)["TwoAxisForCausalLM"], column)
+    note = (
+        f"The plain stream; {scale.blocks} blocks of width {scale.width}, T = {scale.length}. Below 1 ours is faster."
+    )
+    return Table("`TwoAxisForCausalLM` against transformers' Llama", note, {"time": row})
+
+
+def _contenders(scale: Scale) -> dict[str, dict[str, Run]]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from twoaxis.model.hf_config import TwoAxisConfig
     from twoaxis.model.hf_model import TwoAxisForCausalLM
 
-    heads = max(1, width // 64)
+    length = scale.length
     shape: dict[str, Any] = {
-        "vocab_size": 1024,
-        "hidden_size": width,
-        "num_hidden_layers": blocks,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "intermediate_size": 8 * width // 3 // 8 * 8,
+        "vocab_size": scale.vocabulary,
+        "hidden_size": scale.width,
+        "num_hidden_layers": scale.blocks,
+        "num_attention_heads": scale.heads,
+        "num_key_value_heads": scale.heads,
+        "intermediate_size": scale.hidden,
         "tie_word_embeddings": True,
     }
     models = {
         "transformers Llama": LlamaForCausalLM(LlamaConfig(**shape)).eval(),
         "TwoAxisForCausalLM": TwoAxisForCausalLM(TwoAxisConfig(**shape)).eval(),
     }
-    tokens = torch.randint(0, 1024, (1, length))
+    tokens = torch.randint(0, scale.vocabulary, (1, length))
     caches = {}
     for name, model in models.items():
         with torch.no_grad():

@@ -1,81 +1,76 @@
-"""Interleaved timing and peak-memory measurement."""
+"""Interleaved timing, peak bytes, and the exponent of a growth.
+
+One thread and the process's own CPU time unless more threads are asked for: a busy machine then slows the clock's owner
+but not the clock. Contenders take turns, round by round, and each is compared with the first one's time of the same
+round, so that a slow moment hits both.
+"""
 
 from __future__ import annotations
 
 import gc
-import platform
+import math
 import statistics
 import time
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from twoaxis.lab.measure import LiveBytes
+
+Run = Callable[[], Any]
 
 
 class Timing(NamedTuple):
-    """Median and spread (half the interquartile range) of one contender's rounds, relative to the first one's."""
+    """Rounds of one contender.
+
+    Attributes:
+        ratio: median over the rounds of its time through the first contender's.
+        spread: half the distance between the quartiles of those ratios.
+        milliseconds: its median time.
+    """
 
     ratio: float
     spread: float
     milliseconds: float
 
 
-def interleave(contenders: dict[str, Callable[[], Any]], rounds: int = 9, warm: int = 2) -> dict[str, Timing]:
-    """Time every contender once per round, so that a noisy moment hits all of them; ratios are paired by round."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+def seconds(run: Run) -> float:
+    """One run's time: the process's CPU time on one thread, the wall clock on several."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
+    run()
+    return clock() - start
+
+
+def interleave(contenders: Mapping[str, Run], rounds: int, warm: int = 1) -> dict[str, Timing]:
+    """Time every contender once per round; the first `warm` rounds do not count."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + warm):
         for name, run in contenders.items():
             gc.collect()
-            start = time.perf_counter()
-            run()
+            took = seconds(run)
             if number >= warm:
-                seconds[name].append(time.perf_counter() - start)
-    base = seconds[next(iter(contenders))]
-    result = {}
-    for name, times in seconds.items():
-        ratios = sorted(t / b for t, b in zip(times, base, strict=True))
-        quartiles = statistics.quantiles(ratios, n=4)
-        median = statistics.median(ratios)
-        result[name] = Timing(median, (quartiles[2] - quartiles[0]) / 2, 1e3 * statistics.median(times))
-    return result
+                times[name].append(took)
+    base = next(iter(times.values()))
+    return {name: _timing(found, base) for name, found in times.items()}
 
 
-class PeakBytes(TorchDispatchMode):
-    """Largest number of bytes alive at once in tensors made while active, by distinct storage."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive: dict[int, Any] = {}
-        self.now = self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                key, size = storage._cdata, storage.nbytes()
-                if key not in self.alive:
-                    self.now += size
-                    self.peak = max(self.peak, self.now)
-                    self.alive[key] = weakref.finalize(storage, self._free, key, size)
-        return out
-
-    def _free(self, key: int, size: int) -> None:
-        if self.alive.pop(key, None) is not None:
-            self.now -= size
+def _timing(times: Sequence[float], base: Sequence[float]) -> Timing:
+    ratios = [t / b for t, b in zip(times, base, strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
+    return Timing(statistics.median(ratios), (high - low) / 2, 1e3 * statistics.median(times))
 
 
-def machine() -> str:
-    """One line that says what the figures were measured on."""
-    processor = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as lines:
-            processor = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    return (
-        f"{processor}, {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}"
-    )
+def peak_bytes(run: Run) -> int:
+    """The most bytes alive at once in tensors that `run` makes."""
+    gc.collect()
+    with LiveBytes() as live:
+        run()
+    return live.peak
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The slope of log(values) over log(sizes), by least squares: 1 is linear, 2 is quadratic."""
+    x, y = [math.log(s) for s in sizes], [math.log(v) for v in values]
+    return statistics.linear_regression(x, y).slope

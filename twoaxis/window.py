@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from twoaxis.kernels.band import band_attention, chunk_of, sink_softmax
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.weighted_sum import source_dots, weighted_sum
 
@@ -72,8 +73,8 @@ def window_attention(
     plain = window is None and bias is None and sink is None and reach is None
     if fused and plain and (n == m or n == 1):
         out = _causal(q, k, v, scale)
-    elif fused and window is not None and bias is None and m > 2 * (_chunk(window) + window):
-        out = _banded(q, k, v, window, scale, sink, reach)
+    elif fused and window is not None and bias is None and m > 2 * (chunk_of(window) + window):
+        out = band_attention(q, k, v, window, scale, sink, reach)
     else:
         out = _dense(q, k, v, window, scale, bias, sink, reach)
     return out.movedim(-2, axis)
@@ -119,60 +120,10 @@ def _dense(
     if bias is not None:
         logits = logits + bias
     logits = logits.masked_fill(~seen, -math.inf)
-    weights = _softmax(logits, None if sink is None else sink[:, None, None])
+    weights = sink_softmax(logits, None if sink is None else sink[:, None, None])
     weights = weights.unflatten(-3, (kv_heads, heads // kv_heads)).flatten(-3, -2)  # (..., Hkv, G*N, M)
     out = (weights @ widen(v)).unflatten(-2, (heads // kv_heads, n)).flatten(-4, -3)
     return out.to(q.dtype)
-
-
-def _chunk(window: int) -> int:
-    """Queries per chunk of the banded form: at least the window's halo, in multiples of 16."""
-    return max(16, -(-(window - 1) // 16) * 16)
-
-
-@full_precision
-def _banded(
-    q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, sink: Tensor | None, reach: Tensor | None
-) -> Tensor:
-    """Linear in the axis: chunks of c queries, each against its own c keys and the w-1 before them.
-
-    keys    | halo w-1 |      own c       |
-    queries            |  c rows of a band of width w
-    """
-    n, m, heads, kv_heads = q.shape[-2], k.shape[-2], q.shape[-3], k.shape[-3]
-    groups, c, halo = heads // kv_heads, _chunk(window), window - 1
-    prefix, chunks = m - n, -(-n // c)
-    tail = chunks * c - n
-
-    def chunked(t: Tensor) -> Tensor:  # (..., Hkv, M, D) -> (..., Hkv, chunks, halo + c, D)
-        t = F.pad(widen(t), (0, 0, c - prefix, tail)).unflatten(-2, (chunks + 1, c))
-        return torch.cat([t[..., :-1, c - halo :, :], t[..., 1:, :, :]], dim=-2)
-
-    q_c = F.pad(widen(q), (0, 0, 0, tail)).unflatten(-2, (chunks, c)).unflatten(-4, (kv_heads, groups))
-    q_c = q_c.transpose(-4, -3)  # (..., Hkv, chunks, G, c, D)
-    logits = (q_c.flatten(-3, -2) @ chunked(k).transpose(-2, -1) * scale).unflatten(-2, (groups, c))
-    row = torch.arange(c, device=q.device)[:, None]
-    slot = torch.arange(halo + c, device=q.device)[None, :]
-    lag = row + halo - slot  # (c, halo + c)
-    start = torch.arange(chunks, device=q.device)[:, None, None] * c
-    seen = (lag >= 0) & (lag < window) & (start + slot - halo >= -prefix)  # (chunks, c, halo + c)
-    if reach is not None:
-        reach_c = F.pad(reach, (0, tail)).unflatten(-1, (chunks, c))
-        seen = seen & (lag <= reach_c[..., None])  # (..., chunks, c, halo + c)
-        seen = seen.unsqueeze(-4)  # the heads
-    logits = logits.masked_fill(~seen.unsqueeze(-3), -math.inf)
-    weights = _softmax(logits, None if sink is None else sink.view(kv_heads, 1, groups, 1, 1))
-    out = (weights.flatten(-3, -2) @ chunked(v)).unflatten(-2, (groups, c))  # (..., Hkv, chunks, G, c, Dv)
-    out = out.transpose(-4, -3).flatten(-5, -4).flatten(-3, -2)  # (..., H, chunks * c, Dv)
-    return out[..., :n, :].to(q.dtype)
-
-
-def _softmax(logits: Tensor, sink: Tensor | None) -> Tensor:
-    """Softmax over the last dimension; a sink takes its share of the mass and is then dropped."""
-    if sink is None:
-        return logits.softmax(-1)
-    column = sink.to(logits.dtype).expand(*logits.shape[:-1], 1)
-    return torch.cat([logits, column], dim=-1).softmax(-1)[..., :-1]
 
 
 def document_reach(documents: Tensor) -> Tensor:

@@ -1,20 +1,20 @@
-"""Operations on a state of several streams: against their readable forms, with gradients, and Sinkhorn's properties."""
+"""Operations on a state of several streams: against their readable forms, with all gradients, also twice."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
+from twoaxis.kernels import streams
 from twoaxis.kernels.streams import (
     mix_streams,
     mix_streams_reference,
-    sinkhorn,
-    sinkhorn_reference,
+    read_streams,
+    read_streams_reference,
     stream_logits,
     stream_logits_reference,
     stream_mean,
@@ -56,21 +56,131 @@ def test_mix_streams_refuses_what_does_not_fit() -> None:
         mix_streams(torch.zeros(2, 4), torch.zeros(2, 2), torch.zeros(4))
 
 
-@pytest.mark.parametrize("norm", ["layer", "rms", "none"])
-def test_stream_logits_gradients_equal_the_reference(norm: str) -> None:
-    shapes = [(2, 3, 5), (5, 4), (5,), (5,)]
-    tensors: list[Any] = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    if norm != "layer":
-        tensors[3] = None
-    if norm == "none":
-        tensors[2] = None
-    ours = stream_logits(*tensors, norm=norm, eps=1e-3)
-    theirs = stream_logits_reference(*tensors, norm=norm, eps=1e-3)
+def logit_inputs(norm: str, lead: tuple[int, ...] = (2, 3)) -> list[Any]:
+    """State, rows, and the norm's parameters where it has them."""
+    scale, shift = norm != "none", norm == "layer"
+    shapes = [(*lead, 5), (4, 5), (5,) if scale else None, (5,) if shift else None]
+    return [None if s is None else torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in shapes]
+
+
+def same_gradients(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], tensors: Sequence[Tensor | None]) -> None:
+    """Equal outputs and equal gradients of random sums of them, for every subset of outputs that is used."""
     leaves = [t for t in tensors if t is not None]
-    g = torch.randn_like(ours)
-    assert torch.equal(ours, theirs)
-    for a, b in zip(torch.autograd.grad(ours, leaves, g), torch.autograd.grad(theirs, leaves, g), strict=True):
+    grads = [torch.randn_like(t) for t in ours]
+    for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
+    for used in {(0,), (len(ours) - 1,), tuple(range(len(ours)))}:
+        found, want = (
+            torch.autograd.grad(
+                [out[i] for i in used], leaves, [grads[i] for i in used], retain_graph=True, allow_unused=True
+            )
+            for out in (ours, theirs)
+        )
+        for a, b in zip(found, want, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None and b is not None:
+                torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("lead", [(2, 3), (4,), ()])
+@pytest.mark.parametrize("norm", ["layer", "rms", "none"])
+def test_stream_logits_equal_the_reference(norm: str, lead: tuple[int, ...]) -> None:
+    tensors = logit_inputs(norm, lead)
+    ours = stream_logits(*tensors, norm=norm, eps=1e-3)
+    assert ours[0].shape == (*lead, 4)
+    assert torch.equal(ours[1], tensors[0])
+    same_gradients(ours, stream_logits_reference(*tensors, norm=norm, eps=1e-3), tensors)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms", "none"])
+def test_stream_logits_twice(norm: str) -> None:
+    given_, names = logit_inputs(norm), [0, 1, 2, 3]
+    leaves = [given_[i] for i in names if given_[i] is not None]
+
+    def run(*leaves: Tensor) -> tuple[Tensor, Tensor]:
+        rest = [None] * (4 - len(leaves))
+        t, state = stream_logits(*leaves, *rest, norm=norm, eps=1e-3)  # type: ignore[call-arg]
+        return t, state * t.sum()
+
+    assert torch.autograd.gradcheck(run, leaves)
+    assert torch.autograd.gradgradcheck(run, leaves)
+
+
+def test_layer_norm_survives_a_large_mean() -> None:
+    """In float32 a mean square less a squared mean would be all rounding here, or negative."""
+    rows = torch.randn(3, 256)
+    x = torch.randn(8, 256)
+    near, far = x, x + 4096.0
+    want = stream_logits_reference(far.double(), rows.double(), None, None, "layer", 1e-5)[0]
+    far = far.requires_grad_()
+    found = stream_logits(far, rows, None, None, norm="layer", eps=1e-5)[0]
+    assert (found - want).abs().max() <= 2e-2  # the rows meet numbers of size 4096: 2**12 roundings
+    near = near.requires_grad_()
+    found = stream_logits(near, rows, None, None, norm="layer", eps=1e-5)[0]
+    torch.testing.assert_close(found, stream_logits_reference(near, rows, None, None, "layer", 1e-5)[0])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_read_streams_equals_its_reference(shared: bool) -> None:
+    state = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(*(() if shared else (2, 3)), 4, dtype=torch.float64, requires_grad=True)
+    ours = read_streams(state, weights)
+    assert ours[0].shape == (2, 3, 5)
+    assert torch.equal(ours[1], state)
+    same_gradients(ours, read_streams_reference(state, weights), (state, weights))
+    assert torch.autograd.gradgradcheck(
+        lambda s, w: read_streams(s, w)[0] * read_streams(s, w)[1].sum(-2), (state, weights)
+    )
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_mix_streams_twice(write: bool) -> None:
+    shapes = [(2, 4, 5), (2, 3, 4)] + ([(2, 5), (2, 3)] if write else [])
+    tensors = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradgradcheck(mix_streams, tensors)
+
+
+def test_one_tensor_given_twice_gets_both_gradients() -> None:
+    y = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(2, 2, dtype=torch.float64)
+
+    def run(y: Tensor) -> Tensor:
+        return mix_streams(torch.stack([y, 2 * y], -2), weights, y, weights[0])
+
+    assert torch.autograd.gradcheck(run, y)
+    assert torch.autograd.gradgradcheck(run, y)
+
+
+@pytest.mark.parametrize("setting", ["tf32", "bf16", "ieee"])
+def test_mixing_never_rounds_through_a_narrow_product(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where float32 products may be narrow, the mix is a sum of products; the identity keeps every bit either way."""
+    used: list[int] = []
+    product = streams.batched_product
+    monkeypatch.setattr(streams, "batched_product", lambda a, b: used.append(1) or product(a, b))
+    h = torch.randn(2, 3, 4, 1024)
+    weights = torch.eye(4)
+    products: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
+    before, products.fp32_precision = products.fp32_precision, setting
+    try:
+        assert torch.equal(mix_streams(h, weights), h)
+        assert bool(used) == (setting == "ieee")
+        assert torch.equal(mix_streams(h, weights, torch.zeros(2, 3, 1024), torch.ones(4)), h)
+    finally:
+        products.fp32_precision = before
+
+
+def test_reads_and_logits_follow_the_rules_of_precision() -> None:
+    h, rows = torch.randn(3, 2, 8).bfloat16().requires_grad_(), torch.randn(5, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        t, h2 = stream_logits(h, rows, None, None, norm="rms", eps=1e-6)
+        x, h3 = read_streams(h2, torch.randn(2))
+    assert (t.dtype, x.dtype, h3.dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
+    torch.testing.assert_close(t, stream_logits_reference(h, rows, None, None, "rms", 1e-6)[0])
+    (x.float().sum() + t.sum() + h3.float().sum()).backward()
+    assert h.grad is not None
+    assert h.grad.dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="weights for 3 streams, the state has 2"):
+        read_streams(torch.zeros(2, 4), torch.zeros(3))
 
 
 def test_mean_of_equal_streams_is_exact() -> None:
@@ -82,96 +192,3 @@ def test_mean_of_equal_streams_is_exact() -> None:
     assert not torch.equal(x.expand(7, 1000).mean(0), x)
     h = torch.randn(3, 5, 4, dtype=torch.float64)
     torch.testing.assert_close(stream_mean(h), h.mean(-2))
-
-
-# Sinkhorn: matrices are [from, to] here.
-
-
-def literal(logits: Tensor, iterations: int, eps: float, first: int) -> Tensor:
-    """Exponential, then alternate divisions; the first division is a softmax where there is an epsilon."""
-    last = -1 if first == -2 else -2
-    m = logits.exp()
-    for t in range(iterations):
-        m = m / (m.sum(first, keepdim=True) + (eps if t else 0.0)) + (0.0 if t else eps)
-        m = m / (m.sum(last, keepdim=True) + eps)
-    return m
-
-
-@pytest.mark.parametrize("first", [-1, -2])
-@pytest.mark.parametrize("eps", [0.0, 1e-6, 1e-2])
-@pytest.mark.parametrize("iterations", [1, 2, 20])
-def test_sinkhorn_step_by_step(iterations: int, eps: float, first: int) -> None:
-    logits = torch.randn(3, 4, 4, dtype=torch.float64, requires_grad=True)
-    ours, theirs = (
-        sinkhorn(logits, iterations=iterations, eps=eps, first=first),
-        literal(logits, iterations, eps, first),
-    )
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
-    reference = sinkhorn_reference(logits, iterations=iterations, eps=eps, first=first)
-    assert torch.equal(ours, reference)
-    g = torch.randn_like(ours)
-    (expected,) = torch.autograd.grad(theirs, logits, g)
-    (found,) = torch.autograd.grad(ours, logits, g)
-    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
-
-
-@given(st.integers(1, 8), st.integers(0, 2**16), st.sampled_from([0.1, 1.0, 3.0]))
-def test_sinkhorn_is_doubly_stochastic(n: int, seed: int, spread: float) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    logits = spread * torch.randn(2, n, n, generator=generator, dtype=torch.float64)
-    m = sinkhorn(logits, iterations=20)
-    assert (m >= 0).all()
-    torch.testing.assert_close(m.sum(-2), torch.ones(2, n, dtype=torch.float64), rtol=1e-13, atol=1e-13)
-    # the sums along the other axis converge; the spectral norm is at most the root of the two largest sums
-    others = m.sum(-1).amax(-1)
-    assert (torch.linalg.matrix_norm(m, 2) <= others.sqrt() * (1 + 1e-12)).all()
-    converged = sinkhorn(logits / max(spread, 1.0), iterations=300)
-    torch.testing.assert_close(converged.sum(-1), torch.ones(2, n, dtype=torch.float64), rtol=1e-8, atol=1e-8)
-    assert torch.linalg.matrix_norm(converged, 2).max() <= 1 + 1e-8
-
-
-def test_products_stay_doubly_stochastic() -> None:
-    """The gain over any depth is bounded: row and column sums of a product of 64 are one, its norm at most one."""
-    factors = sinkhorn(torch.randn(64, 4, 4, dtype=torch.float64), iterations=500)
-    product = torch.linalg.multi_dot(list(factors))
-    ones = torch.ones(4, dtype=torch.float64)
-    torch.testing.assert_close(product.sum(0), ones, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(product.sum(1), ones, rtol=1e-12, atol=1e-12)
-    assert torch.linalg.matrix_norm(product, 2) <= 1 + 1e-12
-
-
-def test_orders_agree_only_when_converged() -> None:
-    logits = 2 * torch.randn(5, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    few = [sinkhorn(logits, iterations=2, first=first) for first in (-1, -2)]
-    assert (few[0] - few[1]).abs().max() > 1e-3
-    many = [sinkhorn(logits, iterations=2_000, first=first) for first in (-1, -2)]
-    torch.testing.assert_close(many[0], many[1], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(few[1].sum(-1), torch.ones(5, 4, dtype=torch.float64))
-    assert (few[1].sum(-2) - 1).abs().max() > 1e-3
-
-
-def test_reversed_order_is_the_package_s() -> None:
-    package = pytest.importorskip("hyper_connections.manifold_constrained_hyper_connections")
-    logits = 2 * torch.randn(5, 4, 4)
-    theirs = package.sinkhorn_knopps(logits, iters=7)
-    torch.testing.assert_close(sinkhorn(logits, iterations=7, first=-2), theirs, rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(sinkhorn(logits, iterations=7, first=-1), theirs, atol=1e-3)
-
-
-def test_sinkhorn_of_far_apart_logits_is_finite() -> None:
-    """In float32, where exponentials of every entry of a column underflow."""
-    logits = torch.tensor([[0.0, -300.0, -300.0], [0.0, -400.0, -300.0], [0.0, -200.0, -500.0]], requires_grad=True)
-    for first in (-1, -2):
-        m = sinkhorn(logits, iterations=20, first=first)
-        last = -1 if first == -2 else -2
-        torch.testing.assert_close(m.sum(last), torch.ones(3))
-        (grad,) = torch.autograd.grad(m[0, 0] + 2 * m[1, 2], logits)
-        assert torch.isfinite(grad).all()
-
-
-def test_sinkhorn_runs_wide_and_refuses_other_axes() -> None:
-    assert sinkhorn(torch.zeros(2, 2).bfloat16(), iterations=2).dtype == torch.float32
-    with torch.autocast("cpu", torch.bfloat16):
-        assert sinkhorn(torch.zeros(2, 2), iterations=2).dtype == torch.float32
-    with pytest.raises(ValueError, match="first must be the axis -1 or -2, got 0"):
-        sinkhorn(torch.zeros(2, 2), iterations=2, first=0)

@@ -46,10 +46,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.card import Card, Published
+from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import full_precision, widen
-from twoaxis.kernels.taps import causal_taps, with_history
+from twoaxis.kernels.rewrite import delta_rewrite, read_channels
+from twoaxis.kernels.taps import depthwise_taps, with_history
 from twoaxis.options import check_types
 from twoaxis.probe import Probe, Regime
 from twoaxis.window import Ring
@@ -112,12 +114,30 @@ REGIMES = (
 """What a gate does to kᵀX - v: keeps nine tenths of it or more, shrinks it, leaves a tenth at most, turns its sign."""
 
 
+_STACKED = (
+    *("gate_in", "gate_weight", "gate_bias", "value_weight", "value_bias", "key_map"),
+    *("compress_weight", "compress_read"),
+)
+"""Parameters with a row per site or block."""
+
+
 class Matrix(NamedTuple):
-    """The state X, (B, T, D) or (B, T, D, d_v), the sequence side, and the rings later tokens will need."""
+    """The state X, (B, T, D) or (B, T, D, d_v), the sequence side, and the rings later tokens will need.
+
+    With d_v > 1 the columns of X lie in memory one after another: `x.mT` is what operations run over.
+    """
 
     x: Tensor
     tokens: Tokens
     kept: tuple[Ring, ...]
+    rows: Rows
+
+
+class Compressed(NamedTuple):
+    """What a compressing read leaves for the write: X to go on with, and the ring of TC."""
+
+    x: Tensor
+    ring: Ring | None
 
 
 class DeepDelta(Stream):
@@ -265,27 +285,23 @@ class DeepDelta(Stream):
         return dv - 1 if self.config.channel_padding == "causal" else (dv - 1) // 2
 
     def _fold(self, weight: Tensor, read: Tensor) -> Tensor:
-        """CC's convolution and read as one weight: w_eff[i,m] = Σ_q read[q] w[i, m-q+p]  (D, d_v)."""
+        """CC's convolution and read as one weight: w_eff[m,i] = Σ_q read[q] w[i, m-q+p]  (d_v, D)."""
         dv, p = self.config.value_channels, self._channel_offset
-        columns = []
-        for m in range(dv):
-            terms = [read[q] * weight[:, m - q + p] for q in range(dv) if 0 <= m - q + p < dv]
-            columns.append(sum(terms[1:], terms[0]))
-        return torch.stack(columns, dim=-1)
+        # taps[m,j] = read[m-j+p], zero outside: windows of the read between zeros, each turned round
+        taps = F.pad(read, (dv, dv)).unfold(0, dv, 1)[p + 1 : p + 1 + dv].flip(1)
+        return (taps.unsqueeze(-1) * weight.mT).sum(1)
 
-    def _compress(self, value: Matrix, weight: Tensor, read: Tensor, call: int) -> tuple[Tensor, Ring | None]:
-        """The state as a vector (B, T, D), and the ring of TC's call number `call`."""
+    def _compress(self, value: Matrix, weight: Tensor, read: Tensor, call: int) -> tuple[Tensor, Compressed]:
+        """The state as a vector (B, T, D), and what the write needs; `call` counts TC's convolutions."""
         weight, read = widen(weight), widen(read)
         if not self.by_token:
-            return (widen(value.x) * self._fold(weight, read)).sum(-1).to(value.x.dtype), None
-        taps, tokens = self.config.token_taps, value.tokens
-        history, ring = with_history(value.x, self._past(tokens, call), taps)
-        total: Tensor | None = None
-        for s, shifted in enumerate(causal_taps(history, taps, tokens.reach)):
-            term = (widen(shifted) * (weight[..., s] * read)).sum(-1)
-            total = term if total is None else total + term
-        assert total is not None
-        return total.to(value.x.dtype), ring
+            x, state = read_channels(value.x.mT, self._fold(weight, read))
+            return x, Compressed(state.mT, None)
+        history, ring = with_history(value.x.mT, self._past(value.tokens, call), self.config.token_taps)
+        kernel = (weight * read.unsqueeze(-1)).transpose(0, 1).flatten(0, 1)  # (d_v D, taps)
+        terms = depthwise_taps(history.flatten(-2), kernel, value.tokens.reach)
+        x = terms.unflatten(-1, (len(read), -1)).sum(-2).to(value.x.dtype)
+        return x, Compressed(value.x, ring)
 
     def _past(self, tokens: Tokens, call: int) -> Ring | None:
         """The ring of one convolution; EC's comes first, then TC's in the order of the sites, the read-out's last."""
@@ -297,19 +313,22 @@ class DeepDelta(Stream):
         return rows + self.expands
 
     def _open(self, x: Tensor, tokens: Tokens) -> Matrix:
+        rows = self._rows()
         if not self.wide:
-            return Matrix(x, tokens, ())
+            return Matrix(x, tokens, (), rows)
         if (self.by_token or self.expands) and x.dim() != 3:
             raise ValueError(f"a stream that mixes tokens needs (batch, time, width), got {x.dim()} dimensions")
         if tokens.past and len(tokens.past) != (want := len(self.memory_windows())):
             raise ValueError(f"past has {len(tokens.past)} rings, this stream keeps {want}")
         if not self.expands:
-            return Matrix(x.unsqueeze(-1).expand(*x.shape, self.config.value_channels), tokens, ())
+            copies = x.unsqueeze(-2).expand(*x.shape[:-1], self.config.value_channels, x.shape[-1])
+            return Matrix(copies.mT, tokens, (), rows)
         history, ring = with_history(x, self._past(tokens, 0), self.config.expand_taps)
-        weight = widen(self.expand_weight)
-        taps = causal_taps(history, self.config.expand_taps, tokens.reach)
-        terms = [widen(shifted).unsqueeze(-1) * weight[..., s] for s, shifted in enumerate(taps)]
-        return Matrix(sum(terms[1:], terms[0]).to(x.dtype), tokens, (ring,) if tokens.keep else ())
+        columns = [depthwise_taps(history, kernel, tokens.reach) for kernel in widen(self.expand_weight).unbind(1)]
+        return Matrix(torch.stack(columns, -2).to(x.dtype).mT, tokens, (ring,) if tokens.keep else (), rows)
+
+    def _rows(self) -> Rows:
+        return Rows.of(self, _STACKED)
 
     def memory_windows(self) -> tuple[int, ...]:
         """Taps of every convolution along tokens: EC's, then TC's in the order of the sites, the read-out's last."""
@@ -328,32 +347,71 @@ class DeepDelta(Stream):
         call = self._calls_before(site)
         if site.kind == OUT:
             return Seen(self._compress(value, self.readout_weight, self.readout_read, call)[0])
-        row = self.block_rows[site.block]
-        x, ring = self._compress(value, self.compress_weight[row], self.compress_read[row], call)
-        return Seen(x, aux=ring)
+        rows, row = value.rows.now(self).rows, self.block_rows[site.block]
+        weight, read = rows["compress_weight"][row], rows["compress_read"][row]
+        x, left = self._compress(value, weight, read, call)
+        return Seen(x, aux=left)
 
     def _write(self, value: Matrix, site: Site, y: Tensor, seen: Seen, c: Seen) -> Matrix:
-        kept = value.kept
-        if self.by_token and value.tokens.keep and self.uses(site):
-            kept = (*kept, seen.aux)
-        if self.uses(site) and self.config.update != "add":
-            x = self._rewrite(value.x, self.rows[site.index], y, seen.x, c.x)
+        x, kept = value.x, value.kept
+        if isinstance(seen.aux, Compressed):
+            x = seen.aux.x
+            if value.tokens.keep and seen.aux.ring is not None:
+                kept = (*kept, seen.aux.ring)
+        row = self.rows.get(site.index)
+        if row is not None and self.config.update != "add":
+            x = self._rewrite(x, row, y, seen.x, c.x, value.rows.now(self))
         else:
-            x = value.x + (y.unsqueeze(-1) if self.wide else y)
-        return Matrix(x, value.tokens, kept)
+            x = x + (y.unsqueeze(-1) if self.wide else y)
+        return Matrix(x, value.tokens, kept, value.rows)
 
     @full_precision
-    def _rewrite(self, state: Tensor, row: int, y: Tensor, x_in: Tensor, c: Tensor) -> Tensor:
-        """X + β k ⊗ (v - kᵀX), in float32 at least; the d_v axis is always there."""
-        config, h, x = self.config, widen(y), widen(state)
-        x = x if self.wide else x.unsqueeze(-1)
-        k, beta = self.direction(row, y, c), self.gate(row, c)
-        v = self.values(row, widen(x_in) if config.map == "k" else h)
-        if config.update == "delta":
-            v = v - torch.einsum("...d,...dv->...v", k, x)
-        x = x + (beta.unsqueeze(-1) * k).unsqueeze(-1) * v.unsqueeze(-2)
-        return (x if self.wide else x.squeeze(-1)).to(state.dtype)
+    def _rewrite(self, state: Tensor, row: int, y: Tensor, x_in: Tensor, c: Tensor, rows: Rows) -> Tensor:
+        """X + β k ⊗ (v - kᵀX), in float32 at least."""
+        config = self.config
+        h, source = (y, x_in) if config.map == "k" else (self._key(c, row, rows), y)
+        after = delta_rewrite(
+            state.mT if self.wide else state.unsqueeze(-2),
+            h,
+            self._gate_logits(c, row, rows),
+            self._value_logits(source, row, rows),
+            k_eps=config.k_eps,
+            bound=config.value_scale if config.value == "sigmoid" else None,
+            erase=config.update == "delta",
+        )
+        return after.mT if self.wide else after.squeeze(-2)
 
+    def direction(self, row: int, y: Tensor, c: Tensor) -> Tensor:
+        """k (..., D) of the site with parameter row `row`, from the sub-layer's output or the normalised read."""
+        k = widen(y) if self.config.map == "k" else self._key(c, row, self._rows())
+        return k * torch.rsqrt(k.square().sum(-1, keepdim=True) + self.config.k_eps**2)
+
+    def gate(self, row: int, c: Tensor) -> Tensor:
+        """β (...) of the site with parameter row `row`, from the normalised read."""
+        return 2.0 * torch.sigmoid(self._gate_logits(c, row, self._rows()))
+
+    def values(self, row: int, x: Tensor) -> Tensor:
+        """v (..., d_v) of the site with parameter row `row`."""
+        v = self._value_logits(x, row, self._rows())
+        return self.config.value_scale * torch.sigmoid(v) if self.config.value == "sigmoid" else v
+
+    def _key(self, c: Tensor, row: int, rows: Rows) -> Tensor:
+        return F.linear(widen(c), widen(rows.rows["key_map"][row]))
+
+    def _gate_logits(self, c: Tensor, row: int, rows: Rows) -> Tensor:
+        inner = widen(c)
+        if (gate_in := rows.get("gate_in", row)) is not None:
+            inner = torch.tanh(F.linear(inner, widen(gate_in)))
+        return inner @ widen(rows.rows["gate_weight"][row]) + widen(rows.rows["gate_bias"][row])
+
+    def _value_logits(self, x: Tensor, row: int, rows: Rows) -> Tensor:
+        """(..., d_v) the values before their sigmoid, or the values where they have none."""
+        x = widen(x)
+        if self.config.value == "constant":
+            return x.new_full((*x.shape[:-1], self.config.value_channels), self.config.value_constant)
+        return F.linear(x, widen(rows.rows["value_weight"][row]), widen(rows.rows["value_bias"][row]))
+
+    @full_precision
     def _probe(self, value: Matrix, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
         """The gate, and how far what the state holds along k is from v before and after the write."""
         if y is None or c is None or self.config.update == "add" or not self.uses(site):
@@ -361,31 +419,11 @@ class DeepDelta(Stream):
         row = self.rows[site.index]
         k, v = self.direction(row, y, c.x), self.values(row, widen(seen.x if self.config.map == "k" else y))
         found = {"gate": Probe(self.gate(row, c.x), regimes=REGIMES)}
-        after = self._rewrite(value.x, row, y, seen.x, c.x)
+        after = self._rewrite(value.x, row, y, seen.x, c.x, value.rows.now(self))
         for when, state in (("before the write", value.x), ("after the write", after)):
             x = widen(state) if self.wide else widen(state).unsqueeze(-1)
             found[f"discrepancy, {when}"] = Probe((torch.einsum("...d,...dv->...v", k, x) - v).norm(dim=-1))
         return found
-
-    def direction(self, row: int, y: Tensor, c: Tensor) -> Tensor:
-        """k (..., D) of the site with parameter row `row`, from the sub-layer's output or the normalised read."""
-        k = widen(y) if self.config.map == "k" else F.linear(widen(c), widen(self.key_map[row]))
-        return k * torch.rsqrt(k.square().sum(-1, keepdim=True) + self.config.k_eps**2)
-
-    def gate(self, row: int, c: Tensor) -> Tensor:
-        """β (...) of the site with parameter row `row`, from the normalised read."""
-        inner = widen(c)
-        if self.gate_in is not None:
-            inner = torch.tanh(F.linear(inner, widen(self.gate_in[row])))
-        return 2.0 * torch.sigmoid(inner @ widen(self.gate_weight[row]) + widen(self.gate_bias[row]))
-
-    def values(self, row: int, x: Tensor) -> Tensor:
-        """v (..., d_v) of the site with parameter row `row`."""
-        config = self.config
-        if config.value == "constant":
-            return x.new_full((*x.shape[:-1], config.value_channels), config.value_constant)
-        v = F.linear(x, widen(self.value_weight[row]), widen(self.value_bias[row]))
-        return v if config.value == "linear" else config.value_scale * torch.sigmoid(v)
 
     # Sequence side, stage boundaries, declarations.
 
@@ -395,14 +433,14 @@ class DeepDelta(Stream):
         if not (self.by_token and self.reads_out):
             return value.kept
         call = self._calls_before(self.layout.out)
-        return (*value.kept, with_history(value.x, self._past(value.tokens, call), self.config.token_taps)[1])
+        return (*value.kept, with_history(value.x.mT, self._past(value.tokens, call), self.config.token_taps)[1])
 
     def _pack(self, value: Matrix, site: Site) -> tuple[Tensor, ...]:
-        return (value.x,)
+        return (value.x.mT if self.wide else value.x,)
 
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Matrix:
         self._packed(tensors, 1, site)
-        return Matrix(tensors[0], tokens, ())
+        return Matrix(tensors[0].mT if self.wide else tensors[0], tokens, (), self._rows())
 
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         """Nothing is published; matrices are decayed like any linear layer's, biases, reads and EC are not."""

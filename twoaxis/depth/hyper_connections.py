@@ -27,25 +27,23 @@ projection by sqrt(n) (`output_scale`; a matter of the model's initialisation, n
 weights is worse than the plain residual; A_r is free, so products over depth can grow without bound, which is what
 manifold hyper-connections prevent. `frozen` holds width connections (α) or depth connections (β) at their start: the
 paper's ablations, and the control that tells mixing from merely having n streams.
-
-Streams are mixed when written, not when read: no mixed copy of them waits for the sub-layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from twoaxis.card import Card, Published
-from twoaxis.depth.site import OUT, Site
-from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
-from twoaxis.kernels.precision import routing_dtype, widen
-from twoaxis.kernels.streams import mix_streams, stream_logits, stream_mean, stream_sum
+from twoaxis.depth.parallel_streams import ParallelStreams, Route
+from twoaxis.depth.rows import Rows
+from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup
+from twoaxis.kernels.precision import widen
+from twoaxis.kernels.streams import stream_logits
 from twoaxis.options import check_types
-from twoaxis.probe import Probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,25 +77,7 @@ class HyperConnectionsConfig:
             raise ValueError(f"eps must not be negative, got {self.eps}")
 
 
-class Streams(NamedTuple):
-    """The n streams, (..., N, D)."""
-
-    h: Tensor
-
-
-class Mix(NamedTuple):
-    """What a read leaves for the write: A_r transposed (..., N to, N from), β (..., N)."""
-
-    weights: Tensor
-    gain: Tensor
-
-
-def mix_probes(mix: Mix) -> dict[str, Probe]:
-    """What a site does when it writes, for inspection."""
-    return {"write": Probe(mix.gain, ("stream",)), "mix": Probe(mix.weights, ("to", "from"))}
-
-
-class HyperConnections(Stream):
+class HyperConnections(ParallelStreams):
     """Learned reads, mixes and writes of n streams."""
 
     name = "hyper_connections"
@@ -145,6 +125,10 @@ class HyperConnections(Stream):
             Published("OLMoE-1B-7B, DHC x4: training loss -0.027, 1.8 times faster", "arXiv 2409.19606"),
         ),
     )
+    stacked = (
+        *("static_alpha", "static_beta", "dynamic_alpha_fn", "dynamic_alpha_scale"),
+        *("dynamic_beta_fn", "dynamic_beta_scale", "norm_weight", "norm_bias"),
+    )
     static_alpha: Tensor
     static_beta: Tensor
     dynamic_alpha_fn: nn.Parameter | None
@@ -156,11 +140,7 @@ class HyperConnections(Stream):
 
     def __init__(self, config: HyperConnectionsConfig, layout: Layout) -> None:
         super().__init__(config, layout)
-        n, d = config.streams, layout.width
-        writing = [site for site in layout.used() if site.kind != OUT]
-        count = len(writing)
-        self.rows = {site.index: row for row, site in enumerate(writing)}
-        """Row of each mixing site in the stacked parameters."""
+        n, d, count = config.streams, layout.width, len(self.rows)
         self.width_free = config.frozen not in ("width", "both")
         self.depth_free = config.frozen not in ("depth", "both")
         alpha, beta = config.dynamic and self.width_free, config.dynamic and self.depth_free
@@ -219,70 +199,33 @@ class HyperConnections(Stream):
 
     def coefficients(self, h: Tensor, row: int) -> tuple[Tensor, Tensor]:
         """α (..., N, N+1) and β (..., N) of the site with parameter row `row`; no leading dimensions where static."""
-        alpha, beta = widen(self.static_alpha[row]), widen(self.static_beta[row])
-        columns: list[Tensor] = []
-        if self.dynamic_alpha_fn is not None:
-            columns.append(widen(self.dynamic_alpha_fn[row]))
-        if self.dynamic_beta_fn is not None:
-            columns.append(widen(self.dynamic_beta_fn[row]).unsqueeze(-1))
-        if not columns:
-            return alpha, beta
-        weight = None if self.norm_weight is None else self.norm_weight[row]
-        bias = None if self.norm_bias is None else self.norm_bias[row]
-        projection = torch.cat(columns, dim=-1)
-        t = stream_logits(h, projection, weight, bias, norm=self.config.norm, eps=self.config.eps)
+        return self._coefficients(h, row, Rows.of(self, self.stacked))[:2]
+
+    def _coefficients(self, h: Tensor, row: int, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """α, β, and the streams to go on with."""
+
+        alpha, beta = widen(rows.rows["static_alpha"][row]), widen(rows.rows["static_beta"][row])
+        fns = []
+        if (fn := rows.get("dynamic_alpha_fn", row)) is not None:
+            fns.append(fn.mT)
+        if (fn := rows.get("dynamic_beta_fn", row)) is not None:
+            fns.append(fn.unsqueeze(0))
+        if not fns:
+            return alpha, beta, h
+        norm = rows.get("norm_weight", row), rows.get("norm_bias", row)
+        t, h = stream_logits(h, torch.cat(fns), *norm, norm=self.config.norm, eps=self.config.eps)
         t = torch.tanh(t) if self.config.tanh else t
-        if self.dynamic_alpha_scale is not None:
-            alpha = alpha + widen(self.dynamic_alpha_scale[row]) * t[..., : alpha.shape[-1]]
-        if self.dynamic_beta_scale is not None:
-            beta = beta + widen(self.dynamic_beta_scale[row]) * t[..., -1]
-        return alpha, beta
+        if (scale := rows.get("dynamic_alpha_scale", row)) is not None:
+            alpha = torch.addcmul(alpha, t[..., : alpha.shape[-1]], widen(scale))
+        if (scale := rows.get("dynamic_beta_scale", row)) is not None:
+            beta = torch.addcmul(beta, t[..., -1], widen(scale))
+        return alpha, beta, h
 
-    # The state machine.
-
-    def _open(self, x: Tensor, tokens: Tokens) -> Streams:
-        return Streams(x.unsqueeze(-2).expand(*x.shape[:-1], self.config.streams, x.shape[-1]))
-
-    def _read(self, value: Streams, site: Site) -> Seen:
-        if not self.uses(site):
-            return Seen(stream_mean(value.h))
-        if site.kind == OUT:
-            return Seen(stream_sum(value.h) if self.config.readout == "sum" else stream_mean(value.h))
-        alpha, beta = self.coefficients(value.h, self.rows[site.index])
-        x = mix_streams(value.h, alpha[..., :1].mT).squeeze(-2)
-        return Seen(x, aux=Mix(alpha[..., 1:].mT, beta))
-
-    def _write(self, value: Streams, site: Site, y: Tensor, seen: Seen, c: Seen) -> Streams:
-        if not self.uses(site):
-            return Streams(value.h + y.unsqueeze(-2))
-        return Streams(mix_streams(value.h, seen.aux.weights, y, seen.aux.gain))
-
-    def _pack(self, value: Streams, site: Site) -> tuple[Tensor, ...]:
-        return (value.h,)
-
-    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Streams:
-        self._packed(tensors, 1, site)
-        return Streams(*tensors)
-
-    def _weights(self, value: Streams, site: Site) -> Tensor | None:
-        if not self.uses(site):
-            return None
-        n, shape = self.config.streams, value.h.shape[:-2]
-        if site.kind == OUT:
-            share = 1.0 if self.config.readout == "sum" else 1.0 / n
-            return value.h.new_full((*shape, 1, n), share, dtype=routing_dtype(value.h.dtype))
-        alpha, _ = self.coefficients(value.h, self.rows[site.index])
-        return alpha[..., :1].mT.expand(*shape, 1, n)
-
-    def _probe(self, value: Streams, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
-        """How the streams are written and mixed; how they are read is what `weights` says."""
-        return {} if seen.aux is None else mix_probes(seen.aux)
+    def _route(self, h: Tensor, row: int, rows: Rows) -> Route:
+        alpha, beta, h = self._coefficients(h, row, rows)
+        return Route(alpha[..., 0], alpha[..., 1:].mT, beta, h)
 
     # What it declares.
-
-    def sources(self, site: Site) -> tuple[str, ...]:
-        """The streams."""
-        return tuple(f"stream {i}" for i in range(self.config.streams)) if self.uses(site) else ()
 
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         """As in the paper: the dynamic part is decayed, the static is not (and the norm's parameters are not)."""

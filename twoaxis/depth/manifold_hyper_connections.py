@@ -53,12 +53,13 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.card import Card, Published
-from twoaxis.depth.hyper_connections import Mix, Streams, mix_probes
-from twoaxis.depth.site import OUT, Site
-from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
-from twoaxis.kernels.precision import routing_dtype, widen
-from twoaxis.kernels.streams import mix_streams, sinkhorn, stream_mean, stream_sum
-from twoaxis.kernels.weighted_sum import rms_logits
+from twoaxis.depth.parallel_streams import ParallelStreams, Route, Streams
+from twoaxis.depth.rows import Rows
+from twoaxis.depth.site import Site
+from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen
+from twoaxis.kernels.precision import widen
+from twoaxis.kernels.sinkhorn import sinkhorn
+from twoaxis.kernels.streams import stream_logits
 from twoaxis.options import check_types
 from twoaxis.probe import Probe
 
@@ -116,7 +117,7 @@ _LEADER = 0.75  # how much of a neutral read comes from one stream
 _OFF = -8.0  # comb's logits off the diagonal where it starts near the identity
 
 
-class ManifoldHyperConnections(Stream):
+class ManifoldHyperConnections(ParallelStreams):
     """Reads, doubly stochastic mixes and writes of n streams."""
 
     name = "manifold_hyper_connections"
@@ -162,6 +163,7 @@ class ManifoldHyperConnections(Stream):
             Published("n=4: 6.7 % more training time with fused kernels and recomputation", "arXiv 2512.24880"),
         ),
     )
+    stacked = ("fn", "base", "scale", "norm_weight")
     fn: nn.Parameter
     base: nn.Parameter
     scale: nn.Parameter
@@ -174,9 +176,6 @@ class ManifoldHyperConnections(Stream):
     def __init__(self, config: ManifoldHyperConnectionsConfig, layout: Layout) -> None:
         super().__init__(config, layout)
         n, wide = config.streams, config.streams * layout.width
-        writing = [site for site in layout.used() if site.kind != OUT]
-        self.rows = {site.index: row for row, site in enumerate(writing)}
-        """Row of each mixing site in the stacked parameters."""
         self.has_head = config.readout == "head" and self.uses(layout.out)
         self.pre_eps, self.sinkhorn_eps = float(config.pre_eps or 0.0), float(config.sinkhorn_eps or 0.0)
         self.norm_eps = float(config.norm_eps or 0.0)
@@ -184,7 +183,7 @@ class ManifoldHyperConnections(Stream):
         def parameter(name: str, *shape: int, needed: bool = True) -> None:
             self.register_parameter(name, nn.Parameter(torch.empty(*shape)) if needed else None)
 
-        count, some = len(writing), bool(writing)
+        count, some = len(self.rows), bool(self.rows)
         parameter("fn", count, n * n + 2 * n, wide, needed=some)
         parameter("base", count, n * n + 2 * n, needed=some)
         parameter("scale", count, 3, needed=some)
@@ -266,80 +265,50 @@ class ManifoldHyperConnections(Stream):
 
     # The weights of a site.
 
-    def _logits(self, h: Tensor, fn: Tensor, norm_weight: Tensor | None) -> Tensor:
-        """z (..., P): all streams of a token, RMS-normalised as one vector, against the rows of fn."""
-        fn = widen(fn) if norm_weight is None else widen(fn) * widen(norm_weight)
-        return rms_logits(h.flatten(-2), fn.unsqueeze(-2), self.norm_eps).squeeze(-2)
+    def _logits(self, h: Tensor, fn: Tensor, norm_weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """z (..., P): all streams of a token, RMS-normalised as one vector, against the rows of fn; the streams."""
+        z, flat = stream_logits(h.flatten(-2), fn, norm_weight, None, norm="rms", eps=self.norm_eps)
+        return z, flat.unflatten(-1, h.shape[-2:])
 
     def coefficients(self, h: Tensor, row: int) -> tuple[Tensor, Tensor, Tensor]:
         """pre (..., N), post (..., N) and comb (..., N from, N to) of the site with parameter row `row`."""
+        return self._coefficients(h, row, Rows.of(self, self.stacked))[:3]
+
+    def _coefficients(self, h: Tensor, row: int, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """pre, post, comb, and the streams to go on with."""
         n = self.config.streams
-        z = self._logits(h, self.fn[row], None if self.norm_weight is None else self.norm_weight[row])
-        scale, base = widen(self.scale[row]), widen(self.base[row])
+        z, h = self._logits(h, rows.rows["fn"][row], rows.get("norm_weight", row))
+        scale, base = widen(rows.rows["scale"][row]), widen(rows.rows["base"][row])
         pre = torch.sigmoid(scale[0] * z[..., :n] + base[:n]) + self.pre_eps
         post = self.config.post_scale * torch.sigmoid(scale[1] * z[..., n : 2 * n] + base[n : 2 * n])
         logits = (scale[2] * z[..., 2 * n :] + base[2 * n :]).unflatten(-1, (n, n))
         first = -1 if self.config.order == "rows_last" else -2
         comb = sinkhorn(logits, iterations=self.config.iterations, eps=self.sinkhorn_eps, first=first)
-        return pre, post, comb
+        return pre, post, comb, h
+
+    def _route(self, h: Tensor, row: int, rows: Rows) -> Route:
+        pre, post, comb, h = self._coefficients(h, row, rows)
+        return Route(pre, comb.mT, post, h)
 
     def head_weights(self, h: Tensor) -> Tensor:
         """(..., N) what the head reads of each stream."""
-        z = self._logits(h, self.head_fn, self.head_norm_weight)
+        z, _ = self._logits(h, self.head_fn, self.head_norm_weight)
         return torch.sigmoid(widen(self.head_scale) * z + widen(self.head_base)) + self.pre_eps
 
-    # The state machine.
-
-    def _open(self, x: Tensor, tokens: Tokens) -> Streams:
-        return Streams(x.unsqueeze(-2).expand(*x.shape[:-1], self.config.streams, x.shape[-1]))
-
-    def _read(self, value: Streams, site: Site) -> Seen:
-        if not self.uses(site):
-            return Seen(stream_mean(value.h))
-        if site.kind == OUT:
-            if self.has_head:
-                return Seen(mix_streams(value.h, self.head_weights(value.h).unsqueeze(-2)).squeeze(-2))
-            return Seen(stream_sum(value.h) if self.config.readout == "sum" else stream_mean(value.h))
-        pre, post, comb = self.coefficients(value.h, self.rows[site.index])
-        return Seen(mix_streams(value.h, pre.unsqueeze(-2)).squeeze(-2), aux=Mix(comb.mT, post))
-
-    def _write(self, value: Streams, site: Site, y: Tensor, seen: Seen, c: Seen) -> Streams:
-        if not self.uses(site):
-            return Streams(value.h + y.unsqueeze(-2))
-        return Streams(mix_streams(value.h, seen.aux.weights, y, seen.aux.gain))
-
-    def _pack(self, value: Streams, site: Site) -> tuple[Tensor, ...]:
-        return (value.h,)
-
-    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Streams:
-        self._packed(tensors, 1, site)
-        return Streams(*tensors)
-
-    def _weights(self, value: Streams, site: Site) -> Tensor | None:
-        if not self.uses(site):
-            return None
-        if site.kind != OUT:
-            return self.coefficients(value.h, self.rows[site.index])[0].unsqueeze(-2)
-        if self.has_head:
-            return self.head_weights(value.h).unsqueeze(-2)
-        n = self.config.streams
-        share = 1.0 if self.config.readout == "sum" else 1.0 / n
-        return value.h.new_full((*value.h.shape[:-2], 1, n), share, dtype=routing_dtype(value.h.dtype))
+    def _head(self, h: Tensor) -> Tensor | None:
+        return self.head_weights(h) if self.has_head else None
 
     def _probe(self, value: Streams, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
         """As hyper-connections', and how far the row or column sum of H_res that is worst is from one."""
+        found = super()._probe(value, site, y, seen, c)
         if seen.aux is None:
-            return {}
+            return found
         mix = seen.aux.weights
         sums = torch.cat([mix.sum(-1), mix.sum(-2)], dim=-1)
         off = (sums - 1.0).abs().amax(-1)
-        return {**mix_probes(seen.aux), "distance from doubly stochastic": Probe(off)}
+        return {**found, "distance from doubly stochastic": Probe(off)}
 
     # What it declares.
-
-    def sources(self, site: Site) -> tuple[str, ...]:
-        """The streams."""
-        return tuple(f"stream {i}" for i in range(self.config.streams)) if self.uses(site) else ()
 
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         """Nothing is published; projections are decayed like any matrix, biases and scales are not."""

@@ -1,22 +1,25 @@
-"""Operations on a state of N parallel streams, (..., N, D): mixing, reading, routing logits, Sinkhorn.
+"""Operations on a state of N parallel streams, (..., N, D): routing logits, reading, mixing, means.
 
-    mix_streams      out_w = Σ_i weights[w,i] state_i + gain_w y        read, mix and write of hyper-connections
-    stream_logits    norm(state_i) @ projection                         one row of logits per stream
+    stream_logits    rows @ norm(state_i)                               one set of logits per stream
+    read_streams     out   = Σ_i weights[i] state_i                     read of hyper-connections
+    mix_streams      out_w = Σ_i weights[w,i] state_i + gain_w y        mix and write of hyper-connections
     stream_mean      state_0 + mean(state - state_0)                    exact where the streams are equal
-    sinkhorn         logits -> (nearly) doubly stochastic matrices      per token
 
-Mixing is a sum of products, never a matrix product: where float32 matrix products are allowed to run in TF32 or
-bfloat16, a product with the identity would round the residual stream at every site. Sums run in float32 at least and
-are cast once at the end.
+The logits and the read hand the state on: they return it beside their result, and what follows uses that one. The
+numbers are the same; the gradient then passes through the operations one after another, each adding its part to what
+it is given, and the state's gradient is never collected from several full-size pieces.
 
-Each operation has its readable form (`*_reference`, plain differentiable torch) and a form that saves less for the
-backward pass: references to the state and small weights, no widened or normalised copy of the state, no Sinkhorn
-iterates. Under `torch.compile` the readable form is what runs.
+Mixing is a sum of products. Where float32 matrix products are allowed to run in TF32 or bfloat16, a product with the
+identity would round the residual stream at every site: a matrix product serves only where it is exact
+(`exact_products`). Sums run in float32 at least and are cast once at the end.
+
+Each operation has its readable form (`*_reference`, plain differentiable torch) and a form with its own backward, which
+saves references to the state and small weights: no widened or normalised copy of the state. Under `torch.compile` the
+readable form is what runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,7 +27,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from twoaxis.kernels.backward import differentiated, reference_gradients
 from twoaxis.kernels.precision import full_precision, routing_dtype, widen
+
+_FEW = 1 << 14
+"""Numbers in a state so small, a few tokens, that the time goes into calls and not into numbers."""
+
+
+def exact_products(x: Tensor) -> bool:
+    """Whether a matrix product of wide tensors where `x` lives multiplies its numbers as they are."""
+    if x.dtype == torch.float64:
+        return True
+    setting = torch.backends.mkldnn.matmul.fp32_precision  # pyright: ignore[reportAttributeAccessIssue]
+    return x.device.type == "cpu" and setting not in ("tf32", "bf16")
+
+
+def batched_product(a: Tensor, b: Tensor) -> Tensor:
+    """(..., W, K) or shared (W, K), times (..., K, D); one call whatever the leading dimensions."""
+    if b.numel() <= _FEW:
+        return a @ b
+    lead = b.shape[:-2]
+    a = a.expand(*lead, *a.shape[-2:]).reshape(-1, *a.shape[-2:])
+    # a small factor that is not laid out by rows makes the product run token by token
+    a = a if a.stride(-1) == 1 else a.contiguous()
+    return torch.bmm(a, b.reshape(-1, *b.shape[-2:])).view(*lead, a.shape[-2], b.shape[-1])
+
+
+def row_products(rows: Tensor, x: Tensor) -> Tensor:
+    """(..., N) the dot products of (..., N, D) with one (..., D) per token."""
+    return batched_product(x.unsqueeze(-2), rows.mT).squeeze(-2)
+
+
+# Mixing.
 
 
 def mix_streams_reference(
@@ -61,48 +95,127 @@ def mix_streams(state: Tensor, weights: Tensor, y: Tensor | None = None, gain: T
         raise ValueError("give y and gain together")
     if torch.compiler.is_compiling():
         return mix_streams_reference(state, weights, y, gain)
+    if not differentiated(state, weights, y, gain):
+        return _mixed(state, weights, y, gain)
     return _MixStreams.apply(state, weights, y, gain)  # type: ignore[no-any-return]
 
 
 class _MixStreams(torch.autograd.Function):
-    """One broadcast multiply-add per source stream; the state and y are saved by reference."""
+    """The state and y are saved by reference."""
 
     @staticmethod
     def forward(ctx: Any, state: Tensor, weights: Tensor, y: Tensor | None, gain: Tensor | None) -> Tensor:
         ctx.save_for_backward(state, weights, y, gain)
-        dtype = _result(state, y)
-        total = _accumulate(state, weights, routing_dtype(dtype))
-        if y is not None and gain is not None:
-            total.addcmul_(y.unsqueeze(-2), gain.to(total.dtype).unsqueeze(-1))
-        return total.to(dtype)
+        return _mixed(state, weights, y, gain)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         state, weights, y, gain = ctx.saved_tensors
         needs, g = ctx.needs_input_grad, widen(grad)
+        if torch.is_grad_enabled():
+            return reference_gradients(mix_streams_reference, ctx.saved_tensors, needs, (grad,))
         d_state = d_weights = d_y = d_gain = None
         if needs[0]:
-            d_state = _accumulate(g, weights.mT, g.dtype).to(state.dtype)
+            d_state = _sum_of_products(g, weights.mT).to(state.dtype)
         if needs[1]:
-            d_weights = (g @ state.to(g.dtype).mT).sum_to_size(weights.shape).to(weights.dtype)
+            d_weights = batched_product(g, state.to(g.dtype).mT).sum_to_size(weights.shape).to(weights.dtype)
         if y is not None and needs[2]:
-            d_y = _accumulate(g, gain.unsqueeze(-2), g.dtype).squeeze(-2).to(y.dtype)
+            d_y = _sum_of_products(g, gain.unsqueeze(-2)).squeeze(-2).to(y.dtype)
         if y is not None and needs[3]:
-            d_gain = (g @ y.to(g.dtype).unsqueeze(-1)).squeeze(-1).sum_to_size(gain.shape).to(gain.dtype)
+            d_gain = row_products(g, y.to(g.dtype)).sum_to_size(gain.shape).to(gain.dtype)
         return d_state, d_weights, d_y, d_gain
 
 
-def _accumulate(state: Tensor, weights: Tensor, wide: torch.dtype) -> Tensor:
-    weights = weights.to(wide)
-    shape = (*state.shape[:-2], weights.shape[-2], state.shape[-1])
-    total = torch.zeros(shape, dtype=wide, device=state.device)
-    for i in range(state.shape[-2]):
-        total.addcmul_(state[..., i : i + 1, :], weights[..., i, None])
+def _mixed(state: Tensor, weights: Tensor, y: Tensor | None, gain: Tensor | None) -> Tensor:
+    dtype = _result(state, y)
+    total = _sum_of_products(_as(state, routing_dtype(dtype)), weights)
+    if y is not None and gain is not None:
+        total.addcmul_(y.unsqueeze(-2), _as(gain, total.dtype).unsqueeze(-1))
+    return _as(total, dtype)
+
+
+def _sum_of_products(x: Tensor, weights: Tensor) -> Tensor:
+    """A new (..., W, D) from wide (..., N, D) and weights (..., W, N) or (W, N)."""
+    weights = _as(weights, x.dtype)
+    if x.numel() <= _FEW:
+        return (weights.unsqueeze(-1) * x.unsqueeze(-3)).sum(-2)
+    if exact_products(x):
+        return batched_product(weights, x)
+    total = x[..., :1, :] * weights[..., 0, None]
+    for i in range(1, x.shape[-2]):
+        total.addcmul_(x[..., i : i + 1, :], weights[..., i, None])
     return total
 
 
 def _result(state: Tensor, y: Tensor | None) -> torch.dtype:
-    return state.dtype if y is None else torch.promote_types(state.dtype, y.dtype)
+    if y is None or y.dtype == state.dtype:
+        return state.dtype
+    return torch.promote_types(state.dtype, y.dtype)
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in `dtype`, without a call where it has it."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+# Reading.
+
+
+def read_streams_reference(state: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """`read_streams` as one reads it."""
+    return mix_streams_reference(state, weights.unsqueeze(-2)).squeeze(-2), state
+
+
+@full_precision
+def read_streams(state: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """One weighted sum of the streams.
+
+    Args:
+        state: (..., N, D).
+        weights: (..., N) per token, or (N,) shared by all tokens.
+
+    Returns:
+        (..., D) in the state's dtype, and the state to go on with.
+    """
+    if weights.shape[-1] != state.shape[-2]:
+        raise ValueError(f"weights for {weights.shape[-1]} streams, the state has {state.shape[-2]}")
+    if torch.compiler.is_compiling():
+        return read_streams_reference(state, weights)
+    if not differentiated(state, weights):
+        return _read(state, weights), state
+    return _ReadStreams.apply(state, weights)  # type: ignore[no-any-return]
+
+
+class _ReadStreams(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, state: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(state, weights)
+        return _read(state, weights), state
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, passed: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        state, weights = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return reference_gradients(read_streams_reference, ctx.saved_tensors, ctx.needs_input_grad, (grad, passed))
+        if grad is None:
+            return passed, None
+        g, w, d_state, d_weights = widen(grad), weights.to(routing_dtype(grad.dtype)), None, None
+        if ctx.needs_input_grad[0]:
+            parts = w.unsqueeze(-1), g.unsqueeze(-2)
+            d_state = parts[0] * parts[1] if passed is None else torch.addcmul(widen(passed), *parts)
+            d_state = d_state.to(state.dtype)
+        if ctx.needs_input_grad[1]:
+            d_weights = row_products(state.to(g.dtype), g).sum_to_size(weights.shape).to(weights.dtype)
+        return d_state, d_weights
+
+
+def _read(state: Tensor, weights: Tensor) -> Tensor:
+    x = widen(state)
+    weights = _as(weights, x.dtype)
+    few = x.numel() <= _FEW
+    found = (weights.unsqueeze(-1) * x).sum(-2) if few else _sum_of_products(x, weights.unsqueeze(-2)).squeeze(-2)
+    return _as(found, state.dtype)
 
 
 def stream_mean(state: Tensor) -> Tensor:
@@ -117,10 +230,13 @@ def stream_sum(state: Tensor) -> Tensor:
     return state.sum(-2, dtype=routing_dtype(state.dtype)).to(state.dtype)
 
 
+# Routing logits.
+
+
 @full_precision
 def stream_logits_reference(
-    state: Tensor, projection: Tensor, weight: Tensor | None, bias: Tensor | None, norm: str, eps: float
-) -> Tensor:
+    state: Tensor, rows: Tensor, weight: Tensor | None, bias: Tensor | None, norm: str, eps: float
+) -> tuple[Tensor, Tensor]:
     """`stream_logits` as one reads it."""
     x = widen(state)
     weight, bias = (None if t is None else widen(t) for t in (weight, bias))
@@ -129,85 +245,110 @@ def stream_logits_reference(
     elif norm == "rms":
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
         x = x if weight is None else x * weight
-    return x @ widen(projection)
+    return F.linear(x, widen(rows)), state
 
 
+@full_precision
 def stream_logits(
-    state: Tensor, projection: Tensor, weight: Tensor | None, bias: Tensor | None, *, norm: str, eps: float
-) -> Tensor:
+    state: Tensor, rows: Tensor, weight: Tensor | None, bias: Tensor | None, *, norm: str, eps: float
+) -> tuple[Tensor, Tensor]:
     """Each stream normalised over its channels, then projected; the same projection for all streams.
 
+    The norm's scale is folded into the rows, so that the state is met by one small product and its own statistics.
+
     Args:
-        state: (..., N, D).
-        projection: (D, P).
+        state: (..., D), the streams among the leading dimensions.
+        rows: (P, D) one row per logit.
         weight: (D,) the norm's scale, or None.
         bias: (D,) the layer norm's shift, or None.
         norm: layer, rms or none.
         eps: inside the norm's root.
 
     Returns:
-        (..., N, P) in float32 at least.
+        (..., P) in float32 at least, and the state to go on with.
     """
-    return _recomputed(partial(stream_logits_reference, norm=norm, eps=eps), state, projection, weight, bias)
+    if torch.compiler.is_compiling() or not differentiated(state, rows, weight, bias):
+        return stream_logits_reference(state, rows, weight, bias, norm, eps)
+    return _StreamLogits.apply(state, rows, weight, bias, norm, eps)  # type: ignore[no-any-return]
 
 
-@full_precision
-def sinkhorn_reference(logits: Tensor, iterations: int, eps: float, first: int) -> Tensor:
-    """`sinkhorn` as one reads it; the first softmax is the exponential and the first division in one."""
-    last = -3 - first  # the other of -1 and -2
-    x = widen(logits)
-    if eps == 0.0:
-        # the first pair in the log domain: a sum over one axis cannot underflow to zero, and later ones stay above 1/N
-        x = x.log_softmax(first).log_softmax(last).exp()
-    else:
-        x = x.softmax(first) + eps
-        x = x / (x.sum(last, keepdim=True) + eps)
-    for _ in range(iterations - 1):
-        x = x / (x.sum(first, keepdim=True) + eps)
-        x = x / (x.sum(last, keepdim=True) + eps)
-    return x
+class _StreamLogits(torch.autograd.Function):
+    """Saves the state by reference and one or two numbers per row of it.
 
+    With x̂ = (x - mean) r, folded rows R and t = R x̂:
 
-def sinkhorn(logits: Tensor, *, iterations: int, eps: float = 0.0, first: int = -1) -> Tensor:
-    """Alternately divide exp(logits) by its sums along two axes.
-
-    Args:
-        logits: (..., N, N).
-        iterations: pairs of divisions.
-        eps: added after the first softmax and to every later divisor; 0 is the plain iteration.
-        first: the axis, -1 or -2, whose sums are divided by first; the sums along the other are one at the end.
-
-    Returns:
-        (..., N, N), non-negative, in float32 at least.
+        dx = r (Rᵀ dt) - r² (dt·t) / D (x - mean) - r (dt·Σ_d R) / D        mean and the last term: layer norm only
     """
-    if first not in (-1, -2):
-        raise ValueError(f"first must be the axis -1 or -2, got {first}")
-    return _recomputed(partial(sinkhorn_reference, iterations=iterations, eps=eps, first=first), logits)
-
-
-def _recomputed(fn: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
-    """`fn(*tensors)`, saving only the tensors: what is inside is computed again in the backward pass."""
-    if torch.compiler.is_compiling():
-        return fn(*tensors)
-    return _Recomputed.apply(fn, *tensors)  # type: ignore[no-any-return]
-
-
-class _Recomputed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, fn: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
-        ctx.fn = fn
-        ctx.save_for_backward(*tensors)
-        return fn(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        needs = ctx.needs_input_grad[1:]
-        leaves: list[Tensor | None] = [
-            None if t is None else t.detach().requires_grad_(need)
-            for t, need in zip(ctx.saved_tensors, needs, strict=True)
-        ]
-        with torch.enable_grad():
-            out = ctx.fn(*leaves)
-        wanted = [leaf for leaf, need in zip(leaves, needs, strict=True) if leaf is not None and need]
-        found = iter(torch.autograd.grad(out, wanted, grad))
-        return None, *(next(found) if need else None for need in needs)
+    def forward(
+        ctx: Any, state: Tensor, rows: Tensor, weight: Tensor | None, bias: Tensor | None, norm: str, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        x, folded = widen(state), _fold(rows, weight)
+        mean = inverse = None
+        if norm == "layer":
+            mean = x.mean(-1, keepdim=True)
+            x = x - mean  # a mean square less a squared mean would cancel where the mean is large
+        t = F.linear(x, folded)
+        if norm != "none":
+            length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            inverse = (length.square_() / x.shape[-1]).add_(eps).rsqrt_()
+            t *= inverse
+        ctx.save_for_backward(state, rows, weight, bias, mean, inverse, t)
+        ctx.norm, ctx.eps = norm, eps
+        return (t.clone() if bias is None else t + widen(rows) @ widen(bias)), state
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, passed: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        state, rows, weight, bias, mean, inverse, _ = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            reference = partial(stream_logits_reference, norm=ctx.norm, eps=ctx.eps)
+            found = reference_gradients(reference, (state, rows, weight, bias), needs[:4], (grad, passed))
+            return *found, None, None
+        if grad is None:
+            return passed, *[None] * 5
+        scaled = grad if inverse is None else grad * inverse  # (..., P)
+        d_state = _logits_to_state(ctx, grad, scaled, passed) if needs[0] else None
+        d_rows = d_weight = d_bias = None
+        if needs[1] or needs[2] or needs[3]:
+            flat = scaled.reshape(-1, len(rows))
+            d_folded = flat.mT @ widen(state).reshape(-1, state.shape[-1])  # (P, D)
+            if mean is not None:
+                d_folded -= flat.mT @ mean.reshape(-1, 1)
+            d_rows = d_folded if weight is None else d_folded * widen(weight)
+            if weight is not None:
+                d_weight = (d_folded * widen(rows)).sum(0).to(weight.dtype)
+            if bias is not None:
+                total = grad.reshape(-1, len(rows)).sum(0)
+                d_rows = torch.addcmul(d_rows, total.unsqueeze(-1), widen(bias))
+                d_bias = (total @ widen(rows)).to(bias.dtype)
+            d_rows = d_rows.to(rows.dtype)
+        return d_state, d_rows, d_weight, d_bias, None, None
+
+
+def _logits_to_state(ctx: Any, grad: Tensor, scaled: Tensor, passed: Tensor | None) -> Tensor:
+    """The gradient of the state: what is passed on, plus what the logits pull."""
+    state, rows, weight, _, mean, inverse, t = ctx.saved_tensors
+    folded, width = _fold(rows, weight), state.shape[-1]
+    if inverse is None:
+        found = F.linear(grad, folded.mT)
+        return (found if passed is None else found.add_(passed)).to(state.dtype)
+    pull = inverse.square() * (grad * t).sum(-1, keepdim=True) / -width
+    if mean is not None:
+        # one more column for what is the same in every channel
+        same = torch.addcmul(scaled @ folded.sum(-1, keepdim=True) / -width, mean, pull, value=-1)
+        scaled, folded = torch.cat([scaled, same], -1), torch.cat([folded, folded.new_ones(1, width)])
+    x = widen(state)
+    found = x * pull if passed is None else torch.addcmul(widen(passed), x, pull)
+    if not found.is_contiguous():  # a state of copies at the start
+        found = found.contiguous()
+    found.view(-1, width).addmm_(scaled.reshape(-1, len(folded)), folded)
+    return found.to(state.dtype)
+
+
+def _fold(rows: Tensor, weight: Tensor | None) -> Tensor:
+    """The rows with the norm's scale, laid out by rows; (P, D)."""
+    folded = widen(rows) if weight is None else widen(rows) * widen(weight)
+    return folded.contiguous()

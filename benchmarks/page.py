@@ -1,0 +1,40 @@
+"""The figures of docs/performance.md: what stands between its two marks is written from a stored run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tables import Table, from_json
+from benchmarks.targets import verdicts
+
+BEGIN, END = "<!-- figures: written by python -m benchmarks --write-docs -->", "<!-- end of figures -->"
+
+
+def figures(document: Mapping[str, Any]) -> str:
+    """The targets and all tables, in Markdown."""
+    tables = from_json(document)
+    lines = [f"Measured with `{document['command']}` on {document['machine']}.", "", "## Targets", ""]
+    lines += verdicts(tables)
+    for table in tables.values():
+        lines += ["", *section(table)]
+    return "\n".join(lines)
+
+
+def section(table: Table) -> list[str]:
+    """One table under its title."""
+    return [f"## {table.title}", "", table.note, "", *table.lines()]
+
+
+def write(path: Path, document: Mapping[str, Any]) -> Path:
+    """Replace what stands between the marks of `path`."""
+    from twoaxis.lab.files import write_text
+
+    text = path.read_text()
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"{path} lacks the marks {BEGIN!r} and {END!r} that say where the figures go")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    write_text(path, f"{before}{BEGIN}\n\n{figures(document)}\n\n{END}{after}")
+    return path

@@ -1,0 +1,130 @@
+"""What the library means to reach, and whether a run reached it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from benchmarks.tables import Table, figure
+
+BOTH = "forward + backward"
+FASTER = "times faster than full"
+
+
+class Target(NamedTuple):
+    """One figure of one table, and its bound.
+
+    Attributes:
+        table: its key.
+        row, column: the figure.
+        bound: at most this; at least this where `least`.
+        least: whether more is better.
+        through: a row that the figure is divided into: how many times faster than that row.
+    """
+
+    table: str
+    row: str
+    column: str
+    bound: float
+    least: bool = False
+    through: str | None = None
+
+
+def _steps() -> list[Target]:
+    bounds = {
+        "DenseFormer 4x5": 1.01,
+        "DenseFormer 1x1": 1.03,
+        "Attention Residuals, block S=8": 1.04,
+        "Attention Residuals, full": 1.06,
+        "DDL d_v=1": 1.04,
+        "DDL CC d_v=4 with EC": 1.10,
+        "hyper-connections n=4, static": 1.06,
+        "hyper-connections n=4, dynamic": 1.12,
+        "mHC n=4": 1.14,
+        "MUDDFormer": 1.08,
+        "DCA k=2": 1.10,
+        "ShortSWA w=16": 1.30,
+        "ShortSWA w=16, thin": 1.10,
+    }
+    return [Target("steps", row, "time", bound) for row, bound in bounds.items()]
+
+
+def _memory() -> list[Target]:
+    bounds = {
+        "Attention Residuals, full": 1.15,
+        "Attention Residuals, block S=8": 1.15,
+        "MUDDFormer": 1.40,
+        "hyper-connections n=4, static": 1.50,
+        "hyper-connections n=4, dynamic": 1.50,
+        "DDL CC d_v=4 with EC": 1.50,
+    }
+    deep = [Target("deep_memory", row, "memory", bound) for row, bound in bounds.items()]
+    history = (
+        "DenseFormer 1x1",
+        "Attention Residuals, full",
+        "MUDDFormer",
+        "DCA k=2",
+        "depth attention K=4",
+        "vertical attention",
+        "ELC-BERT",
+    )
+    return deep + [Target("memory_by_depth", row, "exponent", 1.05) for row in history]
+
+
+def _reads() -> list[Target]:
+    found = []
+    for count in (16, 64):
+        for kind, faster in (("one query", (3.0, 7.0)), ("a query per token", (3.0, 2.5))):
+            name = f"{count} sources, {kind}"
+            for column, limit, times in (("forward", 1.25, faster[0]), (BOTH, 2.3, faster[1])):
+                found.append(Target("depth_reads", f"{name}: twoaxis", column, limit))
+                found.append(Target("depth_reads", f"{name}: twoaxis", column, times, True, f"{name}: stack + einsum"))
+            if count == 16:
+                found.append(Target("depth_reads", f"{name}: compiled", "forward", 1.85))
+                found.append(Target("depth_reads", f"{name}: compiled", BOTH, 1.8))
+    return found
+
+
+def _rest() -> list[Target]:
+    decode = {
+        "Attention Residuals, block S=8": 1.05,
+        "DDL d_v=1": 1.04,
+        "hyper-connections n=4, static": 1.05,
+        "hyper-connections n=4, dynamic": 1.05,
+    }
+    window = {"w=4": 30.0, "w=4, compiled": 60.0, "w=16": 25.0, "w=16, compiled": 30.0, "w=128": 10.0}
+    return [
+        *(Target("windows", row, FASTER, bound, True) for row, bound in window.items()),
+        Target("windows", "w=16", "exponent of T", 1.05),
+        *(Target("decoding", row, "time", bound) for row, bound in decode.items()),
+    ]
+
+
+TARGETS = [*_steps(), *_memory(), *_reads(), *_rest()]
+
+
+def verdicts(tables: Mapping[str, Table]) -> list[str]:
+    """Target, measured, met: a Markdown table of every target whose figure the run has."""
+    lines = ["| figure | target | measured | met |", "|---|---:|---:|---|"]
+    for target in TARGETS:
+        table = tables.get(target.table)
+        measured = None if table is None else _measured(table, target)
+        if table is None or measured is None:
+            continue
+        met = measured >= target.bound if target.least else measured <= target.bound
+        title = table.title.partition(",")[0] if target.through else table.title
+        column = f"{target.column}, times faster than stack + einsum" if target.through else target.column
+        sign = "≥" if target.least else "≤"
+        lines.append(
+            f"| {title}: {target.row}, {column} | {sign} {figure(target.bound)} | {figure(measured)} | "
+            f"{'yes' if met else '**no**'} |"
+        )
+    return lines
+
+
+def _measured(table: Table, target: Target) -> float | None:
+    value = table.rows.get(target.row, {}).get(target.column)
+    if value is None or target.through is None:
+        return value
+    other = table.rows.get(target.through, {}).get(target.column)
+    return None if other is None else other / value

@@ -1,0 +1,135 @@
+"""The benchmarks run at small sizes; their arithmetic, their tables and their page are right."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.page import BEGIN, END, write
+from benchmarks.scale import CONTENDERS, FULL, QUICK, activation_peak, config
+from benchmarks.tables import Table, figure
+from benchmarks.targets import TARGETS, verdicts
+from benchmarks.timing import exponent, interleave, peak_bytes
+from twoaxis import Decoder, mixer_names, stream_names
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *words],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_interleave_pairs_by_round() -> None:
+    def work(times: int) -> None:
+        for _ in range(times):
+            torch.ones(300_000).sum()
+
+    found = interleave({"one": lambda: work(30), "three": lambda: work(90)}, rounds=5)
+    assert found["one"].ratio == 1.0
+    assert found["one"].spread == 0.0
+    assert 2.0 < found["three"].ratio < 4.5
+
+
+def test_exponent_and_peak() -> None:
+    assert abs(exponent([1, 2, 4], [3, 12, 48]) - 2) < 1e-12
+    assert peak_bytes(lambda: torch.zeros(1000) + torch.zeros(1000)) == 3 * 4000
+
+
+def test_activation_peak_leaves_gradients_out() -> None:
+    model = Decoder(config("standard", QUICK))
+    short, long = (activation_peak(model, length) for length in (64, 128))
+    assert 1.8 < long / short < 2.2, "gradients do not grow with the sequence; activations do"
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_every_method_is_a_contender_and_every_target_a_row_that_can_exist() -> None:
+    assert {options.get("stream", "standard") for options in CONTENDERS.values()} == {*stream_names()}
+    assert {options["mixer"] for options in CONTENDERS.values() if "mixer" in options} == {*mixer_names()}
+    for target in TARGETS:
+        if target.table in ("steps", "deep_memory", "memory_by_depth", "decoding"):
+            assert target.row in CONTENDERS, target.row
+    assert config("standard", FULL).hidden == 2048
+
+
+def test_verdicts_say_yes_and_no() -> None:
+    step = Table("step", "", {"MUDDFormer": {"time": 1.07}, "DCA k=2": {"time": 1.2}})
+    reads = Table(
+        "read",
+        "",
+        {
+            "16 sources, one query: stack + einsum": {"forward": 6.0},
+            "16 sources, one query: twoaxis": {"forward": 1.5},
+        },
+    )
+    lines = verdicts({"steps": step, "depth_reads": reads})
+    assert "| step: MUDDFormer, time | ≤ 1.080 | 1.070 | yes |" in lines
+    assert "| step: DCA k=2, time | ≤ 1.100 | 1.200 | **no** |" in lines
+    assert "| read: 16 sources, one query: twoaxis, forward | ≤ 1.250 | 1.500 | **no** |" in lines
+    faster = "read: 16 sources, one query: twoaxis, forward, times faster than stack + einsum"
+    assert f"| {faster} | ≥ 3.000 | 4.000 | yes |" in lines
+    assert len(lines) == 2 + 4
+
+
+def test_tables_and_page(tmp_path: Path) -> None:
+    table = Table("A title", "A note.", {"a": {"time": 1.25, "± time": 0.01}, "b": {"memory": 250.0}})
+    assert table.lines() == [
+        "| | time | memory |",
+        "|---|---:|---:|",
+        "| a | 1.250 ± 0.010 | - |",
+        "| b | - | 250 |",
+    ]
+    assert [figure(v) for v in (0.1234, 19.99, 20.0, 123.4)] == ["0.123", "19.990", "20.0", "123"]
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    write(page, {"command": "the command", "machine": "a machine", "tables": {"t": table._asdict()}})
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "old" not in text
+    assert "Measured with `the command` on a machine." in text
+    assert "| a | 1.250 ± 0.010 | - |" in text
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="lacks the marks"):
+        write(page, {"command": "", "machine": "", "tables": {}})
+
+
+def test_the_command_keeps_earlier_parts(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    for part in ("windows", "convolutions"):
+        done = run("--quick", "--only", part, "--out", str(out))
+        assert done.returncode == 0, done.stderr
+    stored = json.loads(out.read_text())
+    assert list(stored["tables"]) == ["windows", "convolutions"]
+    assert 0 < stored["tables"]["windows"]["rows"]["w=16"]["times faster than full"] < 100
+    assert stored["command"] == "python -m benchmarks --quick"
+
+
+def test_mistakes_on_the_command_line() -> None:
+    wrong = run("--quick", "--only", "stepz")
+    assert wrong.returncode == 1
+    assert "unknown part 'stepz'; there are steps, " in wrong.stderr
+    assert run("--quick", "--write-docs").returncode == 2
+
+
+@pytest.mark.slow
+def test_every_part_runs_at_small_sizes(tmp_path: Path) -> None:
+    done = run("--quick", "--out", str(tmp_path / "figures.json"))
+    assert done.returncode == 0, done.stderr
+    tables = json.loads((tmp_path / "figures.json").read_text())["tables"]
+    assert {*tables["steps"]["rows"]} == {*CONTENDERS}
+    assert tables["steps"]["rows"]["standard"]["memory"] == 1.0
+    assert 0.8 < tables["memory_by_depth"]["rows"]["standard"]["exponent"] < 1.2
+    assert len(tables) == 10
