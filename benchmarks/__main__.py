@@ -50,7 +50,9 @@ def parts() -> dict[str, Callable[[Any], Any]]:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Speed and memory, as ratios within one run."
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs")
     parser.add_argument("--only", nargs="+", metavar="PART", default=None, help="which parts; all unless given")
     parser.add_argument("--out", type=Path, default=None, help="the figures; runs/bench.json unless given")

@@ -6,6 +6,7 @@ Triton at import.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.operators import leaves
+from benchmarks.operators import fused_attention, leaves
 from benchmarks.scale import Scale
 from benchmarks.tables import Table, timed
 from benchmarks.timing import Run, interleave, peak_bytes
@@ -84,14 +85,13 @@ def _hyper_connections(scale: Scale) -> Pair:
     """The stream alone: eight sub-layers that only scale their input."""
     if importlib.util.find_spec("hyper_connections") is None:
         return None
-    from hyper_connections import HyperConnections
-
+    package: Any = importlib.import_module("hyper_connections")
     width, x = scale.width, torch.randn(1, scale.length, scale.width, requires_grad=True)
     grad = torch.randn(1, scale.length, scale.width)
     made = stream("hyper_connections", blocks=4, width=width, norm="rms")
     ours = compose(made, [(site.kind, None, _scaled) for site in made.sites])
-    expand, reduce = HyperConnections.get_expand_reduce_stream_functions(4)
-    theirs = nn.Sequential(*(HyperConnections(4, dim=width, branch=_Scaled(), layer_index=i) for i in range(8)))
+    expand, reduce = package.HyperConnections.get_expand_reduce_stream_functions(4)
+    theirs = nn.Sequential(*(package.HyperConnections(4, dim=width, branch=_Scaled(), layer_index=i) for i in range(8)))
     return lambda: ours(x).backward(grad), lambda: reduce(theirs(expand(x))).backward(grad)
 
 
@@ -138,8 +138,7 @@ def _dense_mask(scale: Scale) -> Pair:
     mask = (lag >= 0) & (lag < 16)
 
     def theirs() -> None:
-        out = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), attn_mask=mask)
-        out.transpose(1, 2).backward(grad)
+        fused_attention(q, k, v, attn_mask=mask).backward(grad)
 
     return lambda: window_attention(q, k, v, 16, 1).backward(grad), theirs
 
@@ -167,4 +166,5 @@ def _flex(scale: Scale) -> Pair:
         return run
 
     ours = forward(lambda: window_attention(q, k, v, 16, 1))
-    return ours, forward(lambda: compiled(*(t.transpose(1, 2) for t in (q, k, v)), block_mask=mask))
+    q_h, k_h, v_h = (t.transpose(1, 2) for t in (q, k, v))
+    return ours, forward(lambda: compiled(q_h, k_h, v_h, block_mask=mask))

@@ -155,7 +155,7 @@ class _Layout(NamedTuple):
         return -(-(self.length + self.halo) // self.c)
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """Chunks of all rows."""
         return self.lead * self.kv_heads * self.chunks
 
@@ -164,21 +164,21 @@ class _Layout(NamedTuple):
         return self.halo - self.prefix
 
     def tiles(self, flat: Tensor) -> Tensor:
-        """(count, halo + c, D): the overlapping key tiles, a view of the rows laid end to end."""
+        """(total, halo + c, D): the overlapping key tiles, a view of the rows laid end to end."""
         width = flat.shape[-1]
-        return flat.as_strided((self.count, self.halo + self.c, width), (self.c * width, width, 1))
+        return flat.as_strided((self.total, self.halo + self.c, width), (self.c * width, width, 1))
 
     def fold(self, tiles: Tensor) -> Tensor:
         """The adjoint of `tiles`: each position gets the sum of what the tiles that hold it say about it."""
-        count, size, width = tiles.shape
+        total, size, width = tiles.shape
         pieces = -(-size // self.c)
-        flat = tiles.new_empty(count + pieces, self.c, width)
-        flat[count:].zero_()
-        flat[:count] = tiles[:, : self.c]
+        flat = tiles.new_empty(total + pieces, self.c, width)
+        flat[total:].zero_()
+        flat[:total] = tiles[:, : self.c]
         for i in range(1, pieces):
             part = tiles[:, i * self.c : (i + 1) * self.c]
-            flat[i : count + i, : part.shape[1]] += part
-        return flat.view(-1, width)[: count * self.c + self.halo]
+            flat[i : total + i, : part.shape[1]] += part
+        return flat.view(-1, width)[: total * self.c + self.halo]
 
 
 def _chunked(
@@ -198,8 +198,8 @@ def _chunked(
     hidden = None
     if reach is not None:
         reach = F.pad(reach.expand(*lead, n), (0, layout.chunks * layout.c - n)).reshape(layout.lead, 1, -1)
-        reach = reach.expand(-1, kv_heads, -1).reshape(layout.count, 1, layout.c, 1)
-        hidden = _lag(layout.c, layout.halo, q.device) > reach  # (count, 1, c, halo + c)
+        reach = reach.expand(-1, kv_heads, -1).reshape(layout.total, 1, layout.c, 1)
+        hidden = _lag(layout.c, layout.halo, q.device) > reach  # (total, 1, c, halo + c)
     q_c = _ToChunks.apply(q.reshape(layout.lead, kv_heads, layout.groups, n, q.shape[-1]), layout)
     k_r, v_r = (_ToRows.apply(t.reshape(layout.lead, *t.shape[-3:]), layout) for t in (k, v))
     out = _Band.apply(q_c, k_r, v_r, sink, hidden, layout, scale)
@@ -208,13 +208,13 @@ def _chunked(
 
 
 class _ToChunks(torch.autograd.Function):
-    """(lead, Hkv, G, N, D) of any strides and dtype to (count, G * c, D), wide, zero where there is no query."""
+    """(lead, Hkv, G, N, D) of any strides and dtype to (total, G * c, D), wide, zero where there is no query."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, layout: _Layout) -> Tensor:
         ctx.layout, ctx.dtype = layout, t.dtype
         c, whole = layout.c, layout.length // layout.c
-        flat = t.new_empty((layout.count, layout.groups * c, t.shape[-1]), dtype=routing_dtype(t.dtype))
+        flat = t.new_empty((layout.total, layout.groups * c, t.shape[-1]), dtype=routing_dtype(t.dtype))
         chunks = _chunk_view(flat, layout)
         chunks[:, :, :, whole:].zero_()
         chunks[:, :, :, :whole].copy_(t[..., : whole * c, :].unflatten(-2, (whole, c)))
@@ -248,7 +248,7 @@ class _FromChunks(torch.autograd.Function):
 
 
 def _chunk_view(flat: Tensor, layout: _Layout) -> Tensor:
-    """(count, G * c, D) seen as (lead, Hkv, G, chunks, c, D)."""
+    """(total, G * c, D) seen as (lead, Hkv, G, chunks, c, D)."""
     shape = (layout.lead, layout.kv_heads, layout.chunks, layout.groups, layout.c, flat.shape[-1])
     return flat.view(shape).transpose(2, 3)
 
@@ -259,7 +259,7 @@ class _ToRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, t: Tensor, layout: _Layout) -> Tensor:
         ctx.layout, ctx.dtype = layout, t.dtype
-        size = layout.count * layout.c
+        size = layout.total * layout.c
         flat = t.new_empty((size + layout.halo, t.shape[-1]), dtype=routing_dtype(t.dtype))
         flat[size:].zero_()
         rows, first = _row_view(flat, layout), layout.blank()
@@ -278,13 +278,13 @@ class _ToRows(torch.autograd.Function):
 def _row_view(flat: Tensor, layout: _Layout) -> Tensor:
     """The rows laid end to end seen as (lead, Hkv, chunks * c, D)."""
     size = layout.chunks * layout.c
-    return flat[: layout.count * layout.c].view(layout.lead, layout.kv_heads, size, flat.shape[-1])
+    return flat[: layout.total * layout.c].view(layout.lead, layout.kv_heads, size, flat.shape[-1])
 
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, hidden: Tensor | None, layout: _Layout, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The output of every chunk (count, G * c, Dv), and its weights (count, G * c, halo + c)."""
+    """The output of every chunk (total, G * c, Dv), and its weights (total, G * c, halo + c)."""
     c, halo, groups = layout.c, layout.halo, layout.groups
     lag = _lag(c, halo, q.device)
     band = torch.zeros(lag.shape, dtype=q.dtype, device=q.device).masked_fill_((lag < 0) | (lag > halo), -math.inf)
@@ -295,13 +295,13 @@ def _attend(
         rows = logits.view(layout.lead * layout.kv_heads, layout.chunks, groups * c, size)
         rows[:, :first].masked_fill_(place < layout.blank(), -math.inf)
     if hidden is not None:
-        logits.view(layout.count, groups, c, size).masked_fill_(hidden, -math.inf)
+        logits.view(layout.total, groups, c, size).masked_fill_(hidden, -math.inf)
     if sink is None:
         weights = logits.softmax(-1)
     else:
         by_head = logits.view(layout.lead, layout.kv_heads, layout.chunks, groups, c, size)
         weights = sink_softmax(by_head, sink.view(layout.kv_heads, 1, groups, 1, 1))
-        weights = weights.reshape(layout.count, groups * c, size)
+        weights = weights.reshape(layout.total, groups * c, size)
     return torch.bmm(weights, layout.tiles(v)), weights
 
 
@@ -345,7 +345,7 @@ class _Band(torch.autograd.Function):
                 layout.lead, layout.kv_heads, layout.chunks, layout.groups, layout.c
             )
             d_sink = pull.sum((0, 2, 4)).view(-1).to(sink.dtype)
-        d_logits = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype).mul_(ctx.scale)
+        d_logits = torch.ops.aten._softmax_backward_data(d_weights, weights, -1, weights.dtype).mul_(ctx.scale)
         d_q = torch.bmm(d_logits, layout.tiles(k)) if needs[0] else None
         d_k = layout.fold(torch.bmm(d_logits.mT, q)) if needs[1] else None
         return d_q, d_k, d_v, d_sink, None, None, None
