@@ -146,8 +146,8 @@ def test_streams_change_nothing_in_the_backbone(name: str, options: dict[str, An
         # query, key, value and output maps at six sites; logits and values of 1 + 2 + 4 * 3 states; the six additions
         ("depth_attention", {"heads": 2, "window": 3}, 6 * 4 * 2 * 16 * 16, 15 * 4 * 16 + 6 * 16),
         ("depth_attention", {"heads": 2, "window": 1, "head_width": 4}, 6 * 4 * 2 * 16 * 8, 6 * 4 * 8 + 6 * 16),
-        # a map, a gate and a value of the width; length and direction, read, compare and write less the plain sum
-        ("deep_delta", {"map": "v"}, 6 * (2 * 16 * 16 + 2 * 16 + 2 * 16), 6 * (3 + 2 + 1 + 2 - 1) * 16),
+        # a map, a gate and a value of the width; the direction's length, read, and write less the plain sum
+        ("deep_delta", {"map": "v"}, 6 * (2 * 16 * 16 + 2 * 16 + 2 * 16), 6 * (2 + 2 + 2 - 1) * 16),
         # 24 logits from four streams of the width; their mean square, read, mix and write; the sum read out
         ("manifold_hyper_connections", {}, 6 * 2 * 24 * 64, 6 * (2 + 2 + 8 + 2) * 64 + 3 * 16),
     ],

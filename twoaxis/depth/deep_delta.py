@@ -402,7 +402,8 @@ class DeepDelta(Stream):
         inner = widen(c)
         if (gate_in := rows.get("gate_in", row)) is not None:
             inner = torch.tanh(F.linear(inner, widen(gate_in)))
-        return inner @ widen(rows.rows["gate_weight"][row]) + widen(rows.rows["gate_bias"][row])
+        weight, bias = widen(rows.rows["gate_weight"][row]), widen(rows.rows["gate_bias"][row])
+        return F.linear(inner, weight.unsqueeze(0), bias.unsqueeze(0)).squeeze(-1)
 
     def _value_logits(self, x: Tensor, row: int, rows: Rows) -> Tensor:
         """(..., d_v) the values before their sigmoid, or the values where they have none."""
@@ -456,10 +457,10 @@ class DeepDelta(Stream):
         """Direction, gate, value, read, compare and write of d x d_v numbers, less the plain sum; the compressors."""
         d, dv, config = self.layout.width, self.config.value_channels, self.config
         n = 0 if config.update == "add" else len(self.rows)
-        per_site = 2 * d + d  # the direction's length and scaling
+        per_site = 2 * d  # the direction's length; scaling and gate go into one number per channel of the state
         per_site += 2 * d if config.gate == "linear" else 2 * d * config.gate_hidden
         per_site += 0 if config.value == "constant" else 2 * d * dv
-        per_site += (2 * d * dv if config.update == "delta" else 0) + d + 2 * d * dv - d
+        per_site += (2 * d * dv if config.update == "delta" else 0) + 2 * d * dv - d
         per_site += 2 * d * d if config.map == "v" else 0
         calls = (len(self.rows) + self.reads_out) if self.wide else 0
         taps = config.token_taps if self.by_token else 1

@@ -322,12 +322,13 @@ class ManifoldHyperConnections(ParallelStreams):
     def cost(self) -> Cost:
         """Per site the projection 2nd(n²+2n), the mean square 2nd, read 2nd, mix 2n²d and write 2nd; the read-out."""
         n, d = self.config.streams, self.layout.width
-        per_site = 2 * n * d * (n * n + 2 * n) + 2 * n * d + (2 * n * n + 4 * n) * d
+        norm = 2 * n * d + (n * d if self.config.norm_weight else 0)  # the root goes into the logits
+        per_site = 2 * n * d * (n * n + 2 * n) + norm + (2 * n * n + 4 * n) * d
         mean, used = (2 * n + 1) * d, len(self.rows)
         plain = len(self.layout.sublayers) - used
         flops = used * per_site + plain * (mean + (n - 1) * d)
         if self.has_head:
-            flops += 2 * n * d * n + 2 * n * d + 2 * n * d
+            flops += 2 * n * d * n + norm + 2 * n * d
         else:
             flops += (n - 1) * d if self.config.readout == "sum" and self.uses(self.layout.out) else mean
         parameters = sum(p.numel() for p in self.parameters())

@@ -201,7 +201,7 @@ class _ReadChannels(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, passed: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         state, weight = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return reference_gradients(read_channels_reference, ctx.saved_tensors, ctx.needs_input_grad, (grad, passed))
+            return reference_gradients(read_channels_reference, (state, weight), ctx.needs_input_grad, (grad, passed))
         if grad is None:
             return passed, None
         g, wide = widen(grad).unsqueeze(-2), routing_dtype(grad.dtype)

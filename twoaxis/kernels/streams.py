@@ -113,7 +113,7 @@ class _MixStreams(torch.autograd.Function):
         state, weights, y, gain = ctx.saved_tensors
         needs, g = ctx.needs_input_grad, widen(grad)
         if torch.is_grad_enabled():
-            return reference_gradients(mix_streams_reference, ctx.saved_tensors, needs, (grad,))
+            return reference_gradients(mix_streams_reference, (state, weights, y, gain), needs, (grad,))
         d_state = d_weights = d_y = d_gain = None
         if needs[0]:
             d_state = _sum_of_products(g, weights.mT).to(state.dtype)
@@ -196,16 +196,17 @@ class _ReadStreams(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, passed: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         state, weights = ctx.saved_tensors
+        needs = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            return reference_gradients(read_streams_reference, ctx.saved_tensors, ctx.needs_input_grad, (grad, passed))
+            return reference_gradients(read_streams_reference, (state, weights), needs, (grad, passed))
         if grad is None:
             return passed, None
         g, w, d_state, d_weights = widen(grad), weights.to(routing_dtype(grad.dtype)), None, None
-        if ctx.needs_input_grad[0]:
+        if needs[0]:
             parts = w.unsqueeze(-1), g.unsqueeze(-2)
             d_state = parts[0] * parts[1] if passed is None else torch.addcmul(widen(passed), *parts)
             d_state = d_state.to(state.dtype)
-        if ctx.needs_input_grad[1]:
+        if needs[1]:
             d_weights = row_products(state.to(g.dtype), g).sum_to_size(weights.shape).to(weights.dtype)
         return d_state, d_weights
 
@@ -267,8 +268,15 @@ def stream_logits(
     Returns:
         (..., P) in float32 at least, and the state to go on with.
     """
-    if torch.compiler.is_compiling() or not differentiated(state, rows, weight, bias):
+    if torch.compiler.is_compiling():
         return stream_logits_reference(state, rows, weight, bias, norm, eps)
+    if not differentiated(state, rows, weight, bias):
+        if norm != "rms":
+            return stream_logits_reference(state, rows, weight, bias, norm, eps)
+        # without gradients folding the scale into the rows would cost a few tokens more than it saves
+        x = widen(state)
+        t = F.linear(x if weight is None else x * widen(weight), widen(rows))
+        return t.mul_(_inverse_rms(x, eps)), state
     return _StreamLogits.apply(state, rows, weight, bias, norm, eps)  # type: ignore[no-any-return]
 
 
@@ -292,8 +300,7 @@ class _StreamLogits(torch.autograd.Function):
             x = x - mean  # a mean square less a squared mean would cancel where the mean is large
         t = F.linear(x, folded)
         if norm != "none":
-            length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-            inverse = (length.square_() / x.shape[-1]).add_(eps).rsqrt_()
+            inverse = _inverse_rms(x, eps)
             t *= inverse
         ctx.save_for_backward(state, rows, weight, bias, mean, inverse, t)
         ctx.norm, ctx.eps = norm, eps
@@ -301,8 +308,8 @@ class _StreamLogits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, passed: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        state, rows, weight, bias, mean, inverse, _ = ctx.saved_tensors
-        needs = ctx.needs_input_grad
+        saved, needs = ctx.saved_tensors, ctx.needs_input_grad  # once: checkpointing gives them out a single time
+        state, rows, weight, bias, mean, inverse, _ = saved
         if torch.is_grad_enabled():
             reference = partial(stream_logits_reference, norm=ctx.norm, eps=ctx.eps)
             found = reference_gradients(reference, (state, rows, weight, bias), needs[:4], (grad, passed))
@@ -310,7 +317,7 @@ class _StreamLogits(torch.autograd.Function):
         if grad is None:
             return passed, *[None] * 5
         scaled = grad if inverse is None else grad * inverse  # (..., P)
-        d_state = _logits_to_state(ctx, grad, scaled, passed) if needs[0] else None
+        d_state = _logits_to_state(saved, grad, scaled, passed) if needs[0] else None
         d_rows = d_weight = d_bias = None
         if needs[1] or needs[2] or needs[3]:
             flat = scaled.reshape(-1, len(rows))
@@ -328,9 +335,9 @@ class _StreamLogits(torch.autograd.Function):
         return d_state, d_rows, d_weight, d_bias, None, None
 
 
-def _logits_to_state(ctx: Any, grad: Tensor, scaled: Tensor, passed: Tensor | None) -> Tensor:
+def _logits_to_state(saved: tuple[Any, ...], grad: Tensor, scaled: Tensor, passed: Tensor | None) -> Tensor:
     """The gradient of the state: what is passed on, plus what the logits pull."""
-    state, rows, weight, _, mean, inverse, t = ctx.saved_tensors
+    state, rows, weight, _, mean, inverse, t = saved
     folded, width = _fold(rows, weight), state.shape[-1]
     if inverse is None:
         found = F.linear(grad, folded.mT)
@@ -346,6 +353,12 @@ def _logits_to_state(ctx: Any, grad: Tensor, scaled: Tensor, passed: Tensor | No
         found = found.contiguous()
     found.view(-1, width).addmm_(scaled.reshape(-1, len(folded)), folded)
     return found.to(state.dtype)
+
+
+def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """(..., 1) one over the root mean square."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
 def _fold(rows: Tensor, weight: Tensor | None) -> Tensor:
