@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.kernels.band import band_attention, chunk_of, sink_softmax
+from twoaxis.kernels.band import band_attention, band_pays, sink_softmax
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.weighted_sum import source_dots, weighted_sum
 
@@ -73,7 +73,7 @@ def window_attention(
     plain = window is None and bias is None and sink is None and reach is None
     if fused and plain and (n == m or n == 1):
         out = _causal(q, k, v, scale)
-    elif fused and window is not None and bias is None and m > 2 * (chunk_of(window) + window):
+    elif fused and window is not None and bias is None and band_pays(math.prod(q.shape[:-2]), n, m, window):
         out = band_attention(q, k, v, window, scale, sink, reach)
     else:
         out = _dense(q, k, v, window, scale, bias, sink, reach)
@@ -84,11 +84,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Full causal attention through the library's fused kernel."""
     lead, dtype = q.shape[:-3], q.dtype
     if q.device.type == "cpu":
-        q, k, v = (
-            widen(q),
-            widen(k),
-            widen(v),
-        )  # narrow types have no fast units here; widening is faster and exact
+        q, k, v = (widen(t) for t in (q, k, v))  # narrow types have no fast units here: wide is exact and faster
     q, k, v = (t.reshape(math.prod(lead), *t.shape[-3:]) for t in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[-2] > 1, scale=scale, enable_gqa=grouped)

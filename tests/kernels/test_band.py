@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from twoaxis.kernels import band
-from twoaxis.kernels.band import band_attention, band_reference, chunk_of
+from twoaxis.kernels.band import band_attention, band_pays, band_reference, chunk_of
 
 FORMS = {"chunked": band._chunked, "gathered": band._gathered}
 
@@ -138,6 +138,14 @@ def test_activation_checkpointing_gives_the_same_bits() -> None:
 
 def test_chunks_follow_the_window() -> None:
     assert [chunk_of(w) for w in (1, 4, 16, 33, 34, 64, 65, 128, 1000)] == [16, 16, 16, 16, 32, 32, 32, 64, 64]
+
+
+def test_the_band_is_taken_where_it_leaves_enough_out() -> None:
+    assert not band_pays(8, 64, 64, 4), "44 keys of 64 left out by 8 heads are fewer logits than the layout costs"
+    assert band_pays(64, 64, 64, 4)
+    assert band_pays(8, 128, 128, 16)
+    assert not band_pays(1000, 64, 64, 16), "a tile of 32 keys is half of the axis"
+    assert not band_pays(8, 1, 16, 16), "decoding"
 
 
 def test_memory_and_work_are_linear_in_the_axis() -> None:

@@ -219,9 +219,9 @@ def test_a_long_window_computes_a_chunk_more() -> None:
     """What the docstring says of long sequences: w - 1 keys and a chunk of 16; one more chunk parts the rows."""
     options = {"window": 3, "start": "normal"}
     config = DecoderConfig(**SHAPE, mixer="short_swa", mixer_options=options)
-    charged, (forward, _) = forward_flops(config, 64), products(config, tokens=64)
+    charged, (forward, _) = forward_flops(config, 128), products(config, tokens=128)
     assert charged.mixer == 3 * (2 * 16 * 64 + 4 * 16 * 3 + 5 * 16)
-    assert forward == B * (64 * (charged.matrix + 3 * 2 * 16 * 64) + (64 + 16) * 3 * 4 * 16 * (2 + 16))
+    assert forward == B * (128 * (charged.matrix + 3 * 2 * 16 * 64) + (128 + 16) * 3 * 4 * 16 * (2 + 16))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Layout, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype
-from twoaxis.kernels.streams import mix_streams, read_streams, stream_mean, stream_sum
+from twoaxis.kernels.streams import mix_streams, read_streams, spread, stream_mean, stream_sum
 from twoaxis.probe import Probe
 
 
@@ -76,7 +76,7 @@ class ParallelStreams(Stream):
 
     def _open(self, x: Tensor, tokens: Tokens) -> Streams:
         h = x.unsqueeze(-2).expand(*x.shape[:-1], self.config.streams, x.shape[-1])
-        return Streams(h, Rows.of(self, self.stacked))
+        return Streams(spread(h), Rows.of(self, self.stacked))
 
     def _read(self, value: Streams, site: Site) -> Seen:
         row = self.rows.get(site.index)

@@ -38,9 +38,19 @@ GATHER = 16
 """The largest window for which a compiled elementwise form beats matrix products over tiles."""
 
 
+SAVED = 1 << 16
+"""Logits that a band must leave out before it is worth laying tensors out for it."""
+
+
 def chunk_of(window: int) -> int:
     """Queries per chunk: half the window's halo, a multiple of 16 between 16 and 64."""
     return min(64, max(16, -(-(window - 1) // 32) * 16))
+
+
+def band_pays(rows: int, queries: int, keys: int, window: int) -> bool:
+    """Whether the band is faster than all logits and a mask, for `rows` heads and sequences."""
+    tile = chunk_of(window) + window
+    return keys > 2 * tile and rows * queries * (keys - tile) > SAVED
 
 
 @full_precision

@@ -48,9 +48,14 @@ def batched_product(a: Tensor, b: Tensor) -> Tensor:
         return a @ b
     lead = b.shape[:-2]
     a = a.expand(*lead, *a.shape[-2:]).reshape(-1, *a.shape[-2:])
-    # a small factor that is not laid out by rows makes the product run token by token
-    a = a if a.stride(-1) == 1 else a.contiguous()
+    # a small factor that is not laid out by rows, or a large one of copies, makes the product run token by token
+    a, b = a if a.stride(-1) == 1 else a.contiguous(), spread(b)
     return torch.bmm(a, b.reshape(-1, *b.shape[-2:])).view(*lead, a.shape[-2], b.shape[-1])
+
+
+def spread(x: Tensor) -> Tensor:
+    """`x` with numbers of its own where its last dimensions are copies of fewer; such are equal streams at the start."""
+    return x.contiguous() if 0 in x.stride()[-2:] and x.numel() > _FEW else x
 
 
 def row_products(rows: Tensor, x: Tensor) -> Tensor:
@@ -111,7 +116,7 @@ class _MixStreams(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         state, weights, y, gain = ctx.saved_tensors
-        needs, g = ctx.needs_input_grad, widen(grad)
+        needs, g = ctx.needs_input_grad, spread(widen(grad))  # the sum of the streams gives all one gradient
         if torch.is_grad_enabled():
             return reference_gradients(mix_streams_reference, (state, weights, y, gain), needs, (grad,))
         d_state = d_weights = d_y = d_gain = None
