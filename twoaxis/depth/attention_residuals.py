@@ -45,7 +45,7 @@ from twoaxis.card import Card, Published
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype, widen
-from twoaxis.kernels.weighted_sum import rms_logits, source_dots, weighted_sum
+from twoaxis.kernels.weighted_sum import rms_logits, share, source_dots, weighted_sum
 from twoaxis.options import check_types
 
 
@@ -105,16 +105,25 @@ class AttentionResidualsConfig:
 
 
 class Slot(NamedTuple):
-    """A finished source: its number, its value, and its logits (..., H, n) for the n reading sites from `row` on."""
+    """A finished source.
+
+    Attributes:
+        number: its number.
+        x: its value.
+        shared: the value by heads, as reads take it.
+        logits: (..., H) for each of the reading sites from `row` on, where queries are static.
+        row: of the first of them.
+    """
 
     number: int
     x: Tensor
-    logits: Tensor | None
+    shared: Tensor
+    logits: tuple[Tensor, ...]
     row: int
 
 
 class Ahead(NamedTuple):
-    """The first phase from row `row` on: normalised reads (None once used) and log-sum-exps (..., H, n)."""
+    """The first phase from row `row` on: reads by heads (None once used) and their log-sum-exps (..., H, n)."""
 
     reads: tuple[Tensor | None, ...]
     lse: Tensor
@@ -293,36 +302,42 @@ class AttentionResiduals(Stream):
         """A finished source with its logits for every site from `index` on that will read it."""
         rows = self.rows_reading[number]
         row = max(rows.start, self.rows_before[index])
+        shared = self._by_heads(x) if rows.stop - row < 2 else share(self._by_heads(x))
         if self.config.query != "static" or row >= rows.stop:
-            return Slot(number, x, None, row)
-        return Slot(number, x, self._logits(x, slice(row, rows.stop)), row)
+            return Slot(number, x, shared, (), row)
+        return Slot(number, x, shared, self._logits(x, slice(row, rows.stop)).unbind(-1), row)
 
     def _rows_reading(self, number: int) -> range:
         pinned = number == 0 and self.config.keep_first
         rows = [row for i, row in self.rows.items() if pinned or number in self._numbers(i)]
         return range(rows[0], rows[-1] + 1) if rows else range(0)
 
+    def _flat(self, x: Tensor) -> Tensor:
+        return x if self.config.heads == 1 else x.flatten(-2)
+
+    def _by_heads(self, x: Tensor) -> Tensor:
+        return x if self.config.heads == 1 else x.unflatten(-1, (self.config.heads, -1))
+
     def _logits(self, x: Tensor, rows: slice) -> Tensor:
         return rms_logits(x, self._queries(rows), self.config.eps if self.config.key_norm else None)
 
     def _gather(self, value: Bank, site: Site, oldest: int = -1) -> tuple[list[Tensor], list[Tensor]]:
-        """Sources of `site` numbered above `oldest`, and their logits (..., H) where queries are static."""
+        """Sources of `site` numbered above `oldest`, by heads, and their logits (..., H) where queries are static."""
         row = self.rows[site.index]
         static = self.config.query == "static"
         sources, logits = [], []
         for slot in value.slots:
             if slot.number > oldest:
-                sources.append(slot.x)
+                sources.append(slot.shared)
                 if static:
-                    assert slot.logits is not None
-                    logits.append(slot.logits[..., row - slot.row])
+                    logits.append(slot.logits[row - slot.row])
         if value.overflow is not None:
-            sources.insert(1 if self.config.keep_first else 0, value.overflow)
+            sources.insert(1 if self.config.keep_first else 0, self._by_heads(value.overflow))
             if static:
                 column = self._logits(value.overflow, slice(row, row + 1))[..., 0]
                 logits.insert(1 if self.config.keep_first else 0, column)
         if value.part is not None:
-            sources.append(value.part)
+            sources.append(self._by_heads(value.part))
             if static:
                 logits.append(self._logits(value.part, slice(row, row + 1))[..., 0])
         return sources, logits
@@ -339,35 +354,36 @@ class AttentionResiduals(Stream):
             wide = routing_dtype(sources[0].dtype)
             logits = self.scalars[row].to(wide).expand(*sources[0].shape[:-1], 1, -1)
         if config.weighting == "sigmoid":
-            return sources, logits.sigmoid() * (2.0 if config.read == "sum" else 1.0)
-        return sources, logits.softmax(-1) * (len(sources) if config.read == "sum" else 1.0)
+            weights, scale = logits.sigmoid(), 2.0
+        else:
+            weights, scale = logits.softmax(-1), float(len(sources))
+        return sources, weights * scale if config.read == "sum" else weights
 
     def _input_logits(self, sources: list[Tensor], row: int) -> Tensor:
         """Logits of a query made from the newest source: (..., H, S)."""
         assert self.query_map is not None
-        q = widen(sources[-1]) @ widen(self.query_map[row]).mT * self.config.scale
+        flat = [self._flat(s) for s in sources]
+        q = widen(flat[-1]) @ widen(self.query_map[row]).mT * self.config.scale
         if self.norm_weight is not None:
             q = q * widen(self.norm_weight[row])
         heads = (self.config.heads, -1)
-        keys = [s.unflatten(-1, heads) for s in sources]
-        logits = source_dots(q.unflatten(-1, heads).unsqueeze(-2), keys).squeeze(-2)
+        logits = source_dots(q.unflatten(-1, heads).unsqueeze(-2), [s.unflatten(-1, heads) for s in flat]).squeeze(-2)
         if not self.config.key_norm:
             return logits
-        inverse = [torch.rsqrt(widen(s).square().mean(-1) + self.config.eps) for s in sources]
+        inverse = [torch.rsqrt(widen(s).square().mean(-1) + self.config.eps) for s in flat]
         return logits * torch.stack(inverse, dim=-1).unsqueeze(-2)
 
     def _mix(self, sources: list[Tensor], weights: Tensor) -> Tensor:
-        heads = self.config.heads
-        if heads == 1:
-            return weighted_sum(sources, token=weights)[0]
-        return weighted_sum([s.unflatten(-1, (heads, -1)) for s in sources], token=weights.unsqueeze(-2))[0].flatten(-2)
+        """One way of sources by heads, with weights (..., H, S)."""
+        token = weights if self.config.heads == 1 else weights.unsqueeze(-2)
+        return self._flat(weighted_sum(sources, token=token)[0])
 
     def _read(self, value: Bank, site: Site) -> Seen:
         if not self.uses(site):
             assert value.total is not None
             return Seen(value.total)
         if self._count(site) == 1 and self.config.weighting == "softmax":
-            return Seen(self._gather(value, site)[0][0])  # the softmax of one logit is one
+            return Seen(self._flat(self._gather(value, site)[0][0]))  # the softmax of one logit is one
         if value.ahead is None:
             return Seen(self._mix(*self._weigh(value, site)))
         return Seen(self._second_phase(value, site))
@@ -380,15 +396,15 @@ class AttentionResiduals(Stream):
             return value
         start = index // self.group * self.group
         finished = [slot for slot in value.slots if slot.number <= start // self.config.block_size]
-        row = self.rows_before[index]
+        row, heads = self.rows_before[index], self.config.heads
         stop = self.rows_before[min(start + self.group, len(self.layout.sites))]
         if len(finished) < 2 or row >= stop:
             return value._replace(ahead=None)
-        columns = [slot.logits[..., row - slot.row : stop - slot.row] for slot in finished if slot.logits is not None]
+        columns = [torch.stack(slot.logits[row - slot.row : stop - slot.row], dim=-1) for slot in finished]
         logits = torch.stack(columns, dim=-1)  # (..., H, n, S)
-        heads = (self.config.heads, -1)
-        reads = weighted_sum([slot.x.unflatten(-1, heads) for slot in finished], token=logits.softmax(-1))
-        return value._replace(ahead=Ahead(tuple(r.flatten(-2) for r in reads), logits.logsumexp(-1), row))
+        weights = logits.softmax(-1)
+        reads = weighted_sum([slot.shared for slot in finished], token=weights.squeeze(-3) if heads == 1 else weights)
+        return value._replace(ahead=Ahead(reads, logits.logsumexp(-1), row))
 
     def _second_phase(self, value: Bank, site: Site) -> Tensor:
         """The merge: the batched read is one more source, its log-sum-exp the logit."""
@@ -400,7 +416,7 @@ class AttentionResiduals(Stream):
         sources, columns = self._gather(value, site, oldest=start // self.config.block_size)
         scale = self._count(site) if self.config.read == "sum" else 1.0
         if not sources and scale == 1.0:
-            return batched
+            return self._flat(batched)
         logits = torch.stack([lse[..., position], *columns], dim=-1)
         return self._mix([batched, *sources], logits.softmax(-1) * scale)
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from twoaxis.card import Card, Published
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
-from twoaxis.kernels.weighted_sum import weighted_sum
+from twoaxis.kernels.weighted_sum import share, weighted_sum
 from twoaxis.options import check_types
 
 
@@ -149,7 +149,7 @@ class DenseFormer(Stream):
 
     def _push(self, slots: tuple[Tensor | None, ...], x: Tensor, number: int) -> tuple[Tensor | None, ...]:
         """Add slot `number`, if anybody will read it."""
-        return (*slots, x if number in self.last_reader else None)
+        return (*slots, share(x) if number in self.last_reader else None)
 
     def _pack(self, value: Slots, site: Site) -> tuple[Tensor, ...]:
         # the newest slot, where it is live, is x itself
@@ -160,8 +160,8 @@ class DenseFormer(Stream):
         self._packed(tensors, 1 + sum(live), site)
         x, *rest = tensors
         older = iter(rest)
-        slots = [next(older) if kept else None for kept in live]
-        return Slots(x, (*slots, x if site.block in self.last_reader else None))
+        slots = [share(next(older)) if kept else None for kept in live]
+        return Slots(x, self._push(tuple(slots), x, site.block))
 
     def _weights(self, value: Slots, site: Site) -> Tensor | None:
         if not site.first or site.block not in self.read_slots:

@@ -50,7 +50,7 @@ from twoaxis.depth.multiway import Waiting, attention_sites, qkv_ways
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import full_precision, widen
-from twoaxis.kernels.weighted_sum import weighted_sum
+from twoaxis.kernels.weighted_sum import rms_logits, share, weighted_sum
 from twoaxis.options import check_types
 
 POST_START = 0.001
@@ -228,17 +228,18 @@ class MuddFormer(Stream):
     def _slot(self, x: Tensor, number: int) -> Tensor:
         """What the sums run over in place of block output `number`."""
         if not self.config.prenorm:
-            return x
-        return (_rms(x, self.config.eps) * widen(self.pre_scale[str(number)])).to(x.dtype)
+            return share(x)
+        return share((_rms(x, self.config.eps) * widen(self.pre_scale[str(number)])).to(x.dtype))
 
     @full_precision
     def _token(self, x: Tensor, block: int) -> Tensor:
         """The weights before `block` from the newest slot `x`: (..., C, n)."""
         key, eps = str(block), self.config.generator_eps
-        u = _rms(x, self.config.eps if eps is None else eps)
+        inner = widen(self.generator_in[key]).mT  # (K, D)
         if self.config.scales_generator:
-            u = u * widen(self.generator_scale[key])
-        hidden = F.gelu(u @ widen(self.generator_in[key]), approximate="tanh" if self.config.gelu == "tanh" else "none")
+            inner = inner * widen(self.generator_scale[key])
+        u = rms_logits(x, inner.unsqueeze(1), self.config.eps if eps is None else eps).squeeze(-2)
+        hidden = F.gelu(u, approximate="tanh" if self.config.gelu == "tanh" else "none")
         static = widen(self.static[key])
         return (hidden @ widen(self.generator_out[key])).unflatten(-1, static.shape) + static
 
@@ -303,7 +304,7 @@ class MuddFormer(Stream):
         reads = self.last_read >= site.block
         self._packed(tensors, site.block + 1 if reads else 1, site)
         x, *older = tensors
-        return Slots(x, (*older, self._slot(x, site.block)) if reads else ())
+        return Slots(x, (*map(share, older), self._slot(x, site.block)) if reads else ())
 
     def _weights(self, value: Slots, site: Site) -> Tensor | None:
         """The weights of the block's ways in the order q, k, v, r."""

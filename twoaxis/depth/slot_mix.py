@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype
-from twoaxis.kernels.weighted_sum import weighted_sum
+from twoaxis.kernels.weighted_sum import share, weighted_sum
 
 
 class Slot(NamedTuple):
-    """A finished block output, and what one over its norm is per token, (...), for methods that normalise."""
+    """A finished block output, as mixtures take it, and one over its norm per token, (...), if a method normalises."""
 
     x: Tensor
+    shared: Tensor
     inverse: Tensor | None = None
 
 
@@ -90,7 +91,7 @@ class SlotMix(Stream):
     # What a method may add.
 
     def _slot(self, x: Tensor) -> Slot:
-        return Slot(x)
+        return Slot(x, share(x))
 
     def _store(self, x: Tensor) -> Tensor:
         """What a block without skip stores, from the sum of its increments."""
@@ -103,7 +104,7 @@ class SlotMix(Stream):
         return self.logits[str(site.block)].to(routing_dtype(dtype)).softmax(-1)
 
     def _mix(self, slots: tuple[Slot, ...], site: Site) -> Tensor:
-        sources, inverses = [s.x for s in slots], [s.inverse for s in slots if s.inverse is not None]
+        sources, inverses = [s.shared for s in slots], [s.inverse for s in slots if s.inverse is not None]
         alpha = self._alpha(site, sources[0].dtype)
         if not inverses:
             return weighted_sum(sources, static=alpha[None])[0]

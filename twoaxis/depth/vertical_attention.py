@@ -131,10 +131,10 @@ class VerticalAttention(SlotMix):
 
     def _slot(self, x: Tensor) -> Slot:
         if self.config.norm == "none":
-            return Slot(x)
+            return super()._slot(x)
         squares = widen(x).square()
         total = squares.sum(-1) if self.config.norm == "l2" else squares.mean(-1)
-        return Slot(x, torch.rsqrt(total + self.config.eps))
+        return super()._slot(x)._replace(inverse=torch.rsqrt(total + self.config.eps))
 
     def cost(self) -> Cost:
         """The mixtures, and one sum of squares per source; norms, a number each, are not counted as live."""

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoaxis.kernels.backward import differentiated, reference_gradients
 from twoaxis.kernels.precision import full_precision, routing_dtype, widen
 
 
@@ -72,7 +73,63 @@ def weighted_sum(
     static, token, channel = (None if w is None else w.to(wide) for w in (static, token, channel))
     if torch.compiler.is_compiling():
         return weighted_sum_reference(sources, static=static, token=token, channel=channel)
+    if not differentiated(static, token, channel, *sources):
+        return _sums(static, token, channel, sources)
     return _WeightedSum.apply(static, token, channel, *sources)  # type: ignore[no-any-return]
+
+
+class _Parcels:
+    """What the readers of a shared source leave for its gradient: terms g ⊙ coefficient of one backward pass."""
+
+    def __init__(self) -> None:
+        self.task = -1
+        self.terms: list[tuple[Tensor, Tensor]] = []
+
+    def deposit(self, terms: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Leave terms; those of another backward pass, whose source was never asked for a gradient, are forgotten."""
+        task = torch._C._current_graph_task_id()
+        if task != self.task:
+            self.task, self.terms = task, []
+        self.terms += terms
+
+    def collect(self) -> list[tuple[Tensor, Tensor]]:
+        """Take the terms of the backward pass that is running."""
+        terms, self.terms = self.terms, []
+        return terms if self.task == torch._C._current_graph_task_id() else []
+
+
+class _Share(torch.autograd.Function):
+    """The identity. Its backward runs after those of all readers and adds up what they left."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.parcels = _Parcels()
+        return source.view_as(source)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        terms = ctx.parcels.collect()
+        if not terms:
+            return grad
+        total = _sum_of_products(terms)
+        total = total if grad is None else total.add_(grad)
+        return total.to(terms[0][0].dtype if grad is None else grad.dtype)
+
+
+def share(source: Tensor) -> Tensor:
+    """A source that several `weighted_sum`s will read: its gradient is formed once, after the last of them.
+
+    Left to itself autograd makes a tensor of the source's size for every read and adds them up one by one; the first
+    read of a backward pass, which has the most sources, then makes one for each of them while everything the forward
+    pass has saved is still alive. A shared source instead gets references to the readers' gradients and their weights.
+
+    The gradient that passes through the result itself is not complete, only the one of `source` is: hand the result to
+    `weighted_sum` and keep `source` for everything else. Second derivatives take the usual way.
+    """
+    if torch.compiler.is_compiling() or not differentiated(source):
+        return source
+    return _Share.apply(source)  # type: ignore[no-any-return]
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -83,46 +140,69 @@ class _WeightedSum(torch.autograd.Function):
         ctx: Any, static: Tensor | None, token: Tensor | None, channel: Tensor | None, *sources: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(static, token, channel, *sources)
-        totals: list[Tensor] = []
-        wide = routing_dtype(sources[0].dtype)
-        for w in range(_ways(static, token, channel)):
-            total = torch.zeros(sources[0].shape, dtype=wide, device=sources[0].device)
-            for s, x in enumerate(sources):
-                for coefficient in _coefficients(static, token, channel, w, s):
-                    total.addcmul_(x, coefficient)
-            totals.append(total.to(sources[0].dtype))
-        return tuple(totals)
+        ctx.set_materialize_grads(False)
+        ctx.gathered = [getattr(x.grad_fn, "parcels", None) for x in sources]
+        return _sums(static, token, channel, sources)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         static, token, channel, *sources = ctx.saved_tensors
         needs = ctx.needs_input_grad
-        d_static = torch.zeros_like(static) if needs[0] else None
-        d_token = torch.zeros_like(token) if needs[1] else None
-        d_channel = torch.zeros_like(channel) if needs[2] else None
+        if torch.is_grad_enabled():
+            return reference_gradients(_positional, (static, token, channel, *sources), needs, grads)
+        ways = [(w, widen(g)) for w, g in enumerate(grads) if g is not None]
+        if not ways:
+            return (None,) * len(needs)
+        d_weights = [torch.zeros_like(v) if n else None for v, n in zip((static, token, channel), needs, strict=False)]
+        product = torch.empty_like(ways[0][1]) if any(needs[:3]) else None
+        both = _together(static, token)
         d_sources: list[Tensor | None] = []
-        wide_grads = [None if g is None else widen(g) for g in grads]
         for s, x in enumerate(sources):
-            d_x = torch.zeros_like(x, dtype=routing_dtype(x.dtype)) if needs[3 + s] else None
-            for w, g in enumerate(wide_grads):
-                if g is None:
-                    continue
-                if d_x is not None:
-                    for coefficient in _coefficients(static, token, channel, w, s):
-                        d_x.addcmul_(g, coefficient)
-                if d_static is not None or d_token is not None or d_channel is not None:
-                    _weight_gradients(d_static, d_token, d_channel, g * x, w, s)
-            d_sources.append(None if d_x is None else d_x.to(x.dtype))
-        return d_static, d_token, d_channel, *d_sources
+            if product is not None:
+                for w, g in ways:
+                    _weight_gradients(*d_weights, torch.mul(g, x, out=product), w, s)
+            terms = [(g, c) for w, g in ways for c in _coefficients(*both, channel, w, s)] if needs[3 + s] else []
+            if terms and ctx.gathered[s] is not None:
+                ctx.gathered[s].deposit(terms)
+                terms = []
+            d_sources.append(_sum_of_products(terms).to(x.dtype) if terms else None)
+        return *d_weights, *d_sources
+
+
+def _positional(
+    static: Tensor | None, token: Tensor | None, channel: Tensor | None, *sources: Tensor
+) -> tuple[Tensor, ...]:
+    return weighted_sum_reference(sources, static=static, token=token, channel=channel)
+
+
+def _sums(
+    static: Tensor | None, token: Tensor | None, channel: Tensor | None, sources: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    static, token = _together(static, token)
+    return tuple(
+        _sum_of_products(
+            [(x, c) for s, x in enumerate(sources) for c in _coefficients(static, token, channel, w, s)]
+        ).to(sources[0].dtype)
+        for w in range(_ways(static, token, channel))
+    )
+
+
+def _sum_of_products(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Σ x ⊙ coefficient in the coefficients' dtype: every x is read once, the sum stays in cache if it fits there."""
+    (x, coefficient), *rest = terms
+    total = widen(x) * coefficient
+    for x, coefficient in rest:
+        total.addcmul_(x, coefficient)
+    return total
 
 
 def _weight_gradients(
     d_static: Tensor | None, d_token: Tensor | None, d_channel: Tensor | None, product: Tensor, w: int, s: int
 ) -> None:
     if d_channel is not None:
-        d_channel[w, s] = product.reshape(-1, product.shape[-1]).sum(0)
+        torch.sum(product.reshape(-1, product.shape[-1]), 0, out=d_channel[w, s])
     if d_token is not None:
-        d_token[..., w, s] = product.sum(-1)
+        torch.sum(product, -1, out=d_token[..., w, s])
     if d_static is not None:
         d_static[w, s] = product.sum()
 
@@ -132,9 +212,12 @@ def _coefficient(weight: Tensor, form: str, w: int, s: int) -> Tensor:
     return weight[..., w, s, None] if form == "token" else weight[w, s]
 
 
+def _together(static: Tensor | None, token: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Scalars for all tokens and scalars per token multiply alike, so they are added once."""
+    return (static, token) if static is None or token is None else (None, token + static)
+
+
 def _coefficients(static: Tensor | None, token: Tensor | None, channel: Tensor | None, w: int, s: int) -> list[Tensor]:
-    if static is not None and token is not None:
-        token, static = token + static, None
     forms = ((static, "static"), (token, "token"), (channel, "channel"))
     return [_coefficient(weight, form, w, s) for weight, form in forms if weight is not None]
 
@@ -184,7 +267,7 @@ def source_dots(query: Tensor, sources: Sequence[Tensor]) -> Tensor:
     Returns:
         (..., W, S) in float32 at least.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not differentiated(query, *sources):
         return source_dots_reference(query, sources)
     return _SourceDots.apply(query, *sources)  # type: ignore[no-any-return]
 
@@ -200,16 +283,18 @@ class _SourceDots(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, *sources = ctx.saved_tensors
-        wide = widen(query)
+        needs = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            return reference_gradients(lambda q, *s: source_dots_reference(q, s), (query, *sources), needs, (grad,))
+        columns = grad.unsqueeze(-2).unbind(-1)  # of each source (..., W, 1)
         d_query = None
-        if ctx.needs_input_grad[0]:
-            total = torch.zeros((*grad.shape[:-1], query.shape[-1]), dtype=wide.dtype, device=query.device)
-            for s, x in enumerate(sources):
-                total.addcmul_(widen(x).unsqueeze(-2), grad[..., s, None])
+        if needs[0]:
+            total = _sum_of_products([(x.unsqueeze(-2), column) for x, column in zip(sources, columns, strict=True)])
             d_query = total.sum_to_size(query.shape).to(query.dtype)
+        ways = [(w, widen(q)) for w, q in enumerate(query.unbind(-2))]
         d_sources = [
-            (grad[..., s, None] * wide).sum(-2).to(x.dtype) if ctx.needs_input_grad[1 + s] else None
-            for s, x in enumerate(sources)
+            _sum_of_products([(q, column[..., w, :]) for w, q in ways]).to(x.dtype) if need else None
+            for x, column, need in zip(sources, columns, needs[1:], strict=True)
         ]
         return d_query, *d_sources
 
@@ -235,46 +320,67 @@ def rms_logits(source: Tensor, queries: Tensor, eps: float | None) -> Tensor:
         eps: inside the mean square; None leaves the source un-normalised.
 
     Returns:
-        (..., H, n) in float32 at least.
+        (..., H, n) in float32 at least; the logits of one query for all tokens lie side by side in memory.
     """
     if torch.compiler.is_compiling():
         return rms_logits_reference(source, queries, eps)
+    if not differentiated(source, queries):
+        return _scaled(_raw_logits(widen(source), widen(queries)), _inverse_rms(source, eps))
     return _RmsLogits.apply(source, queries, eps)  # type: ignore[no-any-return]
 
 
 class _RmsLogits(torch.autograd.Function):
-    """Saves the source by reference, its inverse RMS and the logits, never the keys."""
+    """Saves the source by reference and its inverse RMS, never the keys nor the logits."""
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, queries: Tensor, eps: float | None) -> Tensor:
-        x, u = widen(source), widen(queries)
-        _, heads, width = u.shape
-        inverse_rms = None if eps is None else torch.rsqrt(x.square().mean(-1) + eps)  # (...)
-        raw = torch.einsum("...hd,nhd->...hn", x.unflatten(-1, (heads, width)), u)
-        logits = raw if inverse_rms is None else raw * inverse_rms[..., None, None]
-        ctx.save_for_backward(source, queries, inverse_rms, logits if eps is not None else None)
+        inverse_rms = _inverse_rms(source, eps)
+        ctx.save_for_backward(source, queries, inverse_rms)
         ctx.eps = eps
-        return logits
+        return _scaled(_raw_logits(widen(source), widen(queries)), inverse_rms)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        source, queries, inverse_rms, logits = ctx.saved_tensors
+        source, queries, inverse_rms = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            needs = ctx.needs_input_grad[:2]
+            found = reference_gradients(
+                lambda s, q: rms_logits_reference(s, q, ctx.eps), (source, queries), needs, (grad,)
+            )
+            return *found, None
         x, u = widen(source), widen(queries)
         _, heads, width = u.shape
-        if torch.is_grad_enabled() and inverse_rms is not None:
-            # a second derivative sees through what was saved, so that is made anew from the source
-            inverse_rms = torch.rsqrt(x.square().mean(-1) + ctx.eps)
-            logits = rms_logits_reference(source, queries, ctx.eps)
-        scaled = grad if inverse_rms is None else grad * inverse_rms[..., None, None]  # (..., H, n)
+        d_raw = _scaled(grad, inverse_rms).reshape(-1, *grad.shape[-2:]).permute(1, 2, 0)  # (H, n, N)
+        u = u.transpose(0, 1)  # (H, n, D/H)
         d_source = d_queries = None
         if ctx.needs_input_grad[0]:
-            d_source = torch.einsum("...hn,nhd->...hd", scaled, u).flatten(-2)
+            d_keys = torch.matmul(d_raw.mT, u)  # (H, N, D/H)
+            d_source = d_keys.transpose(0, 1).reshape(x.shape)
             if inverse_rms is not None:
                 # the RMS sees every channel, so all heads' logits pull on the source's length
-                pull = (grad * logits).sum((-2, -1)) * inverse_rms.square() / x.shape[-1]
-                d_source = d_source - x * pull.unsqueeze(-1)
+                pull = (d_source * x).sum(-1, keepdim=True) * (inverse_rms.square() / -x.shape[-1]).unsqueeze(-1)
+                d_source.addcmul_(x, pull)
             d_source = d_source.to(source.dtype)
         if ctx.needs_input_grad[1]:
-            rows = x.unflatten(-1, (heads, width)).flatten(0, -3)  # (N, H, D/H)
-            d_queries = torch.einsum("bhn,bhd->nhd", scaled.flatten(0, -3), rows).to(queries.dtype)
+            rows = x.reshape(-1, heads, width).transpose(0, 1)  # (H, N, D/H)
+            d_queries = torch.matmul(d_raw, rows).transpose(0, 1).to(queries.dtype)
         return d_source, d_queries, None
+
+
+def _inverse_rms(source: Tensor, eps: float | None) -> Tensor | None:
+    """(...), or None where keys are not normalised. A norm reads the source once and makes no squares of its size."""
+    if eps is None:
+        return None
+    return torch.linalg.vector_norm(widen(source), dim=-1).square_().div_(source.shape[-1]).add_(eps).rsqrt_()
+
+
+def _raw_logits(x: Tensor, u: Tensor) -> Tensor:
+    """Dot products (..., H, n), made as (H, n, N): products with few rows are faster than those with few columns."""
+    _, heads, width = u.shape
+    rows = x.reshape(-1, heads, width).transpose(0, 1)  # (H, N, D/H)
+    found = torch.matmul(u.transpose(0, 1), rows.mT)
+    return found.permute(2, 0, 1).reshape(*x.shape[:-1], heads, -1)
+
+
+def _scaled(logits: Tensor, inverse_rms: Tensor | None) -> Tensor:
+    return logits if inverse_rms is None else logits * inverse_rms[..., None, None]
