@@ -51,7 +51,7 @@ def steps(scale: Scale) -> Table:
         models = {name: Decoder(config(name, scale)) for name in names}
         peaks = {name: activation_peak(model, scale.length) for name, model in models.items()}
         runs = {name: training_step(model, scale.length) for name, model in models.items()}
-        for name, timing in interleave(runs, scale.model_rounds).items():
+        for name, timing in interleave(runs, scale.model_rounds, warm=0).items():  # counting bytes was a warm-up
             rows[name] = timed(timing) | {"memory": peaks[name] / peaks["standard"]}
     note = (
         f"{scale.blocks} blocks of width {scale.width}, {scale.heads} heads, hidden {scale.hidden}, vocabulary "

@@ -1,7 +1,6 @@
-"""The operators: a softmax read over depth, windowed attention over time, the depthwise convolution.
+"""The operators: reads over depth, rewriting a wide state, windowed attention over time, the depthwise convolution.
 
-Each is held against the copy limit, the time of a plain copy that moves as many bytes as the operator must at least
-read and write, and against the form one would write first.
+Each is held against the copy limit and against the form one would write first.
 """
 
 from __future__ import annotations
@@ -13,21 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.limit import Form, against_copy, both, copy
 from benchmarks.scale import Scale
-from benchmarks.tables import Table, timed
+from benchmarks.tables import Table
 from benchmarks.timing import Run, exponent, interleave
 from twoaxis import window_attention
-from twoaxis.kernels.taps import depthwise_taps
+from twoaxis.kernels.rewrite import delta_rewrite, delta_rewrite_reference
+from twoaxis.kernels.streams import mix_streams
+from twoaxis.kernels.taps import depthwise_taps, depthwise_taps_reference
 from twoaxis.kernels.weighted_sum import rms_logits, source_dots, weighted_sum
 
 Read = Callable[[Sequence[Tensor], Tensor], Tensor]
-
-
-def copy(numbers: int) -> Run:
-    """Move `numbers` float32 numbers: half of them read, half of them written."""
-    source = torch.ones(max(1, numbers // 2))
-    target = torch.empty_like(source)
-    return lambda: target.copy_(source)
 
 
 def naive_read(sources: Sequence[Tensor], query: Tensor) -> Tensor:
@@ -50,37 +45,51 @@ def fused_read(sources: Sequence[Tensor], query: Tensor) -> Tensor:
 def depth_reads(scale: Scale) -> Table:
     """Softmax reads over 16 and 64 sources, forward and with backward, against the copy limit."""
     tokens, width = scale.read
-    rows = {}
+    rows: dict[str, dict[str, float]] = {}
     for count in scale.sources:
         sources = [torch.randn(tokens, width, requires_grad=True) for _ in range(count)]
         for kind, shape in (("one query", (width,)), ("a query per token", (tokens, width))):
             query = (torch.randn(shape) / width**0.5).requires_grad_()
-            compiled = None if scale.quick or count > 16 else torch.compile(fused_read, fullgraph=True)
-            for form, read in (("stack + einsum", naive_read), ("twoaxis", fused_read), ("compiled", compiled)):
-                if read is not None:
-                    rows[f"{count} sources, {kind}: {form}"] = _read_row(read, sources, query, scale.rounds)
+            reads: dict[str, Read] = {"stack + einsum": naive_read, "twoaxis": fused_read}
+            if not scale.quick and count <= 16:
+                reads["compiled"] = torch.compile(fused_read, fullgraph=True)
+            forms: dict[str, Form] = {
+                f"{count} sources, {kind}: {name}": (lambda r=read, s=sources, q=query: r(s, q))
+                for name, read in reads.items()
+            }
+            moved = ((count + 1) * tokens * width, (3 * count + 2) * tokens * width)
+            rows |= against_copy(forms, [*sources, query], torch.randn(tokens, width), moved, scale.rounds)
     note = f"{tokens} tokens of width {width}; bytes that must move: S+1 states forward, 3S+2 with backward."
     return Table("Softmax read over depth, times the copy limit", note, rows)
 
 
-def _read_row(read: Read, sources: list[Tensor], query: Tensor, rounds: int) -> dict[str, float]:
-    count, size = len(sources), sources[0].numel()
-    grad = torch.randn_like(sources[0])
+def wide_states(scale: Scale) -> Table:
+    """Mixing four streams and writing to them, and the delta rule on four channels, against the copy limit."""
+    tokens, width = scale.read
+    n, size = 4, tokens * width
+    state, y = torch.randn(tokens, n, width, requires_grad=True), torch.randn(tokens, width, requires_grad=True)
+    weights, gain = torch.randn(tokens, n, n, requires_grad=True), torch.randn(tokens, n, requires_grad=True)
+    gate, value = torch.randn(tokens, requires_grad=True), torch.randn(tokens, n, requires_grad=True)
 
-    def forward() -> None:
-        with torch.no_grad():
-            read(sources, query)
+    def mix_naive() -> Tensor:
+        return torch.einsum("twn,tnd->twd", weights, state) + torch.einsum("tw,td->twd", gain, y)
 
-    def both() -> None:
-        for leaf in (*sources, query):
-            leaf.grad = None
-        read(sources, query).backward(grad)
+    def mix() -> Tensor:
+        return mix_streams(state, weights, y, gain)
 
-    row = {}
-    for column, run, states in (("forward", forward, count + 1), ("forward + backward", both, 3 * count + 2)):
-        timing = interleave({"copy": copy(states * size), "read": run}, rounds)["read"]
-        row |= timed(timing, column)
-    return row
+    def rewrite_naive() -> Tensor:
+        return delta_rewrite_reference(state, y, gate, value, 1e-6)
+
+    def rewrite() -> Tensor:
+        return delta_rewrite(state, y, gate, value, k_eps=1e-6)
+
+    # forward the state and y are read and the state is written; backward also reads its gradient and writes theirs
+    moved, grad = ((2 * n + 1) * size, (5 * n + 3) * size), torch.randn(tokens, n, width)
+    mixing: dict[str, Form] = {"mix 4 streams and write: einsum": mix_naive, "mix 4 streams and write: twoaxis": mix}
+    delta: dict[str, Form] = {"delta rule, d_v=4: spelled out": rewrite_naive, "delta rule, d_v=4: twoaxis": rewrite}
+    rows = against_copy(mixing, [state, weights, y, gain], grad, moved, scale.rounds)
+    rows |= against_copy(delta, [state, y, gate, value], grad, moved, scale.rounds)
+    return Table("Rewriting a wide state, times the copy limit", f"{tokens} tokens of width {width}, float32.", rows)
 
 
 def leaves(length: int) -> tuple[list[Tensor], Tensor]:
@@ -98,17 +107,14 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 def windows(scale: Scale) -> Table:
     """Windowed attention, forward and backward, against full causal attention and the copy limit; growth with T."""
     length, rows = scale.window_length, {}
-    (q, k, v), grad = leaves(length)
-
-    def full() -> None:
-        fused_attention(q, k, v, is_causal=True).backward(grad)
-
-    contenders: dict[str, Run] = {"full causal": full, "copy": copy(12 * q.numel())}
+    qkv, grad = leaves(length)
+    full = both(lambda: fused_attention(qkv[0], qkv[1], qkv[2], is_causal=True), qkv, grad)
+    contenders: dict[str, Run] = {"full causal": full, "copy": copy(12 * grad.numel())}
     for window in (4, 16, 128):
-        contenders[f"w={window}"] = _windowed(q, k, v, grad, window, window_attention)
+        contenders[f"w={window}"] = _windowed(qkv, grad, window, window_attention)
         if not scale.quick and window <= 16:
             compiled = torch.compile(window_attention, fullgraph=True)
-            contenders[f"w={window}, compiled"] = _windowed(q, k, v, grad, window, compiled)
+            contenders[f"w={window}, compiled"] = _windowed(qkv, grad, window, compiled)
     timings = interleave(contenders, max(3, scale.rounds // 2))
     for name, timing in timings.items():
         rows[name] = {
@@ -120,17 +126,14 @@ def windows(scale: Scale) -> Table:
     return Table("Windowed attention", note, rows)
 
 
-def _windowed(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, window: int, attend: Callable[..., Tensor]) -> Run:
-    return lambda: attend(q, k, v, window, 1).backward(grad)
+def _windowed(qkv: Sequence[Tensor], grad: Tensor, window: int, attend: Callable[..., Tensor]) -> Run:
+    return both(lambda: attend(*qkv, window, 1), qkv, grad)
 
 
 def window_growth(scale: Scale) -> float:
     """The exponent of T in the time of a window of 16."""
     lengths = [scale.window_length // 4, scale.window_length // 2, scale.window_length]
-    runs = {}
-    for length in lengths:
-        (q, k, v), grad = leaves(length)
-        runs[str(length)] = _windowed(q, k, v, grad, 16, window_attention)
+    runs = {str(length): _windowed(*leaves(length), 16, window_attention) for length in lengths}
     found = interleave(runs, scale.rounds)
     return exponent(lengths, [found[str(length)].ratio for length in lengths])
 
@@ -138,33 +141,15 @@ def window_growth(scale: Scale) -> float:
 def convolutions(scale: Scale) -> Table:
     """The causal depthwise convolution of four taps against nn.Conv1d and the copy limit."""
     tokens, width = scale.read
-    history, weight = torch.randn(1, tokens + 3, width).requires_grad_(), torch.randn(width, 4).requires_grad_()
-    grad = torch.randn(1, tokens, width)
-
-    def conv1d() -> Tensor:
-        return F.conv1d(history.mT, weight.unsqueeze(1), groups=width).mT
-
-    def taps() -> Tensor:
-        return depthwise_taps(history, weight)
-
-    rows: dict[str, dict[str, float]] = {}
-    for column, units in (("forward", 2), ("forward + backward", 5)):
-        contenders: dict[str, Run] = {"copy": copy(units * grad.numel())}
-        for name, form in (("nn.Conv1d", conv1d), ("twoaxis", taps)):
-            contenders[name] = _forward(form) if units == 2 else _both(form, grad)
-        for name, timing in interleave(contenders, scale.rounds).items():
-            if name != "copy":
-                rows[name] = rows.get(name, {}) | timed(timing, column)
+    history, weight = torch.randn(1, tokens + 3, width, requires_grad=True), torch.randn(width, 4, requires_grad=True)
+    forms: dict[str, Form] = {
+        "nn.Conv1d": lambda: F.conv1d(history.mT, weight.unsqueeze(1), groups=width).mT,
+        "shifted products, spelled out": lambda: depthwise_taps_reference(history, weight),
+        "twoaxis": lambda: depthwise_taps(history, weight),
+    }
+    if not scale.quick:
+        compiled = torch.compile(depthwise_taps, fullgraph=True)
+        forms["compiled"] = lambda: compiled(history, weight)
+    moved, grad = (2 * tokens * width, 5 * tokens * width), torch.randn(1, tokens, width)
+    rows = against_copy(forms, [history, weight], grad, moved, scale.rounds)
     return Table("Depthwise convolution of 4 taps, times the copy limit", f"{tokens} tokens, {width} channels.", rows)
-
-
-def _forward(form: Callable[[], Tensor]) -> Run:
-    def run() -> None:
-        with torch.no_grad():
-            form()
-
-    return run
-
-
-def _both(form: Callable[[], Tensor], grad: Tensor) -> Run:
-    return lambda: form().backward(grad)

@@ -44,7 +44,7 @@ class Scale(NamedTuple):
 
 FULL = Scale(
     quick=False,
-    rounds=7,
+    rounds=9,
     model_rounds=5,
     width=768,
     heads=12,

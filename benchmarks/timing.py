@@ -2,7 +2,7 @@
 
 One thread and the process's own CPU time unless more threads are asked for: a busy machine then slows the clock's owner
 but not the clock. Contenders take turns, round by round, and each is compared with the first one's time of the same
-round, so that a slow moment hits both.
+round, so that a slow moment hits both; every other round runs backwards, so that a drift hits both alike.
 """
 
 from __future__ import annotations
@@ -47,11 +47,16 @@ def interleave(contenders: Mapping[str, Run], rounds: int, warm: int = 1) -> dic
     """Time every contender once per round; the first `warm` rounds do not count."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + warm):
-        for name, run in contenders.items():
-            gc.collect()
-            took = seconds(run)
-            if number >= warm:
-                times[name].append(took)
+        order = list(contenders.items())
+        gc.collect()
+        gc.disable()  # no collection while the clock runs
+        try:
+            for name, run in order if number % 2 == 0 else reversed(order):
+                took = seconds(run)
+                if number >= warm:
+                    times[name].append(took)
+        finally:
+            gc.enable()
     base = next(iter(times.values()))
     return {name: _timing(found, base) for name, found in times.items()}
 
