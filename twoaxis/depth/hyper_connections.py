@@ -42,7 +42,7 @@ from twoaxis.depth.parallel_streams import ParallelStreams, Route
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup
 from twoaxis.kernels.precision import widen
-from twoaxis.kernels.streams import stream_logits
+from twoaxis.kernels.streams import few, normalised, stream_logits
 from twoaxis.options import check_types
 
 
@@ -203,23 +203,34 @@ class HyperConnections(ParallelStreams):
 
     def _coefficients(self, h: Tensor, row: int, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """α, β, and the streams to go on with."""
-
         alpha, beta = widen(rows.rows["static_alpha"][row]), widen(rows.rows["static_beta"][row])
-        fns = []
-        if (fn := rows.get("dynamic_alpha_fn", row)) is not None:
-            fns.append(fn.mT)
-        if (fn := rows.get("dynamic_beta_fn", row)) is not None:
-            fns.append(fn.unsqueeze(0))
-        if not fns:
+        alpha_fn, beta_fn = rows.get("dynamic_alpha_fn", row), rows.get("dynamic_beta_fn", row)
+        if alpha_fn is None and beta_fn is None:
             return alpha, beta, h
-        norm = rows.get("norm_weight", row), rows.get("norm_bias", row)
-        t, h = stream_logits(h, torch.cat(fns), *norm, norm=self.config.norm, eps=self.config.eps)
-        t = torch.tanh(t) if self.config.tanh else t
-        if (scale := rows.get("dynamic_alpha_scale", row)) is not None:
-            alpha = torch.addcmul(alpha, t[..., : alpha.shape[-1]], widen(scale))
-        if (scale := rows.get("dynamic_beta_scale", row)) is not None:
-            beta = torch.addcmul(beta, t[..., -1], widen(scale))
+        t_alpha, t_beta, h = self._dynamic(
+            h, alpha_fn, beta_fn, rows.get("norm_weight", row), rows.get("norm_bias", row)
+        )
+        if t_alpha is not None:
+            alpha = torch.addcmul(alpha, t_alpha, widen(rows.rows["dynamic_alpha_scale"][row]))
+        if t_beta is not None:
+            beta = torch.addcmul(beta, t_beta, widen(rows.rows["dynamic_beta_scale"][row]))
         return alpha, beta, h
+
+    def _dynamic(
+        self, h: Tensor, alpha_fn: Tensor | None, beta_fn: Tensor | None, weight: Tensor | None, bias: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """The dynamic parts of α (..., N, N+1) and β (..., N) before their scales, and the streams to go on with."""
+        norm, eps, bound = self.config.norm, self.config.eps, torch.tanh if self.config.tanh else _identity
+        if few(h) and not torch.is_grad_enabled() and not torch.is_autocast_enabled(h.device.type):
+            # for a few tokens putting the projections together would cost more than one product saves
+            x = normalised(h, weight, bias, norm, eps)
+            parts = [None if fn is None else bound(x @ widen(fn)) for fn in (alpha_fn, beta_fn)]
+            return parts[0], parts[1], h
+        fns = ([] if alpha_fn is None else [alpha_fn.mT]) + ([] if beta_fn is None else [beta_fn.unsqueeze(0)])
+        t, h = stream_logits(h, torch.cat(fns), weight, bias, norm=norm, eps=eps)
+        t = bound(t)
+        columns = t.shape[-1] - (beta_fn is not None)
+        return None if alpha_fn is None else t[..., :columns], None if beta_fn is None else t[..., -1], h
 
     def _route(self, h: Tensor, row: int, rows: Rows) -> Route:
         alpha, beta, h = self._coefficients(h, row, rows)
@@ -252,3 +263,7 @@ class HyperConnections(ParallelStreams):
         flops += (n - 1) * d if config.readout == "sum" and self.uses(self.layout.out) else mean
         parameters = sum(p.numel() for p in self.parameters())
         return Cost(parameters=parameters, flops=flops, reads=n * len(self.layout.sites), live=n * d)
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x

@@ -8,7 +8,8 @@ the divisions in reverse:
 
     x = z / (Σ z + eps)      dz = (dx - Σ dx x) / (Σ z + eps)
 
-It saves the logits alone; the iterates are made anew.
+It saves the logits alone; the iterates are made anew. A compiler meets this form as one operation of its own
+(`twoaxis::sinkhorn`): the divisions of all sites written out would take it minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.kernels.backward import differentiated, reference_gradients
-from twoaxis.kernels.precision import full_precision, widen
+from twoaxis.kernels.precision import full_precision, routing_dtype, widen
 
 
 @full_precision
@@ -56,9 +57,9 @@ def sinkhorn(logits: Tensor, *, iterations: int, eps: float = 0.0, first: int = 
     if first not in (-1, -2):
         raise ValueError(f"first must be the axis -1 or -2, got {first}")
     if torch.compiler.is_compiling():
-        return sinkhorn_reference(logits, iterations, eps, first)
+        return _sinkhorn_op(logits, iterations, eps, first)
     if not differentiated(logits):
-        return _tokens_first(_divided(_tokens_last(widen(logits)), iterations, eps, first)[-1][0], logits.shape)
+        return _balanced(logits, iterations, eps, first)
     return _Sinkhorn.apply(logits, iterations, eps, first)  # type: ignore[no-any-return]
 
 
@@ -67,7 +68,7 @@ class _Sinkhorn(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, iterations: int, eps: float, first: int) -> Tensor:
         ctx.save_for_backward(logits)
         ctx.options = iterations, eps, first
-        return _tokens_first(_divided(_tokens_last(widen(logits)), iterations, eps, first)[-1][0], logits.shape)
+        return _balanced(logits, iterations, eps, first)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:  # type: ignore[override]
@@ -76,48 +77,66 @@ class _Sinkhorn(torch.autograd.Function):
             reference = partial(sinkhorn_reference, iterations=iterations, eps=eps, first=first)
             (found,) = reference_gradients(reference, (logits,), ctx.needs_input_grad[:1], (grad,))
             return found, None, None, None
-        axes = _axes(first)
-        steps = _divided(_tokens_last(widen(logits)), iterations, eps, first)
-        d = _tokens_last(grad)
-        for n in range(len(steps) - 1, 1, -1):
-            x, divisor = steps[n]
-            d = (d - (d * x).sum(axes[n % 2], keepdim=True)).div_(divisor)
-        (start, _), (x, divisor) = steps[0], steps[1]
-        pull = (d * x).sum(axes[1], keepdim=True)
-        if eps == 0.0:
-            # `start` is a log-softmax and `x` the softmax of it along the other axis
-            d = x * (d - pull)
-            d = d - start.exp() * d.sum(axes[0], keepdim=True)
-        else:
-            d = (d - pull) / divisor
-            d = start * (d - (d * start).sum(axes[0], keepdim=True))
-        return _tokens_first(d, logits.shape).to(logits.dtype), None, None, None
+        return _pulled(logits, grad, iterations, eps, first), None, None, None
+
+
+def _balanced(logits: Tensor, iterations: int, eps: float, first: int) -> Tensor:
+    """The last iterate alone, divided in place."""
+    axes = _axes(first)
+    _, (x, _) = _start(_tokens_last(widen(logits)), eps, axes)
+    for n in range(2, 2 * iterations):
+        divisor = x.sum(axes[n % 2], keepdim=True)
+        x.div_(divisor.add_(eps) if eps else divisor)
+    return _tokens_first(x, logits.shape)
+
+
+def _pulled(logits: Tensor, grad: Tensor, iterations: int, eps: float, first: int) -> Tensor:
+    """The gradient of the logits, from that of the last iterate."""
+    axes = _axes(first)
+    steps = _divided(_tokens_last(widen(logits)), iterations, eps, first)
+    d = _tokens_last(grad)
+    for n in range(len(steps) - 1, 1, -1):
+        x, divisor = steps[n]
+        d = (d - (d * x).sum(axes[n % 2], keepdim=True)).div_(divisor)
+    (start, _), (x, divisor) = steps[0], steps[1]
+    pull = (d * x).sum(axes[1], keepdim=True)
+    if eps == 0.0:
+        # `start` is a log-softmax and `x` the softmax of it along the other axis
+        d = x * (d - pull)
+        d = d - start.exp() * d.sum(axes[0], keepdim=True)
+    else:
+        d = (d - pull) / divisor
+        d = start * (d - (d * start).sum(axes[0], keepdim=True))
+    return _tokens_first(d, logits.shape).to(logits.dtype)
 
 
 def _divided(x: Tensor, iterations: int, eps: float, first: int) -> list[tuple[Tensor, Tensor]]:
-    """Every iterate of logits (N, N, tokens) and the divisor that led to it.
-
-    The first two are the start: without epsilon the log-softmax along the first axis and the softmax of that along the
-    second; with one the softmax before the epsilon and the division of it.
-    """
+    """Every iterate of logits (N, N, tokens) and the divisor that led to it; the first two are the start."""
     axes = _axes(first)
-    none = x.new_empty(())
-    if eps == 0.0:
-        start = x.log_softmax(axes[0])
-        x = start.log_softmax(axes[1]).exp_()
-        steps = [(start, none), (x, none)]
-    else:
-        start = x.softmax(axes[0])
-        x = start + eps
-        divisor = x.sum(axes[1], keepdim=True).add_(eps)
-        x = x / divisor
-        steps = [(start, none), (x, divisor)]
+    steps = _start(x, eps, axes)
+    x = steps[-1][0]
     for n in range(2, 2 * iterations):
         divisor = x.sum(axes[n % 2], keepdim=True)
         divisor = divisor.add_(eps) if eps else divisor
         x = x / divisor
         steps.append((x, divisor))
     return steps
+
+
+def _start(x: Tensor, eps: float, axes: tuple[int, int]) -> list[tuple[Tensor, Tensor]]:
+    """The first pair of divisions of logits (N, N, tokens).
+
+    Without epsilon the log-softmax along the first axis and the softmax of that along the second; with one the softmax
+    before the epsilon and the division of it.
+    """
+    none = x.new_empty(())
+    if eps == 0.0:
+        start = x.log_softmax(axes[0])
+        return [(start, none), (start.log_softmax(axes[1]).exp_(), none)]
+    start = x.softmax(axes[0])
+    x = start + eps
+    divisor = x.sum(axes[1], keepdim=True).add_(eps)
+    return [(start, none), (x / divisor, divisor)]
 
 
 def _axes(first: int) -> tuple[int, int]:
@@ -132,3 +151,39 @@ def _tokens_last(x: Tensor) -> Tensor:
 
 def _tokens_first(x: Tensor, shape: torch.Size) -> Tensor:
     return x.permute(2, 0, 1).reshape(shape)
+
+
+# The operation that a compiler meets.
+
+
+@torch.library.custom_op("twoaxis::sinkhorn", mutates_args=())
+def _sinkhorn_op(logits: Tensor, iterations: int, eps: float, first: int) -> Tensor:
+    return _balanced(logits, iterations, eps, first).contiguous()
+
+
+@_sinkhorn_op.register_fake
+def _(logits: Tensor, iterations: int, eps: float, first: int) -> Tensor:
+    return logits.new_empty(logits.shape, dtype=routing_dtype(logits.dtype))
+
+
+@torch.library.custom_op("twoaxis::sinkhorn_backward", mutates_args=())
+def _sinkhorn_backward_op(logits: Tensor, grad: Tensor, iterations: int, eps: float, first: int) -> Tensor:
+    return _pulled(logits, grad, iterations, eps, first).contiguous()
+
+
+@_sinkhorn_backward_op.register_fake
+def _(logits: Tensor, grad: Tensor, iterations: int, eps: float, first: int) -> Tensor:
+    return logits.new_empty(logits.shape)
+
+
+def _op_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    logits, *ctx.options = inputs
+    ctx.save_for_backward(logits)
+
+
+def _op_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
+    (logits,) = ctx.saved_tensors
+    return _sinkhorn_backward_op(logits, grad, *ctx.options), None, None, None
+
+
+_sinkhorn_op.register_autograd(_op_backward, setup_context=_op_setup)

@@ -31,7 +31,12 @@ from twoaxis.kernels.backward import differentiated, reference_gradients
 from twoaxis.kernels.precision import full_precision, routing_dtype, widen
 
 _FEW = 1 << 14
-"""Numbers in a state so small, a few tokens, that the time goes into calls and not into numbers."""
+"""Most numbers in a state of a few tokens."""
+
+
+def few(state: Tensor) -> bool:
+    """Whether a state is so small, a few tokens, that the time goes into calls and not into numbers."""
+    return state.numel() <= _FEW
 
 
 def exact_products(x: Tensor) -> bool:
@@ -44,7 +49,7 @@ def exact_products(x: Tensor) -> bool:
 
 def batched_product(a: Tensor, b: Tensor) -> Tensor:
     """(..., W, K) or shared (W, K), times (..., K, D); one call whatever the leading dimensions."""
-    if b.numel() <= _FEW:
+    if few(b):
         return a @ b
     lead = b.shape[:-2]
     a = a.expand(*lead, *a.shape[-2:]).reshape(-1, *a.shape[-2:])
@@ -54,8 +59,8 @@ def batched_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def spread(x: Tensor) -> Tensor:
-    """`x` with numbers of its own where its last dimensions are copies of fewer; such are equal streams at the start."""
-    return x.contiguous() if 0 in x.stride()[-2:] and x.numel() > _FEW else x
+    """`x` with numbers of its own where its last dimensions are copies of fewer, as equal streams are at the start."""
+    return x.contiguous() if 0 in x.stride()[-2:] and not few(x) else x
 
 
 def row_products(rows: Tensor, x: Tensor) -> Tensor:
@@ -142,7 +147,7 @@ def _mixed(state: Tensor, weights: Tensor, y: Tensor | None, gain: Tensor | None
 def _sum_of_products(x: Tensor, weights: Tensor) -> Tensor:
     """A new (..., W, D) from wide (..., N, D) and weights (..., W, N) or (W, N)."""
     weights = _as(weights, x.dtype)
-    if x.numel() <= _FEW:
+    if few(x):
         return (weights.unsqueeze(-1) * x.unsqueeze(-3)).sum(-2)
     if exact_products(x):
         return batched_product(weights, x)
@@ -219,9 +224,9 @@ class _ReadStreams(torch.autograd.Function):
 def _read(state: Tensor, weights: Tensor) -> Tensor:
     x = widen(state)
     weights = _as(weights, x.dtype)
-    few = x.numel() <= _FEW
-    found = (weights.unsqueeze(-1) * x).sum(-2) if few else _sum_of_products(x, weights.unsqueeze(-2)).squeeze(-2)
-    return _as(found, state.dtype)
+    if few(x):
+        return _as((weights.unsqueeze(-1) * x).sum(-2), state.dtype)
+    return _as(_sum_of_products(x, weights.unsqueeze(-2)).squeeze(-2), state.dtype)
 
 
 def stream_mean(state: Tensor) -> Tensor:
@@ -244,14 +249,19 @@ def stream_logits_reference(
     state: Tensor, rows: Tensor, weight: Tensor | None, bias: Tensor | None, norm: str, eps: float
 ) -> tuple[Tensor, Tensor]:
     """`stream_logits` as one reads it."""
+    return F.linear(normalised(state, weight, bias, norm, eps), widen(rows)), state
+
+
+def normalised(state: Tensor, weight: Tensor | None, bias: Tensor | None, norm: str, eps: float) -> Tensor:
+    """Each stream normalised over its channels; arguments as in `stream_logits`."""
     x = widen(state)
     weight, bias = (None if t is None else widen(t) for t in (weight, bias))
     if norm == "layer":
-        x = F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-    elif norm == "rms":
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    if norm == "rms":
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-        x = x if weight is None else x * weight
-    return F.linear(x, widen(rows)), state
+        return x if weight is None else x * weight
+    return x
 
 
 @full_precision
