@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -106,3 +108,34 @@ def test_sinkhorn_runs_wide_and_refuses_other_axes() -> None:
         assert sinkhorn(torch.zeros(2, 2), iterations=2).dtype == torch.float32
     with pytest.raises(ValueError, match="first must be the axis -1 or -2, got 0"):
         sinkhorn(torch.zeros(2, 2), iterations=2, first=0)
+
+
+@pytest.mark.parametrize(("eps", "first"), [(0.0, -1), (1e-3, -2)])
+def test_a_compiler_meets_one_operation(eps: float, first: int) -> None:
+    """Whole graphs, the same numbers and gradients, and none of the divisions in the graph."""
+    graphs: list[str] = []
+
+    def backend(graph: Any, example: Any) -> Any:
+        graphs.append(str(graph.graph))
+        return graph
+
+    def run(logits: Tensor) -> Tensor:
+        return sinkhorn(logits, iterations=20, eps=eps, first=first)
+
+    torch._dynamo.reset()
+    logits = torch.randn(5, 4, 4, dtype=torch.float64, requires_grad=True)
+    found, expected = torch.compile(run, backend=backend, fullgraph=True)(logits), run(logits)
+    g = torch.randn_like(expected)
+    assert torch.equal(found, expected)
+    assert torch.equal(torch.autograd.grad(found, logits, g)[0], torch.autograd.grad(expected, logits, g)[0])
+    assert len(graphs) == 1
+    assert "twoaxis.sinkhorn" in graphs[0]
+    assert "sum" not in graphs[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_operation_keeps_the_rules_of_operations(dtype: torch.dtype) -> None:
+    logits = torch.randn(2, 3, 4, 4).to(dtype).requires_grad_()
+    torch.library.opcheck(torch.ops.twoaxis.sinkhorn.default, (logits, 3, 0.0, -1))
+    backward = (logits.detach(), torch.randn(2, 3, 4, 4), 3, 0.0, -1)
+    torch.library.opcheck(torch.ops.twoaxis.sinkhorn_backward.default, backward)

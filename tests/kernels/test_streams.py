@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from twoaxis.kernels import streams
 from twoaxis.kernels.streams import (
@@ -15,6 +16,7 @@ from twoaxis.kernels.streams import (
     mix_streams_reference,
     read_streams,
     read_streams_reference,
+    spread,
     stream_logits,
     stream_logits_reference,
     stream_mean,
@@ -192,3 +194,25 @@ def test_mean_of_equal_streams_is_exact() -> None:
     assert not torch.equal(x.expand(7, 1000).mean(0), x)
     h = torch.randn(3, 5, 4, dtype=torch.float64)
     torch.testing.assert_close(stream_mean(h), h.mean(-2))
+
+
+def test_streams_that_are_copies_do_not_run_token_by_token() -> None:
+    """Equal streams at the start, and one gradient for all of a sum: the same numbers as laid out in memory."""
+    x, y = torch.randn(1, 96, 64), torch.randn(1, 96, 64)
+    weights, gain, read = torch.rand(1, 96, 4, 4), torch.rand(1, 96, 4), torch.rand(1, 96, 4)
+    grad = torch.randn(1, 96, 1, 64).expand(1, 96, 4, 64)
+    copies = x.unsqueeze(-2).expand(1, 96, 4, 64)
+    found = []
+    for state, g in ((copies, grad), (copies.contiguous(), grad.contiguous())):
+        given = [t.clone().requires_grad_() for t in (weights, y, gain, read)]
+        leaf = state.detach().requires_grad_()
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            out, passed = read_streams(leaf, given[3])
+            mixed = mix_streams(passed, given[0], given[1], given[2])
+            torch.autograd.backward((out, mixed), (torch.ones_like(out), g))
+        assert sum(e.count for e in seen.key_averages() if e.key in ("aten::bmm", "aten::select", "aten::mm")) < 30
+        found.append((out, mixed, leaf.grad, *(t.grad for t in given)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert spread(copies).is_contiguous()
+    assert spread(copies[:, :2]).stride(-2) == 0  # a few tokens stay as they are

@@ -234,7 +234,7 @@ class HyperConnections(ParallelStreams):
 
     def _route(self, h: Tensor, row: int, rows: Rows) -> Route:
         alpha, beta, h = self._coefficients(h, row, rows)
-        return Route(alpha[..., 0], alpha[..., 1:].mT, beta, h)
+        return Route(alpha.select(-1, 0), alpha.narrow(-1, 1, self.config.streams).mT, beta, h)
 
     # What it declares.
 
