@@ -45,6 +45,7 @@ from twoaxis.card import Card, Published
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype, widen
+from twoaxis.kernels.softmax_read import open_source, softmax_and_lse, softmax_read
 from twoaxis.kernels.weighted_sum import rms_logits, share, source_dots, weighted_sum
 from twoaxis.options import check_types
 
@@ -123,7 +124,7 @@ class Slot(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """The first phase from row `row` on: reads by heads (None once used) and their log-sum-exps (..., H, n)."""
+    """The first phase from row `row` on: normalised reads (None once used) and log-sum-exps (..., H, n)."""
 
     reads: tuple[Tensor | None, ...]
     lse: Tensor
@@ -302,21 +303,18 @@ class AttentionResiduals(Stream):
         """A finished source with its logits for every site from `index` on that will read it."""
         rows = self.rows_reading[number]
         row = max(rows.start, self.rows_before[index])
-        shared = self._by_heads(x) if rows.stop - row < 2 else share(self._by_heads(x))
         if self.config.query != "static" or row >= rows.stop:
-            return Slot(number, x, shared, (), row)
-        return Slot(number, x, shared, self._logits(x, slice(row, rows.stop)).unbind(-1), row)
+            return Slot(number, x, share(self._by_heads(x)), (), row)
+        eps = self.config.eps if self.config.key_norm else None
+        return Slot(number, x, *open_source(x, self._queries(slice(row, rows.stop)), eps), row)
 
     def _rows_reading(self, number: int) -> range:
         pinned = number == 0 and self.config.keep_first
         rows = [row for i, row in self.rows.items() if pinned or number in self._numbers(i)]
         return range(rows[0], rows[-1] + 1) if rows else range(0)
 
-    def _flat(self, x: Tensor) -> Tensor:
-        return x if self.config.heads == 1 else x.flatten(-2)
-
     def _by_heads(self, x: Tensor) -> Tensor:
-        return x if self.config.heads == 1 else x.unflatten(-1, (self.config.heads, -1))
+        return x.unflatten(-1, (self.config.heads, -1))
 
     def _logits(self, x: Tensor, rows: slice) -> Tensor:
         return rms_logits(x, self._queries(rows), self.config.eps if self.config.key_norm else None)
@@ -352,7 +350,7 @@ class AttentionResiduals(Stream):
             logits = self._input_logits(sources, row)
         else:
             wide = routing_dtype(sources[0].dtype)
-            logits = self.scalars[row].to(wide).expand(*sources[0].shape[:-1], 1, -1)
+            logits = self.scalars[row].to(wide).expand(*sources[0].shape[:-1], -1)
         if config.weighting == "sigmoid":
             weights, scale = logits.sigmoid(), 2.0
         else:
@@ -362,7 +360,7 @@ class AttentionResiduals(Stream):
     def _input_logits(self, sources: list[Tensor], row: int) -> Tensor:
         """Logits of a query made from the newest source: (..., H, S)."""
         assert self.query_map is not None
-        flat = [self._flat(s) for s in sources]
+        flat = [s.flatten(-2) for s in sources]
         q = widen(flat[-1]) @ widen(self.query_map[row]).mT * self.config.scale
         if self.norm_weight is not None:
             q = q * widen(self.norm_weight[row])
@@ -375,18 +373,24 @@ class AttentionResiduals(Stream):
 
     def _mix(self, sources: list[Tensor], weights: Tensor) -> Tensor:
         """One way of sources by heads, with weights (..., H, S)."""
-        token = weights if self.config.heads == 1 else weights.unsqueeze(-2)
-        return self._flat(weighted_sum(sources, token=token)[0])
+        return weighted_sum(sources, token=weights.unsqueeze(-2))[0].flatten(-2)
+
+    def _scale(self, site: Site) -> float:
+        """Of the average that a softmax read gives."""
+        return float(self._count(site)) if self.config.read == "sum" else 1.0
 
     def _read(self, value: Bank, site: Site) -> Seen:
         if not self.uses(site):
             assert value.total is not None
             return Seen(value.total)
         if self._count(site) == 1 and self.config.weighting == "softmax":
-            return Seen(self._flat(self._gather(value, site)[0][0]))  # the softmax of one logit is one
-        if value.ahead is None:
-            return Seen(self._mix(*self._weigh(value, site)))
-        return Seen(self._second_phase(value, site))
+            return Seen(self._gather(value, site)[0][0].flatten(-2))  # the softmax of one logit is one
+        if value.ahead is not None:
+            return Seen(self._second_phase(value, site))
+        if self.config.query == "static" and self.config.weighting == "softmax":
+            sources, logits = self._gather(value, site)
+            return Seen(softmax_read(sources, logits, self._scale(site)).flatten(-2))
+        return Seen(self._mix(*self._weigh(value, site)))
 
     # Two phases: finished sources batched over a group of sites, then the rest merged in by log-sum-exp.
 
@@ -396,15 +400,15 @@ class AttentionResiduals(Stream):
             return value
         start = index // self.group * self.group
         finished = [slot for slot in value.slots if slot.number <= start // self.config.block_size]
-        row, heads = self.rows_before[index], self.config.heads
+        row = self.rows_before[index]
         stop = self.rows_before[min(start + self.group, len(self.layout.sites))]
         if len(finished) < 2 or row >= stop:
             return value._replace(ahead=None)
         columns = [torch.stack(slot.logits[row - slot.row : stop - slot.row], dim=-1) for slot in finished]
         logits = torch.stack(columns, dim=-1)  # (..., H, n, S)
-        weights = logits.softmax(-1)
-        reads = weighted_sum([slot.shared for slot in finished], token=weights.squeeze(-3) if heads == 1 else weights)
-        return value._replace(ahead=Ahead(reads, logits.logsumexp(-1), row))
+        weights, lse = softmax_and_lse(logits)
+        reads = weighted_sum([slot.shared for slot in finished], token=weights)
+        return value._replace(ahead=Ahead(tuple(r.flatten(-2) for r in reads), lse, row))
 
     def _second_phase(self, value: Bank, site: Site) -> Tensor:
         """The merge: the batched read is one more source, its log-sum-exp the logit."""
@@ -414,11 +418,10 @@ class AttentionResiduals(Stream):
         batched = reads[position]
         assert batched is not None
         sources, columns = self._gather(value, site, oldest=start // self.config.block_size)
-        scale = self._count(site) if self.config.read == "sum" else 1.0
+        scale = self._scale(site)
         if not sources and scale == 1.0:
-            return self._flat(batched)
-        logits = torch.stack([lse[..., position], *columns], dim=-1)
-        return self._mix([batched, *sources], logits.softmax(-1) * scale)
+            return batched
+        return softmax_read([self._by_heads(batched), *sources], [lse[..., position], *columns], scale).flatten(-2)
 
     # The state machine.
 

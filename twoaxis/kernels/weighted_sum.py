@@ -9,7 +9,8 @@ copied, a read keeps references to them and its small weights, so what training 
 however many sites read a source. Sums run in float32 at least and are cast once at the end.
 
 A softmax read is `softmax` over small logits followed by this sum; the logits come from `source_dots` (queries
-against keys of the caller's making) or `rms_logits` (fixed queries against RMS-normalised sources).
+against keys of the caller's making) or `rms_logits` (fixed queries against RMS-normalised sources). `softmax_read.py`
+fuses the three where queries are fixed. A source that several sums read is given to them through `share`.
 
 Each operation has its readable form (`*_reference`, plain differentiable torch) and a form with its own backward.
 Under `torch.compile` the readable form is what runs: the compiler fuses it better than a hand-written backward.
@@ -17,7 +18,7 @@ Under `torch.compile` the readable form is what runs: the compiler fuses it bett
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -78,21 +79,21 @@ def weighted_sum(
     return _WeightedSum.apply(static, token, channel, *sources)  # type: ignore[no-any-return]
 
 
-class _Parcels:
-    """What the readers of a shared source leave for its gradient: terms g ⊙ coefficient of one backward pass."""
+class Parcels:
+    """What the readers of a source leave for its gradient in one backward pass; sums leave terms (g, coefficient)."""
 
     def __init__(self) -> None:
         self.task = -1
-        self.terms: list[tuple[Tensor, Tensor]] = []
+        self.terms: list[Any] = []
 
-    def deposit(self, terms: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def deposit(self, terms: Sequence[Any]) -> None:
         """Leave terms; those of another backward pass, whose source was never asked for a gradient, are forgotten."""
         task = torch._C._current_graph_task_id()
         if task != self.task:
             self.task, self.terms = task, []
         self.terms += terms
 
-    def collect(self) -> list[tuple[Tensor, Tensor]]:
+    def collect(self) -> list[Any]:
         """Take the terms of the backward pass that is running."""
         terms, self.terms = self.terms, []
         return terms if self.task == torch._C._current_graph_task_id() else []
@@ -104,7 +105,7 @@ class _Share(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, source: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.parcels = _Parcels()
+        ctx.parcels = Parcels()
         return source.view_as(source)
 
     @staticmethod
@@ -153,20 +154,22 @@ class _WeightedSum(torch.autograd.Function):
         ways = [(w, widen(g)) for w, g in enumerate(grads) if g is not None]
         if not ways:
             return (None,) * len(needs)
-        d_weights = [torch.zeros_like(v) if n else None for v, n in zip((static, token, channel), needs, strict=False)]
+        d_static, d_token, d_channel = (
+            torch.zeros_like(v) if need else None for v, need in zip((static, token, channel), needs[:3], strict=True)
+        )
         product = torch.empty_like(ways[0][1]) if any(needs[:3]) else None
         both = _together(static, token)
         d_sources: list[Tensor | None] = []
         for s, x in enumerate(sources):
             if product is not None:
                 for w, g in ways:
-                    _weight_gradients(*d_weights, torch.mul(g, x, out=product), w, s)
+                    _weight_gradients(d_static, d_token, d_channel, torch.mul(g, x, out=product), w, s)
             terms = [(g, c) for w, g in ways for c in _coefficients(*both, channel, w, s)] if needs[3 + s] else []
             if terms and ctx.gathered[s] is not None:
                 ctx.gathered[s].deposit(terms)
                 terms = []
             d_sources.append(_sum_of_products(terms).to(x.dtype) if terms else None)
-        return *d_weights, *d_sources
+        return d_static, d_token, d_channel, *d_sources
 
 
 def _positional(
@@ -179,20 +182,19 @@ def _sums(
     static: Tensor | None, token: Tensor | None, channel: Tensor | None, sources: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     static, token = _together(static, token)
-    return tuple(
-        _sum_of_products(
-            [(x, c) for s, x in enumerate(sources) for c in _coefficients(static, token, channel, w, s)]
-        ).to(sources[0].dtype)
-        for w in range(_ways(static, token, channel))
-    )
+    totals: list[Tensor | None] = [None] * _ways(static, token, channel)
+    for s, x in enumerate(sources):  # all ways of a source while it is in cache
+        for w, total in enumerate(totals):
+            terms = [(x, c) for c in _coefficients(static, token, channel, w, s)]
+            totals[w] = _sum_of_products(terms, total)
+    return tuple(total.to(sources[0].dtype) for total in totals if total is not None)
 
 
-def _sum_of_products(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Σ x ⊙ coefficient in the coefficients' dtype: every x is read once, the sum stays in cache if it fits there."""
-    (x, coefficient), *rest = terms
-    total = widen(x) * coefficient
-    for x, coefficient in rest:
-        total.addcmul_(x, coefficient)
+def _sum_of_products(terms: Iterable[tuple[Tensor, Tensor]], total: Tensor | None = None) -> Tensor:
+    """`total`, in place, plus Σ x ⊙ coefficient; in the coefficients' dtype."""
+    for x, coefficient in terms:
+        total = widen(x) * coefficient if total is None else total.addcmul_(x, coefficient)
+    assert total is not None
     return total
 
 
@@ -325,7 +327,7 @@ def rms_logits(source: Tensor, queries: Tensor, eps: float | None) -> Tensor:
     if torch.compiler.is_compiling():
         return rms_logits_reference(source, queries, eps)
     if not differentiated(source, queries):
-        return _scaled(_raw_logits(widen(source), widen(queries)), _inverse_rms(source, eps))
+        return scaled(raw_logits(widen(source), widen(queries)), inverse_rms(source, eps))
     return _RmsLogits.apply(source, queries, eps)  # type: ignore[no-any-return]
 
 
@@ -334,47 +336,53 @@ class _RmsLogits(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, queries: Tensor, eps: float | None) -> Tensor:
-        inverse_rms = _inverse_rms(source, eps)
-        ctx.save_for_backward(source, queries, inverse_rms)
+        inverse = inverse_rms(source, eps)
+        ctx.save_for_backward(source, queries, inverse)
         ctx.eps = eps
-        return _scaled(_raw_logits(widen(source), widen(queries)), inverse_rms)
+        return scaled(raw_logits(widen(source), widen(queries)), inverse)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        source, queries, inverse_rms = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        source, queries, inverse = ctx.saved_tensors
+        needs = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():
-            needs = ctx.needs_input_grad[:2]
             found = reference_gradients(
                 lambda s, q: rms_logits_reference(s, q, ctx.eps), (source, queries), needs, (grad,)
             )
             return *found, None
-        x, u = widen(source), widen(queries)
-        _, heads, width = u.shape
-        d_raw = _scaled(grad, inverse_rms).reshape(-1, *grad.shape[-2:]).permute(1, 2, 0)  # (H, n, N)
-        u = u.transpose(0, 1)  # (H, n, D/H)
-        d_source = d_queries = None
-        if ctx.needs_input_grad[0]:
-            d_keys = torch.matmul(d_raw.mT, u)  # (H, N, D/H)
-            d_source = d_keys.transpose(0, 1).reshape(x.shape)
-            if inverse_rms is not None:
-                # the RMS sees every channel, so all heads' logits pull on the source's length
-                pull = (d_source * x).sum(-1, keepdim=True) * (inverse_rms.square() / -x.shape[-1]).unsqueeze(-1)
-                d_source.addcmul_(x, pull)
-            d_source = d_source.to(source.dtype)
-        if ctx.needs_input_grad[1]:
-            rows = x.reshape(-1, heads, width).transpose(0, 1)  # (H, N, D/H)
-            d_queries = torch.matmul(d_raw, rows).transpose(0, 1).to(queries.dtype)
-        return d_source, d_queries, None
+        d_source, d_queries = logits_gradients(source, queries, inverse, grad, needs)
+        return None if d_source is None else d_source.to(source.dtype), d_queries, None
 
 
-def _inverse_rms(source: Tensor, eps: float | None) -> Tensor | None:
+def logits_gradients(
+    source: Tensor, queries: Tensor, inverse: Tensor | None, grad: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of `rms_logits` for the source, in its routing dtype, and the queries; `grad` is (..., H, n)."""
+    x, u = widen(source), widen(queries)
+    _, heads, width = u.shape
+    d_raw = scaled(grad, inverse).reshape(-1, *grad.shape[-2:]).permute(1, 2, 0)  # (H, n, N)
+    d_source = d_queries = None
+    if needs[0]:
+        d_keys = torch.matmul(d_raw.mT, u.transpose(0, 1))  # (H, N, D/H)
+        d_source = d_keys.transpose(0, 1).reshape(x.shape)
+        if inverse is not None:
+            # the RMS sees every channel, so all heads' logits pull on the source's length
+            pull = (d_source * x).sum(-1, keepdim=True) * (inverse.square() / -x.shape[-1]).unsqueeze(-1)
+            d_source.addcmul_(x, pull)
+    if needs[1]:
+        rows = x.reshape(-1, heads, width).transpose(0, 1)  # (H, N, D/H)
+        d_queries = torch.matmul(d_raw, rows).transpose(0, 1).to(queries.dtype)
+    return d_source, d_queries
+
+
+def inverse_rms(source: Tensor, eps: float | None) -> Tensor | None:
     """(...), or None where keys are not normalised. A norm reads the source once and makes no squares of its size."""
     if eps is None:
         return None
     return torch.linalg.vector_norm(widen(source), dim=-1).square_().div_(source.shape[-1]).add_(eps).rsqrt_()
 
 
-def _raw_logits(x: Tensor, u: Tensor) -> Tensor:
+def raw_logits(x: Tensor, u: Tensor) -> Tensor:
     """Dot products (..., H, n), made as (H, n, N): products with few rows are faster than those with few columns."""
     _, heads, width = u.shape
     rows = x.reshape(-1, heads, width).transpose(0, 1)  # (H, N, D/H)
@@ -382,5 +390,6 @@ def _raw_logits(x: Tensor, u: Tensor) -> Tensor:
     return found.permute(2, 0, 1).reshape(*x.shape[:-1], heads, -1)
 
 
-def _scaled(logits: Tensor, inverse_rms: Tensor | None) -> Tensor:
-    return logits if inverse_rms is None else logits * inverse_rms[..., None, None]
+def scaled(logits: Tensor, inverse: Tensor | None) -> Tensor:
+    """Logits (..., H, n) of normalised keys from those of raw ones."""
+    return logits if inverse is None else logits * inverse[..., None, None]
