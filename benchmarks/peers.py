@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.limit import both, forward
 from benchmarks.operators import fused_attention, leaves
 from benchmarks.scale import Scale
 from benchmarks.tables import Table, timed
@@ -73,12 +74,16 @@ def _attention_residuals(scale: Scale) -> Pair:
     query, norm = torch.randn(width, requires_grad=True), torch.ones(width, requires_grad=True)
     grad = torch.randn(1, tokens, width)
 
-    def ours() -> None:
+    def ours() -> Tensor:
         u = (query * norm).view(1, 1, -1)
         logits = torch.cat([rms_logits(s, u, 1e-6)[..., 0, :] for s in sources], dim=-1)
-        weighted_sum(sources, token=logits.softmax(-1).unsqueeze(-2))[0].backward(grad)
+        return weighted_sum(sources, token=logits.softmax(-1).unsqueeze(-2))[0]
 
-    return ours, lambda: package.naive_attnres(query, sources, norm).backward(grad)
+    def theirs() -> Tensor:
+        return package.naive_attnres(query, sources, norm)
+
+    variables = [query, norm, *sources]
+    return both(ours, variables, grad), both(theirs, variables, grad)
 
 
 def _hyper_connections(scale: Scale) -> Pair:
@@ -133,14 +138,17 @@ def _language_step(model: nn.Module, tokens: Tensor) -> Run:
 
 def _dense_mask(scale: Scale) -> Pair:
     length = scale.window_length // 4
-    (q, k, v), grad = leaves(length)
+    qkv, grad = leaves(length)
     lag = torch.arange(length)[:, None] - torch.arange(length)[None, :]
     mask = (lag >= 0) & (lag < 16)
 
-    def theirs() -> None:
-        fused_attention(q, k, v, attn_mask=mask).backward(grad)
+    def ours() -> Tensor:
+        return window_attention(qkv[0], qkv[1], qkv[2], 16, 1)
 
-    return lambda: window_attention(q, k, v, 16, 1).backward(grad), theirs
+    def theirs() -> Tensor:
+        return fused_attention(qkv[0], qkv[1], qkv[2], attn_mask=mask)
+
+    return both(ours, qkv, grad), both(theirs, qkv, grad)
 
 
 def _flex(scale: Scale) -> Pair:
@@ -150,20 +158,13 @@ def _flex(scale: Scale) -> Pair:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     length = scale.window_length // 4
-    (q, k, v), _ = leaves(length)
+    q, k, v = (t.detach() for t in leaves(length)[0])
 
     def band(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (i >= j) & (i - j < 16)
 
     mask = create_block_mask(band, None, None, length, length, device="cpu", BLOCK_SIZE=64)
     compiled: Callable[..., Tensor] = torch.compile(flex_attention)
-
-    def forward(attend: Callable[[], Tensor]) -> Run:
-        def run() -> None:
-            with torch.no_grad():
-                attend()
-
-        return run
 
     ours = forward(lambda: window_attention(q, k, v, 16, 1))
     q_h, k_h, v_h = (t.transpose(1, 2) for t in (q, k, v))
