@@ -36,12 +36,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from twoaxis.card import Card, Published
+from twoaxis.depth.bank import Ahead, Bank, Slot, spent
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype, widen
@@ -103,45 +104,6 @@ class AttentionResidualsConfig:
                 raise ValueError(f"group ({self.group}) must be a multiple of block_size ({self.block_size})")
         if self.query == "none" and self.heads != 1:
             raise ValueError(f"scalar weights have no heads: query='none' needs heads=1, got {self.heads}")
-
-
-class Slot(NamedTuple):
-    """A finished source.
-
-    Attributes:
-        number: its number.
-        x: its value.
-        shared: the value by heads, as reads take it.
-        logits: (..., H) for each of the reading sites from `row` on, where queries are static.
-        row: of the first of them.
-    """
-
-    number: int
-    x: Tensor
-    shared: Tensor
-    logits: tuple[Tensor, ...]
-    row: int
-
-
-class Ahead(NamedTuple):
-    """The first phase from row `row` on: normalised reads (None once used) and log-sum-exps (..., H, n)."""
-
-    reads: tuple[Tensor | None, ...]
-    lse: Tensor
-    row: int
-
-
-class Bank(NamedTuple):
-    """Finished sources, what left the window, the running partial, and what is derived from them.
-
-    `total` is the plain residual, kept only if some site reads plainly. `ahead` is set in two-phase evaluation only.
-    """
-
-    slots: tuple[Slot, ...]
-    overflow: Tensor | None
-    part: Tensor | None
-    total: Tensor | None
-    ahead: Ahead | None
 
 
 class AttentionResiduals(Stream):
@@ -224,6 +186,8 @@ class AttentionResiduals(Stream):
         self.plain_sites = len(used) < len(layout.sites)
         root = max(1, round(math.sqrt(len(layout.sublayers))))  # where two-phase reads of the full form touch fewest
         self.group = config.group or (config.block_size if config.block_size > 1 else root)
+        self.counts = {site.index: self._count(site) for site in used}
+        """How many sources each reading site has."""
         self.register_parameter("query", None)
         self.register_parameter("query_map", None)
         self.register_parameter("norm_weight", None)
@@ -233,7 +197,7 @@ class AttentionResiduals(Stream):
         elif config.query == "input":
             self.query_map = nn.Parameter(torch.empty(len(used), width, width))
         else:
-            self.scalars.extend(nn.Parameter(torch.empty(self._count(site))) for site in used)
+            self.scalars.extend(nn.Parameter(torch.empty(n)) for n in self.counts.values())
         if config.query != "none" and config.key_norm:
             self.norm_weight = nn.Parameter(torch.empty(len(used), width))
 
@@ -291,22 +255,23 @@ class AttentionResiduals(Stream):
 
     # The reads.
 
-    def _queries(self, rows: slice) -> Tensor:
-        """Folded queries w ⊙ g · scale of some sites: (n, H, D/H)."""
-        assert self.query is not None
-        u = widen(self.query[rows]) * self.config.scale
+    def _queries(self) -> Tensor | None:
+        """Folded queries w ⊙ g · scale of every site, (n, H, D/H), if they are static."""
+        if self.query is None:
+            return None
+        u = widen(self.query) if self.config.scale == 1.0 else widen(self.query) * self.config.scale
         if self.norm_weight is not None:
-            u = u * widen(self.norm_weight[rows])
+            u = u * widen(self.norm_weight)
         return u.unflatten(-1, (self.config.heads, -1))
 
-    def _slot(self, x: Tensor, number: int, index: int) -> Slot:
+    def _slot(self, x: Tensor, number: int, index: int, queries: Tensor | None) -> Slot:
         """A finished source with its logits for every site from `index` on that will read it."""
         rows = self.rows_reading[number]
         row = max(rows.start, self.rows_before[index])
-        if self.config.query != "static" or row >= rows.stop:
+        if queries is None or row >= rows.stop:
             return Slot(number, x, share(self._by_heads(x)), (), row)
         eps = self.config.eps if self.config.key_norm else None
-        return Slot(number, x, *open_source(x, self._queries(slice(row, rows.stop)), eps), row)
+        return Slot(number, x, *open_source(x, queries[row : rows.stop], eps), row)
 
     def _rows_reading(self, number: int) -> range:
         pinned = number == 0 and self.config.keep_first
@@ -316,8 +281,10 @@ class AttentionResiduals(Stream):
     def _by_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.config.heads, -1))
 
-    def _logits(self, x: Tensor, rows: slice) -> Tensor:
-        return rms_logits(x, self._queries(rows), self.config.eps if self.config.key_norm else None)
+    def _logits(self, x: Tensor, rows: slice, queries: Tensor | None = None) -> Tensor:
+        queries = self._queries() if queries is None else queries
+        assert queries is not None
+        return rms_logits(x, queries[rows], self.config.eps if self.config.key_norm else None)
 
     def _gather(self, value: Bank, site: Site, oldest: int = -1) -> tuple[list[Tensor], list[Tensor]]:
         """Sources of `site` numbered above `oldest`, by heads, and their logits (..., H) where queries are static."""
@@ -332,12 +299,12 @@ class AttentionResiduals(Stream):
         if value.overflow is not None:
             sources.insert(1 if self.config.keep_first else 0, self._by_heads(value.overflow))
             if static:
-                column = self._logits(value.overflow, slice(row, row + 1))[..., 0]
+                column = self._logits(value.overflow, slice(row, row + 1), value.queries)[..., 0]
                 logits.insert(1 if self.config.keep_first else 0, column)
         if value.part is not None:
             sources.append(self._by_heads(value.part))
             if static:
-                logits.append(self._logits(value.part, slice(row, row + 1))[..., 0])
+                logits.append(self._logits(value.part, slice(row, row + 1), value.queries)[..., 0])
         return sources, logits
 
     def _weigh(self, value: Bank, site: Site) -> tuple[list[Tensor], Tensor]:
@@ -377,13 +344,13 @@ class AttentionResiduals(Stream):
 
     def _scale(self, site: Site) -> float:
         """Of the average that a softmax read gives."""
-        return float(self._count(site)) if self.config.read == "sum" else 1.0
+        return float(self.counts[site.index]) if self.config.read == "sum" else 1.0
 
     def _read(self, value: Bank, site: Site) -> Seen:
         if not self.uses(site):
             assert value.total is not None
             return Seen(value.total)
-        if self._count(site) == 1 and self.config.weighting == "softmax":
+        if self.counts[site.index] == 1 and self.config.weighting == "softmax":
             return Seen(self._gather(value, site)[0][0].flatten(-2))  # the softmax of one logit is one
         if value.ahead is not None:
             return Seen(self._second_phase(value, site))
@@ -426,7 +393,8 @@ class AttentionResiduals(Stream):
     # The state machine.
 
     def _open(self, x: Tensor, tokens: Tokens) -> Bank:
-        bank = Bank((self._slot(x, 0, 0),), None, None, x if self.plain_sites else None, None)
+        queries = self._queries()
+        bank = Bank((self._slot(x, 0, 0, queries),), None, None, x if self.plain_sites else None, None, queries)
         return self._first_phase(bank, 0)
 
     def _write(self, value: Bank, site: Site, y: Tensor, seen: Seen, c: Seen) -> Bank:
@@ -435,7 +403,7 @@ class AttentionResiduals(Stream):
         total = None if value.total is None else value.total + y
         slots, overflow = list(value.slots), value.overflow
         if index % size == 0:
-            slots.append(self._slot(part, index // size, index))
+            slots.append(self._slot(part, index // size, index, value.queries))
         stay = self._numbers(index)
         pinned = 0 if self.config.keep_first else -1
         kept = tuple(slot for slot in slots if slot.number in stay or slot.number == pinned)
@@ -443,8 +411,8 @@ class AttentionResiduals(Stream):
             for slot in slots:
                 if slot.number not in stay and slot.number != pinned:
                     overflow = slot.x if overflow is None else overflow + slot.x
-        ahead = _spent(value.ahead, self.rows.get(site.index))
-        bank = Bank(kept, overflow, part if index % size else None, total, ahead)
+        ahead = spent(value.ahead, self.rows.get(site.index))
+        bank = Bank(kept, overflow, part if index % size else None, total, ahead, value.queries)
         return self._first_phase(bank, index) if index % self.group == 0 else bank
 
     def _pack(self, value: Bank, site: Site) -> tuple[Tensor, ...]:
@@ -455,11 +423,12 @@ class AttentionResiduals(Stream):
         numbers = ([0] if self.config.keep_first else []) + list(self._numbers(site.index))
         self._packed(tensors, self._held(site), site)
         queue = iter(tensors)
-        slots = tuple(self._slot(next(queue), n, site.index) for n in numbers)
+        queries = self._queries()
+        slots = tuple(self._slot(next(queue), n, site.index, queries) for n in numbers)
         overflow = next(queue) if self._overflows(site) else None
         part = next(queue) if self._has_part(site.index) else None
         total = next(queue) if self.plain_sites else None
-        return self._first_phase(Bank(slots, overflow, part, total, None), site.index)
+        return self._first_phase(Bank(slots, overflow, part, total, None, queries), site.index)
 
     def _weights(self, value: Bank, site: Site) -> Tensor | None:
         return self._weigh(value, site)[1] if self.uses(site) else None
@@ -479,14 +448,14 @@ class AttentionResiduals(Stream):
         """A softmax over one source is one whatever its logit: the site's row gets a gradient of exactly zero."""
         if self.config.weighting == "sigmoid":
             return {}
-        lone = [self.rows[site.index] for site in self.layout.used() if self._count(site) == 1]
+        lone = [self.rows[index] for index, n in self.counts.items() if n == 1]
         names = ["scalars.{}"] if self.config.query == "none" else [f"{n}[{{}}]" for n, _ in self.named_parameters()]
         return {name.format(row): "the site has one source, its softmax is constant" for row in lone for name in names}
 
     def cost(self) -> Cost:
         """Per source read a dot product and a multiply-add; per logit's source one mean square; sums; the merges."""
         config, layout, used = self.config, self.layout, self.layout.used()
-        counts = {site: self._count(site) for site in used}
+        counts = {site: self.counts[site.index] for site in used}
         mixed = [n for n in counts.values() if n > 1 or config.weighting == "sigmoid"]  # one source is a plain copy
         reads, norm = sum(mixed), 2 * config.key_norm
         flops = 2 * reads  # per channel
@@ -508,10 +477,3 @@ class AttentionResiduals(Stream):
         """Vectors in the state on arrival at `site`, without the derived ones."""
         finished = len(self._numbers(site.index)) + self.config.keep_first
         return finished + self._overflows(site) + self._has_part(site.index) + self.plain_sites
-
-
-def _spent(ahead: Ahead | None, row: int | None) -> Ahead | None:
-    """Forget the batched read of the site with this row: it has just been used."""
-    if ahead is None or row is None:
-        return ahead
-    return ahead._replace(reads=tuple(None if i == row - ahead.row else r for i, r in enumerate(ahead.reads)))

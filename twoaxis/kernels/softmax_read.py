@@ -165,12 +165,23 @@ def softmax_read(sources: Sequence[Tensor], logits: Sequence[Tensor], scale: flo
     """
     if torch.compiler.is_compiling():
         return softmax_read_reference(sources, logits, scale)
-    narrow = sources[0].dtype != routing_dtype(sources[0].dtype)  # <grad, output> then has lost too many bits
-    if narrow or not differentiated(*sources, *logits):
+    if not differentiated(*sources, *logits):
+        return _average(sources, torch.stack(list(logits), dim=-1), scale)
+    if sources[0].dtype != routing_dtype(sources[0].dtype):  # <grad, output> would have lost too many bits
         weights = torch.stack(list(logits), dim=-1).softmax(-1)
         weights = weights if scale == 1.0 else weights * scale
         return weighted_sum(sources, token=weights.unsqueeze(-2))[0]
     return _SoftmaxRead.apply(scale, len(sources), *sources, *logits)  # type: ignore[no-any-return]
+
+
+def _average(sources: Sequence[Tensor], logits: Tensor, scale: float) -> Tensor:
+    weights = logits.softmax(-1)
+    weights = weights if scale == 1.0 else weights * scale
+    total: Tensor | None = None
+    for x, weight in zip(sources, weights.unsqueeze(-2).unbind(-1), strict=True):
+        total = widen(x) * weight if total is None else total.addcmul_(x, weight)
+    assert total is not None
+    return total.to(sources[0].dtype)
 
 
 class _SoftmaxRead(torch.autograd.Function):
@@ -180,9 +191,7 @@ class _SoftmaxRead(torch.autograd.Function):
     def forward(ctx: Any, scale: float, count: int, *tensors: Tensor) -> Tensor:
         sources, columns = tensors[:count], tensors[count:]
         logits = torch.stack(columns, dim=-1)
-        weights = logits.softmax(-1)
-        weights = weights if scale == 1.0 else weights * scale
-        (out,) = weighted_sum(sources, token=weights.unsqueeze(-2))
+        out = _average(sources, logits, scale)
         ctx.save_for_backward(logits.logsumexp(-1), out, *tensors)
         ctx.scale, ctx.count = scale, count
         opened = [getattr(x.grad_fn, "readings", None) for x in sources]

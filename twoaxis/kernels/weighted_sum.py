@@ -385,6 +385,8 @@ def inverse_rms(source: Tensor, eps: float | None) -> Tensor | None:
 def raw_logits(x: Tensor, u: Tensor) -> Tensor:
     """Dot products (..., H, n), made as (H, n, N): products with few rows are faster than those with few columns."""
     _, heads, width = u.shape
+    if heads == 1:
+        return (u[:, 0] @ x.reshape(-1, width).mT).mT.reshape(*x.shape[:-1], 1, -1)
     rows = x.reshape(-1, heads, width).transpose(0, 1)  # (H, N, D/H)
     found = torch.matmul(u.transpose(0, 1), rows.mT)
     return found.permute(2, 0, 1).reshape(*x.shape[:-1], heads, -1)
