@@ -18,9 +18,10 @@ from benchmarks.tables import Table
 from benchmarks.timing import Run, exponent, interleave
 from twoaxis import window_attention
 from twoaxis.kernels.rewrite import delta_rewrite, delta_rewrite_reference
+from twoaxis.kernels.softmax_read import open_source, softmax_read
 from twoaxis.kernels.streams import mix_streams
 from twoaxis.kernels.taps import depthwise_taps, depthwise_taps_reference
-from twoaxis.kernels.weighted_sum import rms_logits, source_dots, weighted_sum
+from twoaxis.kernels.weighted_sum import source_dots, weighted_sum
 
 Read = Callable[[Sequence[Tensor], Tensor], Tensor]
 
@@ -33,13 +34,17 @@ def naive_read(sources: Sequence[Tensor], query: Tensor) -> Tensor:
 
 
 def fused_read(sources: Sequence[Tensor], query: Tensor) -> Tensor:
-    """The library's: logits, then the weighted sum over a list of sources."""
+    """The library's, over a list of sources: what Attention Residuals runs, and what queries per token need."""
     if query.dim() == 1:
-        u = query.view(1, 1, -1)
-        logits = torch.cat([rms_logits(s, u, None)[:, 0] for s in sources], dim=-1)
-    else:
-        logits = source_dots(query.unsqueeze(-2), sources).squeeze(-2)
+        return fixed_read(sources, query, None)
+    logits = source_dots(query.unsqueeze(-2), sources).squeeze(-2)
     return weighted_sum(sources, token=logits.softmax(-1).unsqueeze(-2))[0]
+
+
+def fixed_read(sources: Sequence[Tensor], query: Tensor, eps: float | None) -> Tensor:
+    """The read with one query (D,) for all tokens; keys are RMS-normalised unless `eps` is None."""
+    states, logits = zip(*(open_source(s, query.view(1, 1, -1), eps) for s in sources), strict=True)
+    return softmax_read(states, [own[0] for own in logits]).flatten(-2)
 
 
 def depth_reads(scale: Scale) -> Table:

@@ -17,12 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.limit import both, forward
-from benchmarks.operators import fused_attention, leaves
+from benchmarks.operators import fixed_read, fused_attention, leaves
 from benchmarks.scale import Scale
 from benchmarks.tables import Table, timed
 from benchmarks.timing import Run, interleave, peak_bytes
 from twoaxis import Decoder, DecoderConfig, compose, stream, window_attention
-from twoaxis.kernels.weighted_sum import rms_logits, weighted_sum
 
 
 def peers(scale: Scale) -> Table:
@@ -75,9 +74,7 @@ def _attention_residuals(scale: Scale) -> Pair:
     grad = torch.randn(1, tokens, width)
 
     def ours() -> Tensor:
-        u = (query * norm).view(1, 1, -1)
-        logits = torch.cat([rms_logits(s, u, 1e-6)[..., 0, :] for s in sources], dim=-1)
-        return weighted_sum(sources, token=logits.softmax(-1).unsqueeze(-2))[0]
+        return fixed_read(sources, query * norm, 1e-6)
 
     def theirs() -> Tensor:
         return package.naive_attnres(query, sources, norm)

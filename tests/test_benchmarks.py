@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.operators import fused_read, naive_read
 from benchmarks.page import BEGIN, END, write
 from benchmarks.scale import CONTENDERS, FULL, QUICK, activation_peak, config
 from benchmarks.tables import Table, figure
@@ -53,6 +54,16 @@ def test_activation_peak_leaves_gradients_out() -> None:
     short, long = (activation_peak(model, length) for length in (64, 128))
     assert 1.8 < long / short < 2.2, "gradients do not grow with the sequence; activations do"
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("shape", [(6,), (5, 6)])
+def test_the_forms_that_are_compared_agree(shape: tuple[int, ...]) -> None:
+    sources = [torch.randn(5, 6, dtype=torch.float64, requires_grad=True) for _ in range(4)]
+    query, grad = torch.randn(shape, dtype=torch.float64, requires_grad=True), torch.randn(5, 6, dtype=torch.float64)
+    ours, naive = (
+        torch.autograd.grad(read(sources, query), [*sources, query], grad) for read in (fused_read, naive_read)
+    )
+    assert all((a - b).abs().max() < 1e-12 for a, b in zip(ours, naive, strict=True))
 
 
 def test_every_method_is_a_contender_and_every_target_a_row_that_can_exist() -> None:
