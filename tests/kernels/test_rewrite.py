@@ -11,6 +11,7 @@ from twoaxis.kernels.rewrite import (
     delta_rewrite_reference,
     read_channels,
     read_channels_reference,
+    rewritten_vector,
 )
 
 
@@ -116,3 +117,19 @@ def test_narrow_states_are_rewritten_wide() -> None:
     out.float().sum().backward()
     assert narrow[1].grad is not None
     assert narrow[1].grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtypes", [("float64",) * 2, ("float32",) * 2, ("bfloat16",) * 2, ("bfloat16", "float32")])
+@pytest.mark.parametrize(("bound", "erase"), [(4.0, True), (None, True), (4.0, False)])
+def test_a_vector_without_gradients_gets_the_same_numbers(
+    dtypes: tuple[str, str], bound: float | None, erase: bool
+) -> None:
+    state_dtype, dtype = (getattr(torch, name) for name in dtypes)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    x, h = torch.randn(2, 3, 7).to(state_dtype), torch.randn(2, 3, 7).to(dtype)
+    gate, value = torch.randn(2, 3, 1).to(wide), torch.randn(2, 3, 1).to(wide)
+    found = rewritten_vector(x, h, gate, value, k_eps=1e-2, bound=bound, erase=erase)
+    other = delta_rewrite(x.unsqueeze(-2), h, gate.squeeze(-1), value, k_eps=1e-2, bound=bound, erase=erase)
+    assert found.dtype == x.dtype
+    eps = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 1e-2}[x.dtype]
+    torch.testing.assert_close(found, other.squeeze(-2), rtol=eps, atol=eps)

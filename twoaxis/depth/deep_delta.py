@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +50,7 @@ from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import full_precision, widen
-from twoaxis.kernels.rewrite import delta_rewrite, read_channels
+from twoaxis.kernels.rewrite import delta_rewrite, read_channels, rewritten_vector
 from twoaxis.kernels.taps import depthwise_taps, with_history
 from twoaxis.options import check_types
 from twoaxis.probe import Probe, Regime
@@ -370,15 +370,15 @@ class DeepDelta(Stream):
         """X + β k ⊗ (v - kᵀX), in float32 at least."""
         config = self.config
         h, source = (y, x_in) if config.map == "k" else (self._key(c, row, rows), y)
-        after = delta_rewrite(
-            state.mT if self.wide else state.unsqueeze(-2),
-            h,
-            self._gate_logits(c, row, rows),
-            self._value_logits(source, row, rows),
-            k_eps=config.k_eps,
-            bound=config.value_scale if config.value == "sigmoid" else None,
-            erase=config.update == "delta",
-        )
+        gate, value = self._gate_logits(c, row, rows), self._value_logits(source, row, rows)
+        options: dict[str, Any] = {
+            "k_eps": config.k_eps,
+            "bound": config.value_scale if config.value == "sigmoid" else None,
+            "erase": config.update == "delta",
+        }
+        if not self.wide and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return rewritten_vector(state, h, gate, value, **options)
+        after = delta_rewrite(state.mT if self.wide else state.unsqueeze(-2), h, gate.squeeze(-1), value, **options)
         return after.mT if self.wide else after.squeeze(-2)
 
     def direction(self, row: int, y: Tensor, c: Tensor) -> Tensor:
@@ -388,7 +388,7 @@ class DeepDelta(Stream):
 
     def gate(self, row: int, c: Tensor) -> Tensor:
         """β (...) of the site with parameter row `row`, from the normalised read."""
-        return 2.0 * torch.sigmoid(self._gate_logits(c, row, self._rows()))
+        return 2.0 * torch.sigmoid(self._gate_logits(c, row, self._rows()).squeeze(-1))
 
     def values(self, row: int, x: Tensor) -> Tensor:
         """v (..., d_v) of the site with parameter row `row`."""
@@ -399,11 +399,12 @@ class DeepDelta(Stream):
         return F.linear(widen(c), widen(rows.rows["key_map"][row]))
 
     def _gate_logits(self, c: Tensor, row: int, rows: Rows) -> Tensor:
+        """(..., 1) the gate before its sigmoid."""
         inner = widen(c)
         if (gate_in := rows.get("gate_in", row)) is not None:
             inner = torch.tanh(F.linear(inner, widen(gate_in)))
         weight, bias = widen(rows.rows["gate_weight"][row]), widen(rows.rows["gate_bias"][row])
-        return F.linear(inner, weight.unsqueeze(0), bias.unsqueeze(0)).squeeze(-1)
+        return F.linear(inner, weight.unsqueeze(0), bias.unsqueeze(0))
 
     def _value_logits(self, x: Tensor, row: int, rows: Rows) -> Tensor:
         """(..., d_v) the values before their sigmoid, or the values where they have none."""
