@@ -41,7 +41,7 @@ from twoaxis.card import Card, Published
 from twoaxis.depth.parallel_streams import ParallelStreams, Route
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup
-from twoaxis.kernels.precision import widen
+from twoaxis.kernels.precision import narrowed, widen
 from twoaxis.kernels.streams import few, normalised, stream_logits
 from twoaxis.options import check_types
 
@@ -221,7 +221,7 @@ class HyperConnections(ParallelStreams):
     ) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """The dynamic parts of α (..., N, N+1) and β (..., N) before their scales, and the streams to go on with."""
         norm, eps, bound = self.config.norm, self.config.eps, torch.tanh if self.config.tanh else _identity
-        if few(h) and not torch.is_grad_enabled() and not torch.is_autocast_enabled(h.device.type):
+        if few(h) and not torch.is_grad_enabled() and not narrowed(h.device.type):
             # for a few tokens putting the projections together would cost more than one product saves
             x = normalised(h, weight, bias, norm, eps)
             parts = [None if fn is None else bound(x @ widen(fn)) for fn in (alpha_fn, beta_fn)]

@@ -20,7 +20,13 @@ def routing_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def widen(x: Tensor) -> Tensor:
     """`x` in its routing dtype; no copy when it already has it."""
-    return x.to(routing_dtype(x.dtype))
+    wide = routing_dtype(x.dtype)
+    return x if x.dtype == wide else x.to(wide)  # decoding is mostly calls, and `to` is one
+
+
+def narrowed(device: str) -> bool:
+    """Whether a mixed-precision region is around; shapes without numbers (device meta) know none."""
+    return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def _device_of(values: Any) -> str | None:
@@ -38,7 +44,7 @@ def full_precision(fn: Callable[P, R]) -> Callable[P, R]:
     @wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         device = _device_of(args) or _device_of(kwargs.values()) or "cpu"
-        if device == "meta" or not torch.is_autocast_enabled(device):  # shapes without numbers know no autocast
+        if not narrowed(device):
             return fn(*args, **kwargs)
         with torch.autocast(device_type=device, enabled=False):
             return fn(*args, **kwargs)
