@@ -180,8 +180,10 @@ class DenseFormer(Stream):
         return (ParameterGroup(names, decay=True),) if names else ()
 
     def cost(self) -> Cost:
-        """One multiply-add per channel and slot read."""
+        """One multiply-add per channel and slot read; a slot that is read alone is only scaled."""
         reads = sum(len(s) for s in self.read_slots.values())
+        alone = sum(len(s) == 1 for s in self.read_slots.values())
         # at a boundary the newest slot is the running residual itself; inside a block it stands beside it
         live = 1 + max(sum(s <= j < last for s, last in self.last_reader.items()) for j in range(self.layout.blocks))
-        return Cost(parameters=reads, flops=2 * reads * self.layout.width, reads=reads, live=live * self.layout.width)
+        width = self.layout.width
+        return Cost(parameters=reads, flops=(2 * reads - alone) * width, reads=reads, live=live * width)
