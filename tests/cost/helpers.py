@@ -1,0 +1,36 @@
+"""Every stream and mixer with every variant, as fields of `DecoderConfig`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twoaxis.depth.registry import STREAMS
+from twoaxis.sequence.registry import MIXERS
+
+Fields = dict[str, Any]
+
+STREAM_VARIANTS: list[Fields] = [
+    {"stream": name, "stream_options": dict(options)}
+    for name in STREAMS.names()
+    for options in STREAMS.find(name).variants
+]
+MIXER_VARIANTS: list[Fields] = [
+    {"mixer": name, "mixer_options": dict(options)} for name in MIXERS.names() for options in MIXERS.find(name).variants
+]
+FIRST: list[Fields] = [
+    fields
+    for number, fields in enumerate(STREAM_VARIANTS)
+    if not number or STREAM_VARIANTS[number - 1]["stream"] != fields["stream"]
+]
+"""One variant of each stream."""
+WIDE_DELTA: Fields = {
+    "stream": "deep_delta",
+    "stream_options": {"value_channels": 2, "compress": "token", "expand": "conv"},
+}
+
+
+def label(fields: Fields) -> str:
+    """For the names of tests."""
+    name = fields.get("stream") or fields["mixer"]
+    options = fields.get("stream_options") or fields.get("mixer_options") or {}
+    return " ".join([name, *(f"{key}={value}" for key, value in options.items())])

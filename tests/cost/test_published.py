@@ -1,0 +1,52 @@
+"""Published figures: the counts that must agree, and the page that shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from twoaxis.cost.published import BEGIN, END, SAME, Figure, _attention_residuals, compared, page_table, write_page
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "cost.md"
+
+
+def test_attention_residuals_by_hand() -> None:
+    rows = {row.what: row for row in _attention_residuals()}
+    plain = next(row for what, row in rows.items() if "plain residual" in what)
+    assert (plain.published, plain.ours) == ("3", "3")
+    block = next(row for what, row in rows.items() if "8 blocks, two-phase" in what)
+    assert float(block.ours) == pytest.approx(5.5, rel=0.15)
+    assert rows["parameters"].ours == rows["parameters"].published == "2,680,832"
+
+
+def bounds(ours: str) -> tuple[float, float]:
+    low, _, high = ours.partition(" to ")
+    return float(low), float(high)
+
+
+@pytest.mark.slow
+def test_figures_agree_or_say_why() -> None:
+    rows = compared()
+    for row in rows:
+        assert row.why, row
+        if row.why == SAME:
+            assert row.ours == row.published, row
+    speeds = [row for row in rows if " to 0." in row.ours or " to 1." in row.ours]
+    assert len(speeds) >= 5
+    for row in speeds:  # a published speed is between as written and fused, give or take a twentieth
+        low, high = bounds(row.ours)
+        assert low - 0.05 <= float(row.published) <= high + 0.05, row
+
+
+@pytest.mark.slow
+def test_the_page_has_the_table_of_the_tool() -> None:
+    shown = PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+    assert shown == page_table().strip(), f"run python -m twoaxis.cost.published {PAGE.name} in docs"
+
+
+def test_a_page_without_marks(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("# Nothing\n")
+    with pytest.raises(ValueError, match="has no place for the table"):
+        write_page(tmp_path / "page.md")
+    assert Figure._fields == ("source", "what", "published", "ours", "why")
