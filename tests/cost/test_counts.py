@@ -13,7 +13,7 @@ from twoaxis.cost.calibrate import counted, passes
 from twoaxis.cost.costs import cost
 from twoaxis.cost.deployment import Deployment
 from twoaxis.cost.recorder import ATTENTION, Recorder
-from twoaxis.cost.trace import Model, _run_stream
+from twoaxis.cost.trace import Model, _run_stream, closing
 from twoaxis.lab.spec import Contender
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
@@ -67,17 +67,14 @@ def test_no_numbers_count_like_numbers(fields: Fields) -> None:
 
 @pytest.mark.parametrize("name", ["standard", "deep_delta", "hyper_connections", "manifold_hyper_connections"])
 def test_uniform_streams_continue_exactly(name: str) -> None:
-    """Two and three blocks carried on to six are the six counted one by one; stacked gradients to within a little."""
+    """Two and three blocks carried on to six are the six counted one by one."""
     model = Model(dataclasses.replace(SHAPE, blocks=6, stream=name), "bfloat16")
     assert model.uniform
     trace = model.train(1, 12)
-    ours, whole = trace.stream, _run_stream(model.trunk, trace.pieces, 1, 12, torch.bfloat16)
-    assert (ours.saved, ours.entering, ours.forward) == (whole.saved, whole.entering, whole.forward)
-    assert ours.backward.calls == pytest.approx(whole.backward.calls, rel=0.01)
-    assert ours.backward.naive_bytes == pytest.approx(whole.backward.naive_bytes, rel=0.03)
-    assert ours.backward.fused_bytes == pytest.approx(whole.backward.fused_bytes, rel=0.03)
-    assert ours.extra == pytest.approx(whole.extra, rel=0.25)
-    assert min(ours.backward.ops.values()) >= 0
+    ours, whole = trace.stream, _run_stream(model.trunk, trace.pieces, 1, 12, 6, closing(model.trunk))
+    assert ours._replace(extra=0) == whole._replace(extra=0)
+    norms = 2 * 6 * 2 * 16  # gradients of the norms of blocks that were left out
+    assert abs(ours.extra - whole.extra) <= norms
 
 
 @pytest.mark.parametrize("options", [{}, {"block_size": 4}, {"window": 2}])

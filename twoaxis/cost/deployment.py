@@ -84,17 +84,22 @@ class Deployment:
             cut = f"{self.pipeline_stages} stages"
             if self.virtual_stages > 1:
                 cut += f" of {self.virtual_stages} virtual ones ({self.chunks} chunks)"
-            stages = [p for p in _divisors(shape.blocks) if shape.blocks % (p * self.virtual_stages) == 0]
-            per = f" with {self.virtual_stages} virtual ones each" if self.virtual_stages > 1 else ""
-            remedy = (
-                f"the nearest number of stages{per} is {_nearest(self.pipeline_stages, stages)}"
-                if stages
-                else f"the nearest number of chunks is {_nearest(self.chunks, _divisors(shape.blocks))}"
-            )
-            raise ValueError(f"{shape.blocks} blocks cannot be cut into {cut}; {remedy}")
+            raise ValueError(f"{shape.blocks} blocks cannot be cut into {cut}; {self._nearest_cut(shape.blocks)}")
         self._divides(shape.heads, "attention heads")
         for hidden in {shape.hidden_width(block) for block in range(shape.blocks)}:
             self._divides(hidden, "hidden channels of the MLP")
+
+    def _nearest_cut(self, blocks: int) -> str:
+        """What could be asked for instead: other stages, and if no number of stages will do other virtual ones."""
+        stages = [p for p in _divisors(blocks) if blocks % (p * self.virtual_stages) == 0 and p > 1]
+        if stages:
+            per = f" with {self.virtual_stages} virtual ones each" if self.virtual_stages > 1 else ""
+            return f"the nearest number of stages{per} is {_nearest(self.pipeline_stages, stages)}"
+        virtual = [v for v in _divisors(blocks) if blocks % (self.pipeline_stages * v) == 0]
+        if virtual:
+            count = _nearest(self.virtual_stages, virtual)
+            return f"the nearest with {self.pipeline_stages} stages is {count} virtual ones each"
+        return f"the nearest number of chunks is {_nearest(self.chunks, _divisors(blocks))}"
 
     def _divides(self, count: int, what: str) -> None:
         if count % self.tensor_parallel:

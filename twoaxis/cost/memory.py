@@ -105,6 +105,6 @@ def _activations(stage: int, trace: TrainTrace, pipeline: Pipeline, deployment: 
     backward = again + trace.stream.extra / spread / stages
     if stage == stages - 1:
         tail = (trace.stream.saved[-1] / spread) + trace.head.saved / tp
-        kept += tail if deployment.recompute == "none" else tail + trace.stream.entering[-1] / spread
+        kept += tail if deployment.recompute == "none" else tail + trace.stream.closing / spread
         backward = max(backward - trace.head.saved / tp, trace.head.extra / tp)
     return kept, backward

@@ -105,6 +105,33 @@ def _room(like: Tensor, width: int) -> Tensor:
     return torch.empty(batch, tokens, heads, width, dtype=like.dtype, device=like.device).transpose(1, 2)
 
 
+class _Pretend(TorchFunctionMode):
+    """Tensors without numbers say that they are on a device, so that methods run the kernels they have for it.
+
+    Args:
+        device: its name.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = torch.device(device)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:
+            return self.device
+        if kwargs and kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": "meta"}
+        return func(*args, **(kwargs or {}))
+
+
+_DEVICE = torch.Tensor.device.__get__  # type: ignore[attr-defined]
+
+
+def pretend(device: str | None) -> contextlib.AbstractContextManager[Any]:
+    """Count the kernels of a device; None are those that every accelerator has."""
+    return contextlib.nullcontext() if device is None else _Pretend(device)
+
+
 @contextlib.contextmanager
 def recording(splits: bool = True) -> Iterator[Recorder]:
     """A recorder with fused attention."""
@@ -119,7 +146,7 @@ def make_info(tokens: int, seen: int, size: int, theta: float, dtype: torch.dtyp
     return TokenInfo(None, make_rope(positions, size, theta, dtype))
 
 
-class _Fresh(torch.autograd.Function):
+class Fresh(torch.autograd.Function):
     """A tensor that wants a gradient and that nobody keeps unless it is needed, as a leaf would be."""
 
     @staticmethod
@@ -134,7 +161,7 @@ class _Fresh(torch.autograd.Function):
 def ways_of(ways: tuple[str, ...], batch: int, tokens: int, width: int, dtype: torch.dtype) -> Seen:
     """A normalised read without numbers, one tensor per way, with gradients where they are on."""
     anchor = meta(1, dtype=dtype).requires_grad_()
-    made: dict[str, Tensor] = {way: _Fresh.apply(anchor, (batch, tokens, width)) for way in ways}
+    made: dict[str, Tensor] = {way: Fresh.apply(anchor, (batch, tokens, width)) for way in ways}
     return Seen(**made) if "x" in made else Seen(made["q"], **made)
 
 

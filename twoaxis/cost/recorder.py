@@ -114,18 +114,6 @@ def total(works: Iterable[Work]) -> Work:
     return Work(ops, views, fused, segments, heavy)
 
 
-def less(more: Work, part: Work) -> Work:
-    """What `more` has beyond `part`."""
-    ops, heavy = (_minus(more.ops, part.ops), _minus(more.heavy, part.heavy))
-    fused, segments = more.fused_bytes - part.fused_bytes, more.segments - part.segments
-    return Work(ops, more.views - part.views, fused, segments, heavy)
-
-
-def _minus(more: Counter[Op], part: Counter[Op]) -> Counter[Op]:
-    """Counts beyond `part`, none where both have as many."""
-    return Counter({op: n for op in {*more, *part} if (n := more[op] - part[op])})
-
-
 class Recorder(TorchDispatchMode):
     """Counts while active.
 
@@ -147,7 +135,8 @@ class Recorder(TorchDispatchMode):
         self.splits = splits
         self.label: Any = None
         self.now = self.peak = 0
-        self._alive: dict[int, tuple[Any, int, Any]] = {}
+        self._alive: dict[int, _Storage] = {}
+        self._births = 0
         self._work = nothing()
         self._outside: dict[int, int] = {}
         self._inside: set[int] = set()
@@ -164,7 +153,7 @@ class Recorder(TorchDispatchMode):
 
     def cut(self) -> int:
         """End the segment and return the bytes it must move."""
-        written = sum(self._alive[key][1] for key in self._inside if key in self._alive)
+        written = sum(self._alive[key].size for key in self._inside if key in self._alive)
         moved = sum(self._outside.values()) + sum(self._changed.values()) + written
         if self._busy:
             work = self._work
@@ -179,9 +168,14 @@ class Recorder(TorchDispatchMode):
     def living(self) -> Counter[Any]:
         """Bytes of living storages by the label they were made under."""
         found: Counter[Any] = Counter()
-        for _, size, label in self._alive.values():
-            found[label] += size
+        for storage in self._alive.values():
+            found[storage.label] += storage.size
         return found
+
+    def birth(self, tensor: Tensor) -> int:
+        """A number of the storage behind a tensor that no later storage gets; one made elsewhere is told by its key."""
+        key = key_of(tensor)
+        return self._alive[key].birth if key in self._alive else -key
 
     def book(self, op: Op) -> None:
         """Count a call that does not run as an operation of torch; it ends segments like a matrix product."""
@@ -192,10 +186,17 @@ class Recorder(TorchDispatchMode):
     # What torch calls.
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        key = signature(func, args, kwargs, inputs)
+        if key in KNOWN:
+            op, specs = KNOWN[key]
+            fresh = [torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in specs]
+            self._count(op, inputs, fresh, False)
+            return fresh[0] if len(fresh) == 1 else tuple(fresh)
+        out = func(*args, **kwargs)
         if func.namespace == "prim":
             return out
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         name = func._schema.name.partition("::")[2]
         keys = {key_of(t) for t in inputs}
@@ -205,7 +206,14 @@ class Recorder(TorchDispatchMode):
             self._born(fresh)
             self._work = self._work._replace(views=self._work.views + 1)
             return out
-        op = describe(func, name, args, kwargs or {}, inputs, outputs, fresh, changes, out)
+        op = describe(func, name, args, kwargs, inputs, outputs, fresh, changes, out)
+        if key is not None and not changes and _plain(out, fresh):
+            KNOWN[key] = (op, [(t.shape, t.stride(), t.dtype) for t in fresh])
+        self._count(op, inputs, fresh, changes)
+        return out
+
+    def _count(self, op: Op, inputs: list[Tensor], fresh: list[Tensor], changes: bool) -> None:
+        """One call: into the segment, or as the end of it."""
         heavy = op.flops > 0 and (self.splits or min(op.dims[1:], default=0) >= self.NARROW)
         if heavy:
             self.cut()
@@ -213,18 +221,17 @@ class Recorder(TorchDispatchMode):
             self._work.heavy[op] += 1
         else:
             self._busy = True
-            skip = key_of(inputs[0]) if name in OVERWRITE else None
+            skip = key_of(inputs[0]) if op.name in OVERWRITE else None
             for tensor in inputs:
                 if (key := key_of(tensor)) not in self._inside and key != skip:
                     self._outside[key] = max(self._outside.get(key, 0), extent(tensor))
-            if name in PARTLY_READ:
+            if op.name in PARTLY_READ:
                 self._outside[key_of(inputs[0])] = min(extent(inputs[0]), op.writes)
             self._born(fresh)
             self._inside.update(key_of(t) for t in fresh)
             if changes and (key := key_of(inputs[0])) not in self._inside:
                 self._changed[key] = max(self._changed.get(key, 0), extent(inputs[0]))
         self._work.ops[op] += 1
-        return out
 
     def _born(self, tensors: list[Tensor]) -> None:
         for tensor in tensors:
@@ -232,13 +239,55 @@ class Recorder(TorchDispatchMode):
             key = storage._cdata
             if key not in self._alive:
                 ref = weakref.ref(storage, lambda _, key=key: self._dead(key))
-                self._alive[key] = (ref, storage.nbytes(), self.label)
+                self._births += 1
+                self._alive[key] = _Storage(ref, storage.nbytes(), self.label, self._births)
                 self.now += storage.nbytes()
         self.peak = max(self.peak, self.now)
 
     def _dead(self, key: int) -> None:
-        self.now -= self._alive.pop(key)[1]
+        self.now -= self._alive.pop(key).size
         self._inside.discard(key)
+
+
+class _Storage(NamedTuple):
+    """A storage that lives: the one watching it, its bytes, the label it was made under, the how-manieth it is."""
+
+    ref: Any
+    size: int
+    label: Any
+    birth: int
+
+
+KNOWN: dict[Any, tuple[Op, list[Any]]] = {}
+"""What calls on tensors without numbers are counted as and return, by `signature`: a model repeats few of them often,
+and working out a result's shape takes torch longer than everything else here."""
+
+
+def signature(func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> Any:
+    """What the result of a call on tensors without numbers depends on; None where it is not that alone."""
+    if func._schema.is_mutable or not inputs or not all(t.is_meta for t in inputs):
+        return None
+    order: dict[int, int] = {}
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            same = order.setdefault(value.untyped_storage()._cdata, len(order))
+            return value.shape, value.stride(), value.storage_offset(), value.dtype, same
+        if isinstance(value, list | tuple):
+            return tuple(map(leaf, value))
+        return type(value), value
+
+    try:
+        key = (func, leaf(args), tuple((name, leaf(value)) for name, value in kwargs.items()))
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _plain(out: Any, fresh: list[Tensor]) -> bool:
+    """Whether a result is one new tensor or a tuple of them."""
+    return isinstance(out, Tensor) or (isinstance(out, tuple) and len(out) == len(fresh))
 
 
 def key_of(tensor: Tensor) -> int:

@@ -64,7 +64,7 @@ PUBLIC: dict[str, Preset] = {
     "kimi-k3": Preset(
         "The depth and width of Kimi-K3, 93 layers of 7168, as a dense decoder: its experts and its latent attention "
         "are not modelled, so only what the stream does is K3's.",
-        68_276_945_920,
+        50_133_758_976,
         {
             "vocab_size": 163_840,
             "hidden_size": 7168,
@@ -112,6 +112,8 @@ def find_shape(given: str) -> DecoderConfig:
         found = PRESETS.get(name) or PUBLIC[name]
         fields = {FIELDS[key]: value for key, value in found.fields.items() if key in FIELDS}
         fields["nope_blocks"] = tuple(fields.get("nope_blocks", ()))
+        fields.setdefault("kv_heads", fields["heads"])
+        fields.setdefault("head_width", fields["width"] // fields["heads"])
         rope = found.fields.get("rope_parameters") or {}
         return DecoderConfig(**fields, rope_theta=rope.get("rope_theta", 10_000.0))
     path = Path(given).expanduser()

@@ -6,22 +6,34 @@
 A stand-in keeps what the sub-layer would keep and returns a tensor of the right shape, so that the stream runs as it
 does in the model and every storage is counted once: a source that ten sites read is kept once.
 
-Streams whose state has one form at every block boundary do the same work in every block: they are counted over two and
-three blocks and continued to the full depth, exactly. All others are counted over all their blocks.
+Streams whose state has one form at every block boundary do the same work in every block: two and three of their blocks
+are counted, then the read-out, and continued to the full depth, exactly. All others are counted over all their blocks.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import weakref
 from collections import Counter
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.cost.pieces import Piece, Step, infer_piece, make_info, pass_piece, recording, train_piece, ways_of
-from twoaxis.cost.recorder import Recorder, Work, extent, less, meta, total
+from twoaxis.cost.pieces import (
+    Fresh,
+    Piece,
+    Step,
+    infer_piece,
+    make_info,
+    pass_piece,
+    pretend,
+    recording,
+    train_piece,
+    ways_of,
+)
+from twoaxis.cost.recorder import Recorder, Work, extent, meta, total
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Seen, State
 from twoaxis.model.config import DecoderConfig
@@ -54,6 +66,7 @@ class StreamTrace(NamedTuple):
         backward: and of its gradients.
         saved: bytes kept for the backward pass by the block they were made in; the last entry is the read-out.
         entering: bytes of the state at each block boundary that were not in the state at the one before.
+        closing: those entering the read-out that it keeps for its own backward pass.
         extra: bytes the backward pass needs beyond what the forward pass left, sub-layers included.
     """
 
@@ -61,6 +74,7 @@ class StreamTrace(NamedTuple):
     backward: Work
     saved: tuple[int, ...]
     entering: tuple[int, ...]
+    closing: int
     extra: int
 
 
@@ -146,10 +160,11 @@ class Model:
     Args:
         config: the shape and the methods.
         dtype: of weights and activations.
+        device: whose kernels are counted where a method has several: `cpu`, or None for those of accelerators.
     """
 
-    def __init__(self, config: DecoderConfig, dtype: str) -> None:
-        self.config, self.dtype = config, DTYPES[dtype]
+    def __init__(self, config: DecoderConfig, dtype: str, device: str | None = None) -> None:
+        self.config, self.dtype, self.device = config, DTYPES[dtype], device
         with torch.device("meta"):
             self.trunk = Trunk(config).to(self.dtype)
         self.stream = self.trunk.stream
@@ -157,9 +172,12 @@ class Model:
 
     # Training.
 
-    @torch.enable_grad()
     def train(self, batch: int, tokens: int) -> TrainTrace:
         """A training pass over `batch` sequences of `tokens` tokens."""
+        with torch.enable_grad(), pretend(self.device):
+            return self._train(batch, tokens)
+
+    def _train(self, batch: int, tokens: int) -> TrainTrace:
         pieces = tuple(
             tuple(self._train_piece(site, batch, tokens) for site in self.stream.sites_of(block))
             for block in range(self.config.blocks)
@@ -190,15 +208,13 @@ class Model:
         return self._pieces[key]
 
     def _train_stream(self, pieces: tuple[tuple[Piece, ...], ...], batch: int, tokens: int) -> StreamTrace:
-        blocks = self.config.blocks
+        blocks, closes = self.config.blocks, closing(self.trunk)
         if blocks <= 4 or not self.uniform:
-            return _run_stream(self.trunk, pieces, batch, tokens, self.dtype)
-        short, long = (self._shallow(n)._train_stream(pieces[:n], batch, tokens) for n in (2, 3))
-        # parameters are stacked over the full depth, and so are their gradients: one more block as it is at that depth
-        one, two = (_run_stream(self.trunk, pieces, batch, tokens, self.dtype, n) for n in (2, 3))
-        return _continue(short, long, (one, two), blocks)
+            return _run_stream(self.trunk, pieces, batch, tokens, blocks, closes)
+        short, long = (_run_stream(self.trunk, pieces, batch, tokens, n, closes) for n in (2, 3))
+        return _continue(short, long, blocks)
 
-    @property
+    @cached_property
     def uniform(self) -> bool:
         """Whether every block does the same: equal sub-layers, no placement, and a state of one form everywhere."""
         config = self.config
@@ -208,18 +224,14 @@ class Model:
         forms = {tuple(tuple(t.shape) for t in packed) for packed in boundaries(self.trunk)}
         return len(forms) == 1
 
-    def _shallow(self, blocks: int) -> Model:
-        key = ("shallow", blocks)
-        if key not in self._pieces:
-            windows = None if self.config.windows is None else self.config.windows[:blocks]
-            cut = dataclasses.replace(self.config, blocks=blocks, windows=windows, nope_blocks=(), mixer_blocks=None)
-            self._pieces[key] = Model(cut, str(self.dtype).removeprefix("torch."))
-        return self._pieces[key]
-
     # Inference.
 
     def infer(self, batch: int, seen: int, tokens: int) -> InferTrace:
         """The next `tokens` tokens of `batch` sequences that have `seen` already."""
+        with torch.no_grad(), pretend(self.device):
+            return self._infer(batch, seen, tokens)
+
+    def _infer(self, batch: int, seen: int, tokens: int) -> InferTrace:
         steps = [self._infer_piece(site, batch, seen, tokens) for site in self.stream.sites]
         stream, kept = self._infer_stream(batch, min(seen, self._longest), tokens)
         head = torch.nn.Linear(self.config.width, self.config.vocabulary, bias=False, device="meta", dtype=self.dtype)
@@ -248,29 +260,40 @@ class Model:
             self._pieces[key] = infer_piece(self.trunk.sublayer(site), c, before, infos)
         return self._pieces[key]
 
-    @torch.no_grad()
     def _infer_stream(self, batch: int, seen: int, tokens: int) -> tuple[Work, int]:
         blocks = self.config.blocks
         if blocks > 4 and self.uniform:
-            short, long = (self._shallow(n)._infer_stream(batch, seen, tokens) for n in (2, 3))
+            short, long = (self._pass_stream(batch, seen, tokens, n) for n in (2, 3))
             work = Work(*_line(tuple(short[0]), tuple(long[0]), blocks))
             return work, _line(short[1], long[1], blocks)
+        return self._pass_stream(batch, seen, tokens, blocks)
+
+    def _pass_stream(self, batch: int, seen: int, tokens: int, blocks: int) -> tuple[Work, int]:
+        """The first `blocks` blocks and the read-out after `seen` tokens, and the bytes remembered."""
         past: tuple[Any, ...] = ()
         if seen and self._longest:
-            past = self.stream.memory(_pass(self.trunk, meta(batch, seen, self.config.width, dtype=self.dtype), True))
+            given = meta(batch, seen, self.config.width, dtype=self.dtype)
+            with recording(splits=False):
+                past = self._rings(_pass(self.trunk, given, True, blocks))
         x = meta(batch, tokens, self.config.width, dtype=self.dtype)
         with recording(splits=False) as recorder:
-            state = _pass(self.trunk, x, bool(self._longest), past, recorder)
+            state = _pass(self.trunk, x, bool(self._longest), blocks, past, recorder)
             self.trunk.final_norm(self.stream.close(state))
             work = recorder.take()
-        rings = self.stream.memory(state) if self._longest else ()
-        return work, sum(ring.nbytes() for ring in rings)
+            rings = self._rings(state) if self._longest else ()
+        return work, sum(ring.nbytes() for ring in rings if ring is not None)
+
+    def _rings(self, state: State) -> tuple[Any, ...]:
+        """What is remembered, an entry for every ring: of blocks that were left out none."""
+        rings = self.stream.memory(state)
+        return (*rings, *[None] * (len(self.stream.memory_windows()) - len(rings)))
 
     # What one token moves at each site.
 
     def traffic(self, batch: int = 1, tokens: int = 256) -> tuple[SiteTraffic, ...]:
         """Bytes per token that the stream moves to reach each site, the pre-norms left out."""
-        return site_traffic(self.trunk, batch, tokens, self.dtype)
+        with torch.no_grad(), pretend(self.device):
+            return site_traffic(self.trunk, batch, tokens, self.dtype)
 
     def _info(self, tokens: int, seen: int) -> Any:
         return make_info(tokens, seen, self.config.head_size, self.config.rope_theta, self.dtype)
@@ -284,45 +307,78 @@ class Model:
         return site.kind, config.hidden_width(block), window, ways, placed
 
 
-def _pass(trunk: Trunk, x: Tensor, keep: bool, past: tuple[Any, ...] = (), recorder: Recorder | None = None) -> State:
-    """The stream and the norms over all sites, without gradients; the state before the out site."""
+def _pass(
+    trunk: Trunk,
+    x: Tensor,
+    keep: bool,
+    blocks: int,
+    past: tuple[Any, ...] = (),
+    recorder: Recorder | None = None,
+) -> State:
+    """The stream and the norms over the first blocks, without gradients; the state before the out site."""
     stream = trunk.stream
     state = stream.open(x, past, keep=keep)
-    for site in stream.sites:
+    for site in _first(trunk, blocks):
         seen = stream.read(state, site)
         c = trunk.norm(site)(seen)
         if recorder is not None:
             recorder.cut()
         y = torch.empty_like(x)
         state = stream.write(state, site, y, seen, c)
-    return state
+    return _at_the_end(trunk, state)
+
+
+def _first(trunk: Trunk, blocks: int) -> list[Site]:
+    """Sites of the first blocks."""
+    return [site for site in trunk.stream.sites if site.block < blocks]
+
+
+def _at_the_end(trunk: Trunk, state: State) -> State:
+    """The state as the read-out takes it, also where blocks of the same form are left out."""
+    return state._replace(index=trunk.stream.layout.out.index)
+
+
+_BOUNDARIES: weakref.WeakKeyDictionary[Trunk, list[tuple[Tensor, ...]]] = weakref.WeakKeyDictionary()
 
 
 @torch.no_grad()
 def boundaries(trunk: Trunk) -> list[tuple[Tensor, ...]]:
     """The packed state before each block and before the out site, one token of one sequence; all held at once."""
+    if trunk in _BOUNDARIES:
+        return _BOUNDARIES[trunk]
     stream = trunk.stream
     dtype = next(trunk.parameters()).dtype
     x = meta(1, 1, trunk.config.width, dtype=dtype)
-    state, found = stream.open(x), []
-    for site in stream.layout.sites:
-        if site.first:
-            found.append(stream.pack(state))
-        if site.index < len(stream.sites):
-            seen = stream.read(state, site)
-            state = stream.write(state, site, torch.empty_like(x), seen, trunk.norm(site)(seen))
+    found = []
+    with recording(splits=False):
+        state = stream.open(x)
+        for site in stream.layout.sites:
+            if site.first:
+                found.append(stream.pack(state))
+            if site.index < len(stream.sites):
+                seen = stream.read(state, site)
+                state = stream.write(state, site, torch.empty_like(x), seen, trunk.norm(site)(seen))
+    _BOUNDARIES[trunk] = found
     return found
 
 
+def closing(trunk: Trunk) -> tuple[bool, ...]:
+    """For each tensor of the last packed state, whether the read-out keeps it for its backward pass."""
+    stream, packed = trunk.stream, boundaries(trunk)[-1]
+    with torch.enable_grad(), recording(splits=False):
+        made = [Fresh.apply(meta(1, dtype=t.dtype).requires_grad_(), tuple(t.shape)) for t in packed]
+        refs = [weakref.ref(t.untyped_storage()) for t in made]
+        out = trunk.final_norm(stream.close(stream.unpack(made, stream.layout.out)))
+        del made
+        keeps = tuple(ref() is not None for ref in refs)
+        del out
+    return keeps
+
+
 def _run_stream(
-    trunk: Trunk,
-    pieces: tuple[tuple[Piece, ...], ...],
-    batch: int,
-    tokens: int,
-    dtype: torch.dtype,
-    stop: int | None = None,
+    trunk: Trunk, pieces: tuple[tuple[Piece, ...], ...], batch: int, tokens: int, blocks: int, closes: tuple[bool, ...]
 ) -> StreamTrace:
-    """Forward and backward of the stream; with `stop` up to the first read of that block, which is no read-out."""
+    """Forward and backward of the first `blocks` blocks and the read-out, on parameters of the full depth."""
     stream = trunk.stream
     for parameter in trunk.parameters():
         parameter.grad = None
@@ -330,22 +386,22 @@ def _run_stream(
     entering = []
     with recording(splits=False) as recorder:
         recorder.label = 0
+        dtype = next(trunk.parameters()).dtype
         x = torch.empty(batch, tokens, trunk.config.width, dtype=dtype, device="meta").requires_grad_()
         state = stream.open(x)
         del x
-        last = stream.layout.out if stop is None else stream.sites_of(stop)[0]
-        for site in stream.sites[: last.index]:
+        for site in _first(trunk, blocks):
             if site.first:
                 recorder.label = site.block
-                entering.append(_new(stream.pack(state), held))
+                entering.append(sum(_new(recorder, stream.pack(state), held)))
             number = site.index - stream.sites_of(site.block)[0].index
             state = _site(trunk, state, site, pieces[site.block][number], recorder)
-        recorder.label = last.block
-        entering.append(_new(stream.pack(state), held))
-        out = trunk.final_norm(stream.read(state, last).x)
+        recorder.label, state = blocks, _at_the_end(trunk, state)
+        last = _new(recorder, stream.pack(state), held)
+        out = trunk.final_norm(stream.close(state))
         del state
         forward, living = recorder.take(), recorder.living()
-        saved = tuple(living.get(block, 0) for block in range(trunk.config.blocks + 1))
+        saved = tuple(living.get(block, 0) for block in range(blocks + 1))
         before = recorder.now
         recorder.reset()
         out.backward(torch.empty_like(out))
@@ -354,7 +410,8 @@ def _run_stream(
         extra = max(0, recorder.peak - before - weights)
     for parameter in trunk.parameters():
         parameter.grad = None
-    return StreamTrace(forward, backward, saved, tuple(entering), extra)
+    kept = sum(size for size, keeps in zip(last, closes, strict=True) if keeps)
+    return StreamTrace(forward, backward, saved, (*entering, sum(last)), kept, extra)
 
 
 def _site(trunk: Trunk, state: State, site: Site, piece: Piece, recorder: Recorder) -> State:
@@ -365,35 +422,27 @@ def _site(trunk: Trunk, state: State, site: Site, piece: Piece, recorder: Record
     return trunk.stream.write(state, site, y, seen, c)
 
 
-def _new(tensors: tuple[Tensor, ...], held: dict[int, int]) -> int:
-    """Bytes of tensors whose storages were not met before."""
-    fresh = {t.untyped_storage()._cdata: extent(t) for t in tensors}
-    size = sum(n for key, n in fresh.items() if key not in held)
+def _new(recorder: Recorder, tensors: tuple[Tensor, ...], held: dict[int, int]) -> list[int]:
+    """Bytes of each tensor, none where its storage was met at the boundary before."""
+    births = [recorder.birth(t) for t in tensors]
+    sizes = [0 if birth in held else extent(t) for birth, t in zip(births, tensors, strict=True)]
     held.clear()
-    held.update(fresh)
-    return size
+    held.update(dict.fromkeys(births, 1))
+    return sizes
 
 
-def _continue(
-    short: StreamTrace, long: StreamTrace, steps: tuple[StreamTrace, StreamTrace], blocks: int
-) -> StreamTrace:
-    """From two and three blocks to `blocks`: the ends stay, the middle repeats.
-
-    Args:
-        short: a model of two blocks.
-        long: a model of three.
-        steps: the first two and the first three blocks of the model itself.
-        blocks: of the model.
-    """
+def _continue(short: StreamTrace, long: StreamTrace, blocks: int) -> StreamTrace:
+    """From two and three blocks to `blocks`: the ends stay, the middle repeats."""
     assert (len(short.saved), len(long.saved)) == (3, 4)
 
     def stretch(found: tuple[int, ...]) -> tuple[int, ...]:
         return (found[0], *[found[1]] * (blocks - 2), *found[-2:])
 
-    one, two = steps
-    forward = total([short.forward, less(two.forward, one.forward).times(blocks - 2)])
-    backward = total([short.backward, less(two.backward, one.backward).times(blocks - 2)])
-    return StreamTrace(forward, backward, stretch(long.saved), stretch(long.entering), long.extra)
+    forward, backward = (
+        Work(*_line(tuple(a), tuple(b), blocks))
+        for a, b in ((short.forward, long.forward), (short.backward, long.backward))
+    )
+    return StreamTrace(forward, backward, stretch(long.saved), stretch(long.entering), long.closing, long.extra)
 
 
 def _line(short: Any, long: Any, blocks: int) -> Any:
@@ -405,7 +454,6 @@ def _line(short: Any, long: Any, blocks: int) -> Any:
     return long + (long - short) * (blocks - 3)
 
 
-@torch.no_grad()
 def site_traffic(trunk: Trunk, batch: int, tokens: int, dtype: torch.dtype) -> tuple[SiteTraffic, ...]:
     """Bytes per token between sub-layers, over all sites."""
     stream, count = trunk.stream, batch * tokens

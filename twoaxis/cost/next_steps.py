@@ -1,0 +1,93 @@
+"""The commands that follow advice: cost the short list in full, compare it small, put it on a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+from twoaxis.cost.advise import Advice, Choice
+from twoaxis.cost.candidates import Place
+from twoaxis.cost.deployment import Deployment
+from twoaxis.cost.shapes import find_shape
+
+SMALL = "tiny"
+"""The preset on which the short list is compared: hours on a laptop, minutes on a GPU."""
+
+
+class Command(NamedTuple):
+    """A command to run next.
+
+    Attributes:
+        why: what it tells.
+        text: the command, ready for a shell.
+    """
+
+    why: str
+    text: str
+
+
+def next_steps(advice: Advice, top: int) -> tuple[Command, ...]:
+    """Commands for the first `top` methods of a ranking."""
+    chosen = advice.ranked[:top]
+    if not chosen:
+        return ()
+    question = advice.question
+    steps = [
+        Command(
+            "everything they would cost at your shape",
+            _join("cost", "--shape", question.shape, *_methods(chosen), *deployment_flags(question.deployment)),
+        )
+    ]
+    if question.start == "retrofit":
+        steps += [step for choice in chosen for step in _retrofit(question.shape, choice)]
+    place = Place(find_shape(SMALL), "scratch", gpu=False)
+    small = [word for choice in chosen for word in (_flag(choice), choice.candidate.spell(place))]
+    shared = ("--preset", SMALL, "--seeds", "5", "--lr", "1e-3,2e-3,4e-3", "--controls")
+    steps.append(
+        Command(
+            "whether they help at all: a small model, five seeds, a learning rate for each, controls "
+            "(add --data FOLDER; --dry-run tells how long it takes)",
+            _join("compare", "--out", "runs/advice", *small, *shared),
+        )
+    )
+    return tuple(steps)
+
+
+def _retrofit(shape: str, choice: Choice) -> tuple[Command, ...]:
+    """Onto the model, then a first training run, then a look inside."""
+    path = Path(shape).expanduser()
+    source = "MODEL" if not path.exists() else str(path.parent if path.is_file() else path)
+    name = f"{choice.candidate.name}-{choice.candidate.form}".replace(" ", "-").replace("=", "").rstrip("-")
+    folder = f"models/{name}"
+    made = _join("retrofit", source, _flag(choice), choice.method, "--out", folder)
+    return (
+        Command(f"{choice.candidate.title} onto the model, equal at step 0 (MODEL: its folder or name)", made),
+        Command("and trained on from there", _join("train", "--from", folder, "--out", f"runs/{name}")),
+        Command("and what its sites read", _join("inspect", f"runs/{name}/model", "--prompt", "The capital of France")),
+    )
+
+
+def _flag(choice: Choice) -> str:
+    return f"--{choice.candidate.axis}"
+
+
+def _methods(chosen: tuple[Choice, ...]) -> list[str]:
+    return [word for choice in chosen for word in (_flag(choice), choice.method)]
+
+
+def deployment_flags(deployment: Deployment) -> list[str]:
+    """The options of `twoaxis cost` that give a deployment, defaults left out."""
+    words: list[str] = []
+    for entry in dataclasses.fields(Deployment):
+        value = getattr(deployment, entry.name)
+        if value == entry.default:
+            continue
+        flag = f"--{entry.name.replace('_', '-')}"
+        words += [flag] if value is True else [flag, str(value)]
+    return words
+
+
+def _join(*words: str) -> str:
+    return shlex.join(["twoaxis", *words])
