@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import json
 import shlex
 import subprocess
@@ -96,15 +97,15 @@ def test_other_evidence_changes_the_ranking(tmp_path: Path) -> None:
 
 
 def test_another_shape_changes_the_ranking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state of four channels pays on a small model near its records; on a large one its traffic costs more."""
+    """Four channels cost a small model, which waits for its kernels, no more than one; a large one they do."""
     forms = tuple(c for c in CANDIDATES if c.name == "deep_delta")
     monkeypatch.setattr("twoaxis.cost.advise.for_goal", lambda goal: forms)
     small = advise(Question(shape="nano", deployment=HERE))
     large = advise(Question(shape="llama-3-8b", deployment=Deployment(context=1024)))
     assert [c.candidate.form for c in small.ranked] == ["d_v=4", "d_v=1"]
     assert [c.candidate.form for c in large.ranked] == ["d_v=1", "d_v=4"]
-    assert large.ranked[1].trust.speed_up < small.ranked[0].trust.speed_up
-    assert large.ranked[1].ratio > large.ranked[0].ratio
+    (near, plain), (thin, wide) = ([c.ratio for c in found.ranked] for found in (small, large))
+    assert wide / thin > 1.05 > near / plain
 
 
 def test_limits_leave_out_with_their_number() -> None:
@@ -218,7 +219,7 @@ def test_next_commands_parse_and_their_methods_exist(monkeypatch: pytest.MonkeyP
     request = parse(monkeypatch, steps[-1].text)[0]
     tiny = find_shape("tiny")
     words = shlex.split(steps[-1].text)
-    small = [(flag, text) for flag, text in zip(words, words[1:], strict=False) if flag in ("--stream", "--mixer")]
+    small = [(flag, text) for flag, text in itertools.pairwise(words) if flag in ("--stream", "--mixer")]
     assert len(small) == len(CANDIDATES)
     for flag, text in small:
         with_method(tiny, make_contender(text) if flag == "--stream" else make_contender(None, text))

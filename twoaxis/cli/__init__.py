@@ -12,7 +12,19 @@ from importlib import import_module
 from twoaxis.cli.app import app
 
 # in the order of the help page; their commands register themselves
-for _file in ("study", "models", "inspect", "retrofit", "probe", "data", "train", "compare", "report", "cost"):
+for _file in (
+    "study",
+    "models",
+    "inspect",
+    "retrofit",
+    "probe",
+    "data",
+    "train",
+    "compare",
+    "report",
+    "cost",
+    "advise",
+):
     import_module(f"twoaxis.cli.{_file}")
 
 

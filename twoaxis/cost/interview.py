@@ -96,7 +96,9 @@ QUESTIONS = (
 """In the order they are asked."""
 
 
-def interview(questions: tuple[Asked, ...] = QUESTIONS, lines: TextIO | None = None, out: TextIO | None = None) -> dict:
+def interview(
+    questions: tuple[Asked, ...] = QUESTIONS, lines: TextIO | None = None, out: TextIO | None = None
+) -> dict[str, Any]:
     """Ask, and return the answers by option. The end of the input answers what is left with the defaults.
 
     Args:
@@ -104,15 +106,16 @@ def interview(questions: tuple[Asked, ...] = QUESTIONS, lines: TextIO | None = N
         lines: the answers; None is standard input.
         out: where to ask; None is stderr.
     """
-    lines, out = lines or sys.stdin, out or sys.stderr
-    answers = {}
+    answers_in: TextIO = lines or sys.stdin
+    out = sys.stderr if out is None else out
+    answers: dict[str, Any] = {}
     ended = False
     for asked in questions:
         answers[asked.option] = asked.default
         while not ended:
             shown = "" if asked.default is None else f" [{asked.default}]"
             print(f"{asked.text}{shown}: ", end="", file=out, flush=True)
-            line = lines.readline()
+            line = answers_in.readline()
             ended = not line
             if not line.strip():
                 break
