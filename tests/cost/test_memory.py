@@ -31,7 +31,7 @@ OTHERS = [fields for fields in STREAM_VARIANTS + MIXER_VARIANTS if fields not in
 def predict(config: DecoderConfig, **options: Any) -> Any:
     """Bytes of the only device."""
     deployment = Deployment(micro_batch=B, context=T, dtype="float32", **options)
-    model = Model(config, "float32")
+    model = Model(config, "float32", "cpu")
     return device_memory(config, count_parameters(config), model.train(B, T), plan(model.trunk, 1), deployment)
 
 

@@ -12,6 +12,7 @@ should not change a profile.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -45,6 +46,8 @@ CHECK = ({"vocabulary": 320, "width": 160, "blocks": 5, "heads": 5}, 4, 128)
 """A shape that no probe has, for predicted against measured."""
 COPY_SIZES = tuple(2**n for n in range(12, 28, 3))
 """Bytes that are copied."""
+SIZES, PRODUCTS = 10, 60
+"""Sizes at which a kind of operation is timed, and shapes of a kind of matrix product."""
 WARM = 2 * 2**20
 """Bytes that a replay's inputs take up together: a model has just written what it reads."""
 COLD = 32 * 2**20
@@ -68,16 +71,15 @@ class Call(NamedTuple):
 
 
 class Collector(TorchDispatchMode):
-    """Notes calls: of each kind the first at every size, up to a few sizes.
+    """Notes calls: of each kind the first at every size.
 
     Args:
         calls: what was noted, by kind and size.
-        most: sizes per kind.
     """
 
-    def __init__(self, calls: dict[str, dict[Any, Call]], most: int = 5) -> None:
+    def __init__(self, calls: dict[str, dict[Any, Call]]) -> None:
         super().__init__()
-        self.calls, self.most = calls, most
+        self.calls = calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -91,9 +93,9 @@ class Collector(TorchDispatchMode):
         if func.namespace == "prim" or name in ROOM or not (fresh or func._schema.is_mutable):
             return out
         op = describe(func, name, args, kwargs, inputs, outputs, fresh, func._schema.is_mutable, out)
-        kind, size = (f"{name} product", op.dims) if op.flops else (f"{name}/{op.form}", op.bytes)
+        kind, size = (f"{name} product", op.dims) if op.flops else (f"{name}/{op.form}", (op.bytes,))
         noted = self.calls.setdefault(kind, {})
-        if size not in noted and len(noted) < (64 if op.flops else 3 * self.most):
+        if size not in noted:
             given, named = tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, copies)
             noted[size] = Call(func, given, named, op)
         return out
@@ -101,6 +103,17 @@ class Collector(TorchDispatchMode):
 
 def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def spread(noted: dict[Any, Call], most: int) -> list[Call]:
+    """At most so many calls, their sizes as far from each other as can be: each next one is the farthest from all."""
+    sizes = {size: [math.log(n + 1) for n in size] for size in noted}
+    taken = [max(sizes, key=lambda size: sum(sizes[size]))]
+    gap = {size: math.dist(place, sizes[taken[0]]) for size, place in sizes.items()}
+    while len(taken) < most and gap[far := max(gap, key=lambda size: gap[size])]:
+        taken.append(far)
+        gap = {size: min(found, math.dist(sizes[size], sizes[far])) for size, found in gap.items()}
+    return [noted[size] for size in taken]
 
 
 def methods() -> dict[str, dict[str, Any]]:
@@ -139,8 +152,9 @@ def calibrate(
         for fields in chosen.values():
             for shape, batch, tokens in PROBES:
                 passes(DecoderConfig(**shape, **fields), batch, tokens)(Collector(calls))
-        say(f"timing {sum(map(len, calls.values()))} calls of {len(calls)} kinds")
-        ops = replay_all(calls)
+        chosen_calls = {kind: spread(noted, PRODUCTS if "product" in kind else SIZES) for kind, noted in calls.items()}
+        say(f"timing {sum(map(len, chosen_calls.values()))} calls of {len(calls)} kinds")
+        ops = replay_all(chosen_calls)
         say("timing tiny models for the cost of a call")
         ops["call"] = call_overhead(ops, chosen)
         profile = make_profile(ops)
@@ -165,12 +179,12 @@ def passes(config: DecoderConfig, batch: int, tokens: int) -> Callable[[Any], No
     return run
 
 
-def replay_all(calls: dict[str, dict[Any, Call]]) -> dict[str, Any]:
+def replay_all(calls: dict[str, list[Call]]) -> dict[str, Any]:
     """Seconds of every kind of call by size, and of copies."""
     points: dict[str, list[tuple[float, float]]] = {}
     products: list[tuple[str, tuple[int, ...], float]] = []
     for kind, noted in calls.items():
-        for call in noted.values():
+        for call in noted:
             seconds = replay(call)
             if call.op.flops:
                 products.append((call.op.name, call.op.dims, seconds))
@@ -241,7 +255,7 @@ def shortest(run: Callable[[], Any], seconds: float, tries: int = 3, least: int 
 
 def counted(config: DecoderConfig, batch: int, tokens: int) -> Work:
     """Everything a forward and backward pass does, counted without running it."""
-    trace = Model(config, "float32").train(batch, tokens)
+    trace = Model(config, "float32", "cpu").train(batch, tokens)
     ends = (trace.head, trace.embedding)
     parts = [trace.stream.forward, trace.stream.backward, trace.sublayers]
     return total([*parts, *(work for piece in ends for work in (piece.forward, piece.backward))])

@@ -188,7 +188,8 @@ class _Asked:
     def __init__(self, config: DecoderConfig, deployment: Deployment) -> None:
         self.config, self.deployment = config, deployment
         d = deployment
-        self.key = repr((config, d.micro_batch, d.context, d.dtype, d.batch))
+        self.device = "cpu" if find_profile(d.hardware).kind == "cpu" else None
+        self.key = repr((config, d.micro_batch, d.context, d.dtype, d.batch, self.device))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Asked) and self.key == other.key
@@ -200,7 +201,7 @@ class _Asked:
 @functools.lru_cache(maxsize=32)
 def _traces(asked: _Asked) -> Traces:
     deployment = asked.deployment
-    model = Model(asked.config, deployment.dtype)
+    model = Model(asked.config, deployment.dtype, asked.device)
     train = model.train(deployment.micro_batch, deployment.context)
     prefill = model.infer(deployment.batch, 0, deployment.context)
     decode = model.infer(deployment.batch, deployment.context - 1, 1)

@@ -114,8 +114,7 @@ def find_shape(given: str) -> DecoderConfig:
         fields["nope_blocks"] = tuple(fields.get("nope_blocks", ()))
         fields.setdefault("kv_heads", fields["heads"])
         fields.setdefault("head_width", fields["width"] // fields["heads"])
-        rope = found.fields.get("rope_parameters") or {}
-        return DecoderConfig(**fields, rope_theta=rope.get("rope_theta", 10_000.0))
+        return DecoderConfig(**fields)  # how positions are rotated costs nothing
     path = Path(given).expanduser()
     if path.is_dir():
         path = path / "config.json"
