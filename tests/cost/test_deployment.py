@@ -87,7 +87,10 @@ def test_methods_on_shapes() -> None:
     ("options", "message"),
     [
         ({"pipeline_stages": 7}, "32 blocks cannot be cut into 7 stages; the nearest number of stages is 8"),
-        ({"pipeline_stages": 8, "virtual_stages": 3}, r"8 stages of 3 virtual ones \(24 chunks\); the nearest with 8 stages is 2 virtual"),
+        (
+            {"pipeline_stages": 8, "virtual_stages": 3},
+            r"\(24 chunks\); the nearest with 8 stages is 2 virtual",
+        ),
         ({"pipeline_stages": 16, "virtual_stages": 4}, "nearest number of stages with 4 virtual ones each is 8"),
         ({"pipeline_stages": 5, "virtual_stages": 3}, "the nearest number of chunks is 16"),
         ({"tensor_parallel": 3}, "32 attention heads cannot be spread over 3 devices; the nearest number is 2"),

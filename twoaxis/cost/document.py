@@ -10,7 +10,6 @@ from twoaxis.atlas.document import Block, Heading, Items, Prose, Table
 from twoaxis.cost.costs import Costs
 from twoaxis.cost.deployment import Deployment
 from twoaxis.cost.hardware import Profile, find_profile
-from twoaxis.cost.memory import SIZES
 from twoaxis.cost.roofline import Seconds
 
 
@@ -35,6 +34,14 @@ def times(seconds: Seconds) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def clock(seconds: float) -> str:
+    """As 46.1 ms or 52.2 s."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
 def document(shape: str, rows: Sequence[Costs], *, sites: bool = False) -> list[Block]:
     """Everything about some methods on one shape; the first row is the plain residual.
 
@@ -49,7 +56,7 @@ def document(shape: str, rows: Sequence[Costs], *, sites: bool = False) -> list[
         Heading(f"What methods cost on {shape}", 1),
         Prose(_shape_line(plain) + " " + _deployment_line(deployment, profile)),
         Heading("In short"),
-        Items(tuple(verdict(row, profile) for row in rows[1:]) or (verdict(plain, profile),)),
+        Items(tuple(verdict(row, plain, profile) for row in rows[1:]) or (verdict(plain, plain, profile),)),
         Heading("Parameters and operations"),
         _counts(rows),
         Heading("Bytes"),
@@ -99,26 +106,35 @@ def _deployment_line(d: Deployment, profile: Profile) -> str:
     return f"{', '.join(parts)}; {decoding}{prefill}."
 
 
-def verdict(row: Costs, profile: Profile) -> str:
-    """One method in a sentence or two."""
+def verdict(row: Costs, plain: Costs, profile: Profile) -> str:
+    """One method in a few sentences.
+
+    Args:
+        row: the method.
+        plain: the plain residual of the same shape.
+        profile: of the device.
+    """
     base = row.parameters.total - row.parameters_added
     added = row.forward.stream + row.forward.mixer
     line = (
         f"**{row.label}**: {share(row.parameters_added, base)} parameters, "
         f"{share(added, row.forward.total - added)} operations; training takes {times(row.train)} "
-        f"(fused to as written), decoding {times(row.decode)}; between tokens it keeps "
+        f"(fused to as written), decoding {times(row.decode)}; it leaves "
+        f"{row.activations / plain.activations:.2f}x the activations where nothing is recomputed; between tokens it keeps "
         f"{amount(row.kept.local + row.kept.stream)} beside "
         f"{amount(row.kept.attention)} of keys and values. "
     )
     if row.deployment.pipeline_stages > 1:
-        pipeline = row.pipeline
-        plain = len(pipeline.boundaries) * row.shape.width * SIZES[row.deployment.dtype]
+        pipeline, bare = row.pipeline, plain.pipeline.naive
         line += (
-            f"Pipeline traffic is {pipeline.cached / plain:.3g} times the plain residual's when cached, "
-            f"{pipeline.naive / plain:.3g} times when forwarded whole. "
+            f"Pipeline traffic is {pipeline.cached / bare:.3g} times the plain residual's when cached, "
+            f"{pipeline.naive / bare:.3g} times when forwarded whole. "
         )
     room = f"{amount(row.memory.total)} of {amount(profile.memory)}"
-    return line + (f"It fits: {room}." if row.fits else f"It does not fit: {room}{_remedy(row, profile)}.")
+    if row.fits:
+        return f"{line}It fits: {room}; the plain residual takes {amount(plain.memory.total)}."
+    also = "" if row is plain else f", and the plain residual {'does' if plain.fits else 'does not either'}"
+    return f"{line}It does not fit: {room}{also}{_remedy(row, profile)}."
 
 
 def _remedy(row: Costs, profile: Profile) -> str:
@@ -223,7 +239,7 @@ def _times(rows: Sequence[Costs]) -> Table:
         (
             row.label,
             *(f"{n:.3f}" for pair in (row.train, row.prefill, row.decode) for n in (pair.fused, pair.naive)),
-            f"{row.times.train.fused * 1e3:.4g} ms",
+            clock(row.times.train.fused),
         )
         for row in rows
     ]

@@ -151,10 +151,12 @@ class Fresh(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Room of the anchor's dtype."""
         return torch.empty(shape, dtype=anchor.dtype, device="meta")
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
+        """Its gradient goes nowhere."""
         return None, None
 
 

@@ -1,19 +1,14 @@
 """Published figures beside ours, each with the reason where they differ.
 
-    python -m twoaxis.cost.published docs/cost.md      writes the table between its marks in a page
-
 Counts must agree; where they do not, the papers count something else, and the last column says what. Speeds were
 measured on other hardware with other kernels: ours are estimates, and a published one should lie near or between them.
 """
 
 from __future__ import annotations
 
-import sys
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from twoaxis.atlas.document import Table, markdown
+from twoaxis.atlas.document import Table
 from twoaxis.cost.costs import Costs, cost
 from twoaxis.cost.deployment import Deployment
 from twoaxis.cost.pipeline import Pipeline, plan
@@ -21,8 +16,6 @@ from twoaxis.cost.shapes import find_shape
 from twoaxis.cost.trace import Model
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.flops import count_parameters, forward_flops
-
-BEGIN, END = "<!-- published figures: begin -->", "<!-- published figures: end -->"
 
 
 class Figure(NamedTuple):
@@ -301,24 +294,3 @@ def _plain(found: Costs) -> Costs:
 def _speed(found: Costs) -> str:
     """Speed against the plain residual, as written to fused."""
     return f"{1 / found.train.naive:.3f} to {1 / found.train.fused:.3f}"
-
-
-@cache
-def page_table() -> str:
-    """The table in Markdown."""
-    return markdown([published_table(compared())])
-
-
-def write_page(path: Path) -> None:
-    """Put the table between its marks in a page."""
-    from twoaxis.lab.files import write_text
-
-    text = path.read_text()
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"{path} has no place for the table: put {BEGIN} and {END} on lines of their own")
-    before, _, rest = text.partition(BEGIN)
-    write_text(path, f"{before}{BEGIN}\n{page_table()}{END}{rest.partition(END)[2]}")
-
-
-if __name__ == "__main__":
-    write_page(Path(sys.argv[1]))
