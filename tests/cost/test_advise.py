@@ -6,6 +6,7 @@ import functools
 import io
 import itertools
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -360,3 +361,22 @@ def test_help_does_not_load_torch() -> None:
     assert done.returncode == 0, done.stderr
     for words in ("--max-overhead", "--evidence", "Rank what to try first"):
         assert words in done.stdout
+
+
+def test_on_a_terminal_it_asks() -> None:
+    """A real one: the questions are shown, the answers used, and the end of the input takes the defaults."""
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "twoaxis", "advise"], stdin=theirs, stderr=theirs, stdout=subprocess.PIPE, text=True
+    )
+    os.write(ours, b"nano\nmixing\n\n\n\n64\n\x04")
+    out, _ = process.communicate(timeout=300)
+    shown = os.read(ours, 65_536).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert process.returncode == 0, shown
+    assert "Goal: a better shortcut" in shown
+    assert "Advice for nano" in out
+    assert "Wanted: local mixing, from scratch" in out
+    assert "context 64" in " ".join(out.split())

@@ -75,6 +75,21 @@ def test_published_speed_ups_come_out_of_the_losses() -> None:
     assert record(metric="speed-up", baseline=1, value=1.5).log_speed_up(LAW) == pytest.approx(math.log(1.5))
     given = record(metric="loss difference", difference=-0.02).log_speed_up(LAW)
     assert given == pytest.approx(math.log(2 / 1.98) / 0.057)
+    assert record(baseline=1.301, value=1.1).log_speed_up(LAW) == math.log(2), "no record counts for more than twice"
+    assert record(baseline=1.1, value=1.301).log_speed_up(LAW) == -math.log(2)
+
+
+def test_interpolated_accuracies_by_hand() -> None:
+    """Canon's gains in a mean of ten tasks, as compute between the plain models of the same table."""
+    compute = {1: 2.0, 3: 3.0, 8: 8.0}  # parameters times tokens, in units of 1e21
+    plain = {1: 53.6, 3: 58.0, 8: 62.8}
+    canon = [r for r in read_evidence().of("canon") if r.metric == "speed-up"]
+    means = {r.parameters: r for r in read_evidence().of("canon") if r.measure == "mean of ten tasks"}
+    for r, (low, high) in zip(canon, ((1, 3), (3, 8), (3, 8)), strict=True):
+        mean = means[r.parameters]
+        assert mean.gain is not None
+        slope = math.log(compute[high] / compute[low]) / (plain[high] - plain[low])
+        assert r.value == pytest.approx(math.exp(mean.gain * slope), abs=0.001)
 
 
 def test_gain_is_positive_where_better() -> None:
@@ -86,16 +101,16 @@ def test_gain_is_positive_where_better() -> None:
 
 
 def test_trust_by_hand() -> None:
-    good = record(baseline=2.0, value=1.9, parameters=10**9, seeds=3)
-    full = math.log(2.0 / 1.9) / 0.057
+    good = record(baseline=2.0, value=1.95, parameters=10**9, seeds=3)
+    full = math.log(2.0 / 1.95) / 0.057
     assert trust(good) == pytest.approx(full * 1.0 / 1.5)
-    assert trust(record(baseline=2.0, value=1.9, parameters=10**9)) == pytest.approx(full * 0.5 / 1.0)
-    assert trust(record(baseline=2.0, value=1.9, parameters=10**8, seeds=3)) == pytest.approx(full * 0.5 / 1.0)
-    assert trust(record(baseline=2.0, value=1.9, seeds=3)) == pytest.approx(full * (1 / 3) / (1 / 3 + 0.5))
+    assert trust(record(baseline=2.0, value=1.95, parameters=10**9)) == pytest.approx(full * 0.5 / 1.0)
+    assert trust(record(baseline=2.0, value=1.95, parameters=10**8, seeds=3)) == pytest.approx(full * 0.5 / 1.0)
+    assert trust(record(baseline=2.0, value=1.95, seeds=3)) == pytest.approx(full * (1 / 3) / (1 / 3 + 0.5))
     assert trust(good, setting="retrofit") == pytest.approx(full * 0.25 / 0.75)
     failed = record(kind="failed replication", source="elsewhere", parameters=10**9, seeds=3)
     assert trust(good, failed) == pytest.approx(full / 2.5)
-    again = record(baseline=2.0, value=1.9, parameters=10**9, seeds=3, source="elsewhere")
+    again = record(baseline=2.0, value=1.95, parameters=10**9, seeds=3, source="elsewhere")
     assert trust(good, again) == pytest.approx(full * 2 / 2.5)
     assert trust(good, good, good) == pytest.approx(trust(good)), "a source counts once"
     assert trust(record(metric="accuracy", baseline=1, value=99)) == 0

@@ -10,6 +10,7 @@ the plain model's compute buys the same loss, by the law in the file.
     perplexity        the same of its logarithm, which is a loss
     loss difference   the same with the law's typical loss as the baseline
     speed-up          its own logarithm
+    all of them       at most a factor of two either way: beyond, the law is stretched too far
     anything else     shown, not counted: accuracies, wall-clock times, throughput, memory
 
 A method's trusted speed-up is a mean over sources that leans to "no effect":
@@ -59,6 +60,8 @@ Setting = Literal["scratch", "retrofit"]
 
 HIGHER = ("speed-up", "accuracy", "throughput")
 """Metrics of which more is better; of all others less is."""
+MOST = math.log(2.0)
+"""Of a record's logarithm. Tiny models on simple text reach losses that no compute at your scale would."""
 UNKNOWN = 2.0
 """Decades between your model and a record whose parameters are not known."""
 SEEDS = 3
@@ -158,8 +161,10 @@ class Record:
 
     def log_speed_up(self, law: Law) -> float | None:
         """The logarithm of the compute at equal loss; None where the record does not count."""
-        if not self.counted or self.kind == "none":
-            return None
+        found = self._log_speed_up(law) if self.counted and self.kind != "none" else None
+        return None if found is None else max(-MOST, min(MOST, found))
+
+    def _log_speed_up(self, law: Law) -> float | None:
         if self.metric == "loss difference" and self.difference is not None:
             return math.log(law.typical_loss / (law.typical_loss + self.difference)) / law.exponent
         if self.value is None or self.baseline is None:

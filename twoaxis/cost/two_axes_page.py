@@ -287,17 +287,9 @@ def _window_figure(d: dict[str, Any]) -> str:
 
 
 def _depth_figure(d: dict[str, Any]) -> str:
-    names = (
-        "plain",
-        "depth",
-        "attention residuals, full",
-        "attention residuals, window",
-        "attention residuals, blocks",
-    )
-    lines = [
-        _line(n, [(row["blocks"], row[n]) for row in d["by_depth"]], dashed=n == "attention residuals, window")
-        for n in names
-    ]
+    names = ("plain", "depth", "attention residuals, full", "attention residuals, blocks")
+    labels = {"plain": BOTH, "attention residuals, blocks": "attention residuals, eight blocks or a window of eight"}
+    lines = [_line(n, [(row["blocks"], row[n]) for row in d["by_depth"]], labels.get(n)) for n in names]
     steps = [row for row in d["measured"]["steps"] if row["grows"] == "blocks"]
     memory = [_line(m, [(row["size"], row[m]["memory"]) for row in steps]) for m in ("sequence", "depth")]
     panels = (
