@@ -42,7 +42,7 @@ def document(advice: Advice, top: int) -> list[Block]:
         Prose(_rule(advice)),
     ]
     for number, choice in enumerate(chosen, start=1):
-        blocks += [Heading(f"{number}. {choice.method}"), Items(tuple(_about(advice, choice)))]
+        blocks += [Heading(f"{number}. {choice.method}", 3), Items(tuple(_about(advice, choice)))]
     steps = next_steps(advice, top)
     if steps:
         blocks.append(Heading("Next"))
@@ -219,7 +219,7 @@ def records_table(evidence: Evidence, name: str | None) -> list[Block]:
             text = f"No published result: {r.note}" if r.kind == "none" else sentence(r)
             rows.append((r.method, r.form, "-" if gain is None else f"{math.exp(gain):.3f}x", text))
         headers = ("method", "form", "compute at equal loss", "record")
-        blocks += [Heading(method), Table(headers, tuple(rows), frozenset((2,)))]
+        blocks += [Heading(method, 3), Table(headers, tuple(rows), frozenset((2,)))]
     return blocks
 
 
