@@ -41,13 +41,17 @@ def test_one_document(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 def test_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, *SMALL, "--stream", "deep_delta:value_channels=4,expand=conv", "--sites") == 0
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     for words in ("IN SHORT", "MEMORY OF THE FULLEST DEVICE", "65% of 989 TFLOPS", "3 mlp", "It fits: "):
         assert words in shown, words
 
 
 def test_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
+    from twoaxis.cost import plots
+
+    for name, few in (("DEPTHS", (2, 4)), ("CONTEXTS", (64, 128)), ("WINDOWS", (1, 4))):
+        monkeypatch.setattr(plots, name, few)
     words = ("--stream", "attention_residuals", "--mixer", "short_swa:window=4", "--plot", str(tmp_path / "plots"))
     assert run(monkeypatch, *SMALL, *words) == 0
     assert "stages.svg" in capsys.readouterr().err

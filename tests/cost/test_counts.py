@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.cost.helpers import FIRST, MIXER_VARIANTS, STREAM_VARIANTS, Fields, label
@@ -12,7 +13,7 @@ from twoaxis.cost.calibrate import counted, passes
 from twoaxis.cost.costs import cost
 from twoaxis.cost.deployment import Deployment
 from twoaxis.cost.recorder import ATTENTION, Recorder
-from twoaxis.cost.trace import Model, _run_stream, closing
+from twoaxis.cost.trace import Model, _run_stream, closing, site_traffic
 from twoaxis.lab.spec import Contender
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
@@ -77,6 +78,8 @@ def test_uniform_streams_continue_exactly(name: str) -> None:
     assert ours.backward.calls == pytest.approx(whole.backward.calls, rel=0.02)
     assert ours.backward.naive_bytes == pytest.approx(whole.backward.naive_bytes, rel=0.02)
     assert ours.backward.fused_bytes == pytest.approx(whole.backward.fused_bytes, rel=0.02)
+    with torch.no_grad():
+        assert model.traffic(1, 12) == site_traffic(model.trunk, 1, 12, torch.bfloat16, 6)
     norms = 2 * 6 * 2 * 16  # gradients of the norms of blocks that were left out
     assert abs(ours.extra - whole.extra) <= norms
 
@@ -102,3 +105,19 @@ def test_traffic_of_a_read_is_its_sources_once(sources: int) -> None:
     site = Model(config, "float32").traffic(1, 64)[sources - 1]
     assert site.fused / (4 * 512) == pytest.approx(sources + 1, abs=0.25)
     assert site.naive > 1.5 * site.fused
+
+
+def test_traffic_of_attention_over_depth_is_its_window() -> None:
+    """A read takes a query, the keys and values of 4 sources and gives one vector; the ring is written on the way."""
+    config = DecoderConfig(
+        width=512, blocks=6, heads=4, stream="depth_attention", stream_options={"window": 4, "heads": 4}
+    )
+    site = Model(config, "float32").traffic()[8]
+    assert 9 < site.fused / (4 * 512) < 9 + 16
+
+
+def test_traffic_of_hyper_connections_by_hand() -> None:
+    """Four streams and an increment come in, four streams and a read go out; weights per token aside."""
+    config = DecoderConfig(width=512, blocks=6, heads=4, stream="hyper_connections")
+    sites = Model(config, "float32").traffic()
+    assert [site.fused / (4 * 512) for site in sites[2:]] == pytest.approx([10.0] * 11, abs=0.15)

@@ -165,7 +165,7 @@ def cost(
         parameters_added=counts.total - bare.total,
         forward=forward_flops(config, context),
         training=training_flops(config, context, recompute=int(deployment.recompute != "none")),
-        traffic=Traffic(model.traffic()),
+        traffic=Traffic(model.traffic(deployment.micro_batch, context)),
         activations=train.saved,
         live_numbers=live,
         live_training=live * size * deployment.micro_batch * context,

@@ -192,6 +192,7 @@ def train_piece(
         saved = recorder.now - out
         recorder.reset()
         gradient = None if scalar else meta(*shape, dtype=y.dtype)
+        recorder.cut()
         before = recorder.now
         y.backward(gradient)
         weights = sum(extent(p.grad) for p in module.parameters() if p.grad is not None)

@@ -62,7 +62,7 @@ def draw(folder: str, shape: DecoderConfig, methods: Sequence[Contender], deploy
 def depth_traffic(models: dict[str, DecoderConfig], dtype: str) -> Lines:
     """Fused bytes per token against blocks."""
     return {
-        label: [(n, sum(site.fused for site in Model(deep(config, n), dtype).traffic(1, 64))) for n in DEPTHS]
+        label: [(n, sum(site.fused for site in Model(deep(config, n), dtype).traffic())) for n in DEPTHS]
         for label, config in models.items()
     }
 
@@ -110,7 +110,7 @@ def _options(config: Any) -> set[str]:
 
 
 def _fused(config: DecoderConfig, dtype: str) -> float:
-    return sum(site.fused for site in Model(config, dtype).traffic(1, 64))
+    return sum(site.fused for site in Model(config, dtype).traffic())
 
 
 def stage_bytes(models: dict[str, DecoderConfig], deployment: Deployment) -> Lines:
@@ -141,15 +141,20 @@ def _figure(panels: list[tuple[str, str, Lines]], names: list[str]) -> Figure:
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for panel, (x, y, lines) in zip(axes, panels, strict=True):
         _panel(panel, x, y, lines, names)
+    shown = {label: line for panel in axes for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    columns = 2 * len(panels)
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     return figure
 
 
 def _panel(panel: Axes, x: str, y: str, lines: Lines, names: list[str]) -> None:
     for label, points in lines.items():
-        colour = COLOURS[names.index(label.removesuffix(", cached")) % len(COLOURS)]
+        number = names.index(label.removesuffix(", cached"))
+        colour = COLOURS[number % len(COLOURS)]
+        thick = max(1.2, 4.0 - 0.7 * number)  # equal lines lie on each other, the first the thickest
         style = "--" if label.endswith(", cached") else "-"
         shown = [point for point in points if point[1]]  # a height of nothing has no place on a logarithmic axis
-        panel.plot(*zip(*shown, strict=True), style, marker="o", markersize=3, color=colour, label=label)
+        panel.plot(*zip(*shown, strict=True), style, marker="o", markersize=3, lw=thick, color=colour, label=label)
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     heights = [point[1] for points in lines.values() for point in points if point[1]]
@@ -164,7 +169,6 @@ def _panel(panel: Axes, x: str, y: str, lines: Lines, names: list[str]) -> None:
     panel.set_ylabel(y)
     panel.grid(True, alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(fontsize=8, frameon=False)
 
 
 def _write(path: Path, figure: Figure) -> Path:

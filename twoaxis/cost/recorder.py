@@ -138,9 +138,9 @@ class Recorder(TorchDispatchMode):
         self._alive: dict[int, _Storage] = {}
         self._births = 0
         self._work = nothing()
-        self._outside: dict[int, int] = {}
+        self._outside, self._changed = _Touched(), _Touched()
         self._inside: set[int] = set()
-        self._changed: dict[int, int] = {}
+        self._room: set[int] = set()
         self._busy = False
 
     # What callers use.
@@ -154,11 +154,12 @@ class Recorder(TorchDispatchMode):
     def cut(self) -> int:
         """End the segment and return the bytes it must move."""
         written = sum(self._alive[key].size for key in self._inside if key in self._alive)
-        moved = sum(self._outside.values()) + sum(self._changed.values()) + written
+        moved = self._outside.bytes + self._changed.bytes + written
         if self._busy:
             work = self._work
             self._work = work._replace(fused_bytes=work.fused_bytes + moved, segments=work.segments + 1)
-        self._outside, self._inside, self._changed, self._busy = {}, set(), {}, False
+        self._outside, self._changed, self._inside, self._room = _Touched(), _Touched(), set(), set()
+        self._busy = False
         return moved
 
     def reset(self) -> None:
@@ -191,6 +192,9 @@ class Recorder(TorchDispatchMode):
         key = signature(func, args, kwargs, inputs)
         if key in KNOWN:
             op, specs = KNOWN[key]
+            if specs is None:
+                self._count(op, inputs, [], True)
+                return args[0]
             fresh = [torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in specs]
             self._count(op, inputs, fresh, False)
             return fresh[0] if len(fresh) == 1 else tuple(fresh)
@@ -204,10 +208,13 @@ class Recorder(TorchDispatchMode):
         changes = func._schema.is_mutable
         if name in ROOM or not (fresh or changes):
             self._born(fresh)
+            self._room.update(key_of(t) for t in fresh)
             self._work = self._work._replace(views=self._work.views + 1)
             return out
         op = describe(func, name, args, kwargs, inputs, outputs, fresh, changes, out)
-        if key is not None and not changes and _plain(out, fresh):
+        if key is not None and changes:
+            KNOWN[key] = (op, None)
+        elif key is not None and _plain(out, fresh):
             KNOWN[key] = (op, [(t.shape, t.stride(), t.dtype) for t in fresh])
         self._count(op, inputs, fresh, changes)
         return out
@@ -223,14 +230,15 @@ class Recorder(TorchDispatchMode):
             self._busy = True
             skip = key_of(inputs[0]) if op.name in OVERWRITE else None
             for tensor in inputs:
-                if (key := key_of(tensor)) not in self._inside and key != skip:
-                    self._outside[key] = max(self._outside.get(key, 0), extent(tensor))
-            if op.name in PARTLY_READ:
-                self._outside[key_of(inputs[0])] = min(extent(inputs[0]), op.writes)
+                if (key := key_of(tensor)) not in self._inside and key not in self._room and key != skip:
+                    partly = op.name in PARTLY_READ and tensor is inputs[0]
+                    self._outside.touch(tensor, min(extent(tensor), op.writes) if partly else extent(tensor))
             self._born(fresh)
             self._inside.update(key_of(t) for t in fresh)
-            if changes and (key := key_of(inputs[0])) not in self._inside:
-                self._changed[key] = max(self._changed.get(key, 0), extent(inputs[0]))
+            if changes and (key := key_of(inputs[0])) in self._room:
+                self._inside.add(key)
+            elif changes and key not in self._inside:
+                self._changed.touch(inputs[0], extent(inputs[0]))
         self._work.ops[op] += 1
 
     def _born(self, tensors: list[Tensor]) -> None:
@@ -249,6 +257,25 @@ class Recorder(TorchDispatchMode):
         self._inside.discard(key)
 
 
+class _Touched:
+    """Parts of storages that a segment reads or writes, each once and none beyond its storage."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, dict[Any, int]] = {}
+        self._whole: dict[int, int] = {}
+
+    def touch(self, tensor: Tensor, size: int) -> None:
+        """Bytes of what a tensor shows of its storage."""
+        key = key_of(tensor)
+        self._whole[key] = tensor.untyped_storage().nbytes()
+        self._parts.setdefault(key, {})[tensor.storage_offset(), tensor.shape, tensor.stride()] = size
+
+    @property
+    def bytes(self) -> int:
+        """All of them; parts that overlap count twice as long as that is less than the storage."""
+        return sum(min(self._whole[key], sum(parts.values())) for key, parts in self._parts.items())
+
+
 class _Storage(NamedTuple):
     """A storage that lives: the one watching it, its bytes, the label it was made under, the how-manieth it is."""
 
@@ -258,21 +285,24 @@ class _Storage(NamedTuple):
     birth: int
 
 
-KNOWN: dict[Any, tuple[Op, list[Any]]] = {}
-"""What calls on tensors without numbers are counted as and return, by `signature`: a model repeats few of them often,
-and working out a result's shape takes torch longer than everything else here."""
+KNOWN: dict[Any, tuple[Op, list[Any] | None]] = {}
+"""What calls on tensors without numbers are counted as and return, by `signature`; None returns the first argument. A
+model repeats few of them often, and working out a result's shape takes torch longer than everything else here."""
 
 
 def signature(func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> Any:
     """What the result of a call on tensors without numbers depends on; None where it is not that alone."""
-    if func._schema.is_mutable or not inputs or not all(t.is_meta for t in inputs):
+    in_place = func._schema.name.endswith("_")
+    if (func._schema.is_mutable and not in_place) or not inputs or not all(t.is_meta for t in inputs):
         return None
-    order: dict[int, int] = {}
+    storages: dict[int, int] = {}
+    starts: dict[tuple[int, int], int] = {}  # where a tensor begins does not matter, but which begin at the same place
 
     def leaf(value: Any) -> Any:
         if isinstance(value, Tensor):
-            same = order.setdefault(value.untyped_storage()._cdata, len(order))
-            return value.shape, value.stride(), value.storage_offset(), value.dtype, same
+            which = storages.setdefault(value.untyped_storage()._cdata, len(storages))
+            start = starts.setdefault((which, value.storage_offset()), len(starts))
+            return value.shape, value.stride(), value.dtype, which, start
         if isinstance(value, list | tuple):
             return tuple(map(leaf, value))
         return type(value), value

@@ -34,7 +34,7 @@ from twoaxis.cost.pieces import (
     ways_of,
 )
 from twoaxis.cost.recorder import Recorder, Work, extent, meta, total
-from twoaxis.depth.site import Site
+from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Seen, State
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Trunk
@@ -49,7 +49,7 @@ class SiteTraffic(NamedTuple):
         block: of the reading site.
         kind: of the reading site.
         naive: every operation for itself.
-        fused: in one kernel.
+        fused: in one kernel, or with a wide product or an attention in one before it, that, and one after it.
     """
 
     block: int
@@ -142,7 +142,9 @@ class _StandIn(torch.autograd.Function):
         block, recorder.label = recorder.label, "inside"
         ctx.held = torch.empty(piece.saved, dtype=torch.uint8, device="meta")
         recorder.label = block
-        return torch.empty(ways[0].shape, dtype=ways[0].dtype, device="meta")
+        y = torch.empty(ways[0].shape, dtype=ways[0].dtype, device="meta")
+        recorder.cut()  # made by the sub-layer, so that the stream reads it from outside
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -151,6 +153,7 @@ class _StandIn(torch.autograd.Function):
         spare = max(0, ctx.piece.extra - sum(map(extent, made)))
         torch.empty(spare, dtype=torch.uint8, device="meta")
         del ctx.held
+        ctx.recorder.cut()
         return None, None, *made
 
 
@@ -221,8 +224,9 @@ class Model:
         kinds = {tuple(self._kind(s) for s in self.stream.sites_of(b)) for b in range(config.blocks)}
         if len(kinds) > 1 or config.placement is not None:
             return False
-        forms = {tuple(tuple(t.shape) for t in packed) for packed in boundaries(self.trunk)}
-        return len(forms) == 1
+        if len(_forms(_packed(self.trunk, min(2, config.blocks)))) > 1:  # most that grow do so at once
+            return False
+        return len(_forms(boundaries(self.trunk))) == 1
 
     # Inference.
 
@@ -290,10 +294,18 @@ class Model:
 
     # What one token moves at each site.
 
-    def traffic(self, batch: int = 1, tokens: int = 256) -> tuple[SiteTraffic, ...]:
-        """Bytes per token that the stream moves to reach each site, the pre-norms left out."""
+    def traffic(self, batch: int = 1, tokens: int = 4096) -> tuple[SiteTraffic, ...]:
+        """Bytes per token that the stream moves to reach each site, the pre-norms left out.
+
+        Parameters of the stream are read once for all tokens of a pass.
+        """
         with torch.no_grad(), pretend(self.device):
-            return site_traffic(self.trunk, batch, tokens, self.dtype)
+            if self.config.blocks <= 4 or not self.uniform:
+                return site_traffic(self.trunk, batch, tokens, self.dtype, self.config.blocks)
+            *sites, out = site_traffic(self.trunk, batch, tokens, self.dtype, 2)
+        first, second = ([site for site in sites if site.block == block] for block in (0, 1))
+        more = [site._replace(block=block) for block in range(1, self.config.blocks) for site in second]
+        return (*first, *more, out)
 
     def _info(self, tokens: int, seen: int) -> Any:
         return make_info(tokens, seen, self.config.head_size, self.config.rope_theta, self.dtype)
@@ -320,10 +332,9 @@ def _pass(
     state = stream.open(x, past, keep=keep)
     for site in _first(trunk, blocks):
         seen = stream.read(state, site)
-        c = trunk.norm(site)(seen)
+        c, y = trunk.norm(site)(seen), torch.empty_like(x)
         if recorder is not None:
             recorder.cut()
-        y = torch.empty_like(x)
         state = stream.write(state, site, y, seen, c)
     return _at_the_end(trunk, state)
 
@@ -341,25 +352,33 @@ def _at_the_end(trunk: Trunk, state: State) -> State:
 _BOUNDARIES: weakref.WeakKeyDictionary[Trunk, list[tuple[Tensor, ...]]] = weakref.WeakKeyDictionary()
 
 
-@torch.no_grad()
 def boundaries(trunk: Trunk) -> list[tuple[Tensor, ...]]:
     """The packed state before each block and before the out site, one token of one sequence; all held at once."""
-    if trunk in _BOUNDARIES:
-        return _BOUNDARIES[trunk]
+    if trunk not in _BOUNDARIES:
+        _BOUNDARIES[trunk] = _packed(trunk, trunk.config.blocks)
+    return _BOUNDARIES[trunk]
+
+
+def _forms(packed: list[tuple[Tensor, ...]]) -> set[tuple[Any, ...]]:
+    """The different forms of some packed states."""
+    return {tuple(tuple(t.shape) for t in tensors) for tensors in packed}
+
+
+@torch.no_grad()
+def _packed(trunk: Trunk, blocks: int) -> list[tuple[Tensor, ...]]:
+    """The packed state before each of the first blocks and after them."""
     stream = trunk.stream
     dtype = next(trunk.parameters()).dtype
     x = meta(1, 1, trunk.config.width, dtype=dtype)
     found = []
     with recording(splits=False):
         state = stream.open(x)
-        for site in stream.layout.sites:
+        for site in _first(trunk, blocks):
             if site.first:
                 found.append(stream.pack(state))
-            if site.index < len(stream.sites):
-                seen = stream.read(state, site)
-                state = stream.write(state, site, torch.empty_like(x), seen, trunk.norm(site)(seen))
-    _BOUNDARIES[trunk] = found
-    return found
+            seen = stream.read(state, site)
+            state = stream.write(state, site, torch.empty_like(x), seen, trunk.norm(site)(seen))
+        return [*found, stream.pack(state)]
 
 
 def closing(trunk: Trunk) -> tuple[bool, ...]:
@@ -388,6 +407,7 @@ def _run_stream(
         recorder.label = 0
         dtype = next(trunk.parameters()).dtype
         x = torch.empty(batch, tokens, trunk.config.width, dtype=dtype, device="meta").requires_grad_()
+        recorder.cut()
         state = stream.open(x)
         del x
         for site in _first(trunk, blocks):
@@ -404,7 +424,9 @@ def _run_stream(
         saved = tuple(living.get(block, 0) for block in range(blocks + 1))
         before = recorder.now
         recorder.reset()
-        out.backward(torch.empty_like(out))
+        gradient = torch.empty_like(out)
+        recorder.cut()
+        out.backward(gradient)
         weights = sum(extent(p.grad) for p in trunk.parameters() if p.grad is not None)
         backward = recorder.take()
         extra = max(0, recorder.peak - before - weights)
@@ -454,20 +476,21 @@ def _line(short: Any, long: Any, blocks: int) -> Any:
     return long + (long - short) * (blocks - 3)
 
 
-def site_traffic(trunk: Trunk, batch: int, tokens: int, dtype: torch.dtype) -> tuple[SiteTraffic, ...]:
-    """Bytes per token between sub-layers, over all sites."""
+def site_traffic(trunk: Trunk, batch: int, tokens: int, dtype: torch.dtype, blocks: int) -> tuple[SiteTraffic, ...]:
+    """Bytes per token between sub-layers, over the sites of the first `blocks` blocks and the out site."""
     stream, count = trunk.stream, batch * tokens
     x = meta(batch, tokens, trunk.config.width, dtype=dtype)
     found, pending = [], None
     with recording(splits=False) as recorder:
         state = stream.open(x)
-        for site in stream.layout.sites:
+        for site in (*_first(trunk, blocks), stream.layout.out):
             if pending is not None:
                 state = stream.write(state, *pending)
+            state = _at_the_end(trunk, state) if site.kind == OUT else state
             seen = stream.read(state, site)
-            fused = recorder.cut()
-            naive = recorder.take().naive_bytes
-            found.append(SiteTraffic(site.block, site.kind, naive / count, fused / count))
+            work = recorder.take()
+            fused = work.fused_bytes + sum(op.bytes * n for op, n in work.heavy.items())
+            found.append(SiteTraffic(site.block, site.kind, work.naive_bytes / count, fused / count))
             if site.index < len(stream.sites):
                 pending = (site, torch.empty_like(x), seen, trunk.norm(site)(seen))
             recorder.take()
