@@ -13,7 +13,8 @@ from twoaxis.cost.calibrate import counted, passes
 from twoaxis.cost.costs import cost
 from twoaxis.cost.deployment import Deployment
 from twoaxis.cost.recorder import ATTENTION, Recorder
-from twoaxis.cost.trace import Model, _run_stream, closing, site_traffic
+from twoaxis.cost.states import closing
+from twoaxis.cost.trace import Model, _run_stream, site_traffic
 from twoaxis.lab.spec import Contender
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder

@@ -120,7 +120,7 @@ def run_stage(rank: int, fields: Fields, transfers: Pipeline, shapes: list[Any],
 
 def packed_shapes(fields: Fields, transfers: Pipeline) -> list[list[tuple[int, ...]]]:
     """Shapes of the packed state at each boundary."""
-    from twoaxis.cost.trace import boundaries
+    from twoaxis.cost.states import boundaries
 
     packed = boundaries(Model(dataclasses.replace(SHAPE, **fields), "float32").trunk)
     return [[(B, T, *t.shape[2:]) for t in packed[b.block]] for b in transfers.boundaries]

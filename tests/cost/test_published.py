@@ -12,6 +12,7 @@ from twoaxis.cost.published import SAME, Figure, _attention_residuals, compared
 PAGE = Path(__file__).parent.parent.parent / "docs" / "cost.md"
 
 
+@pytest.mark.slow
 def test_attention_residuals_by_hand() -> None:
     rows = {row.what: row for row in _attention_residuals()}
     plain = next(row for what, row in rows.items() if "plain residual" in what)

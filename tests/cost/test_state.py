@@ -10,7 +10,8 @@ import torch
 from tests.cost.helpers import FIRST, MIXER_VARIANTS, STREAM_VARIANTS, WIDE_DELTA, Fields, label
 from twoaxis.cost.costs import cost
 from twoaxis.cost.deployment import Deployment
-from twoaxis.cost.trace import Model, boundaries
+from twoaxis.cost.states import boundaries
+from twoaxis.cost.trace import Model
 from twoaxis.lab.spec import Contender
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder

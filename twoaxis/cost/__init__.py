@@ -1,8 +1,8 @@
 """What a residual stream or a local mixer costs at a scale nobody has run yet: counted, not guessed.
 
-    from twoaxis.cost import Deployment, cost
+from twoaxis.cost import Deployment, cost
 
-    cost("llama-3-8b", "attention_residuals:block_size=8", Deployment(pipeline_stages=8, virtual_stages=4)).train.fused
+cost("llama-3-8b", "attention_residuals:block_size=8", Deployment(pipeline_stages=8, virtual_stages=4)).train.fused
 """
 
 from __future__ import annotations

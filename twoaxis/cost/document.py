@@ -120,8 +120,8 @@ def verdict(row: Costs, plain: Costs, profile: Profile) -> str:
         f"**{row.label}**: {share(row.parameters_added, base)} parameters, "
         f"{share(added, row.forward.total - added)} operations; training takes {times(row.train)} "
         f"(fused to as written), decoding {times(row.decode)}; it leaves "
-        f"{row.activations / plain.activations:.2f}x the activations where nothing is recomputed; between tokens it keeps "
-        f"{amount(row.kept.local + row.kept.stream)} beside "
+        f"{row.activations / plain.activations:.2f}x the activations where nothing is recomputed; between tokens it "
+        f"keeps {amount(row.kept.local + row.kept.stream)} beside "
         f"{amount(row.kept.attention)} of keys and values. "
     )
     if row.deployment.pipeline_stages > 1:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from twoaxis.cost.recorder import extent, key_of
-from twoaxis.cost.trace import boundaries
+from twoaxis.cost.states import boundaries
 from twoaxis.model.decoder import Trunk
 
 TOKEN = 8

@@ -158,7 +158,7 @@ def _panel(panel: Axes, x: str, y: str, lines: Lines, names: list[str]) -> None:
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     heights = [point[1] for points in lines.values() for point in points if point[1]]
-    if heights and max(heights) < 12 * min(heights):  # too few decades to read a height from
+    if heights and max(heights) < 30 * min(heights):  # too few decades to read a height from
         panel.set_yscale("linear")
         panel.set_ylim(0)
     panel.yaxis.set_major_formatter(lambda size, _: amount(size))

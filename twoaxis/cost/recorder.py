@@ -235,9 +235,10 @@ class Recorder(TorchDispatchMode):
                     self._outside.touch(tensor, min(extent(tensor), op.writes) if partly else extent(tensor))
             self._born(fresh)
             self._inside.update(key_of(t) for t in fresh)
-            if changes and (key := key_of(inputs[0])) in self._room:
-                self._inside.add(key)
-            elif changes and key not in self._inside:
+            target = key_of(inputs[0]) if changes else None
+            if target in self._room:
+                self._inside.add(target)
+            elif target is not None and target not in self._inside:
                 self._changed.touch(inputs[0], extent(inputs[0]))
         self._work.ops[op] += 1
 
@@ -301,7 +302,7 @@ def signature(func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> Any:
     def leaf(value: Any) -> Any:
         if isinstance(value, Tensor):
             which = storages.setdefault(value.untyped_storage()._cdata, len(storages))
-            start = starts.setdefault((which, value.storage_offset()), len(starts))
+            start = starts.setdefault((which, int(value.storage_offset())), len(starts))
             return value.shape, value.stride(), value.dtype, which, start
         if isinstance(value, list | tuple):
             return tuple(map(leaf, value))

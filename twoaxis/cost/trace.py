@@ -12,7 +12,6 @@ are counted, then the read-out, and continued to the full depth, exactly. All ot
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -22,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.cost.pieces import (
-    Fresh,
     Piece,
     Step,
     infer_piece,
@@ -34,6 +32,7 @@ from twoaxis.cost.pieces import (
     ways_of,
 )
 from twoaxis.cost.recorder import Recorder, Work, extent, meta, total
+from twoaxis.cost.states import at_the_end, boundaries, closing, first, forms, packed
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Seen, State
 from twoaxis.model.config import DecoderConfig
@@ -224,9 +223,9 @@ class Model:
         kinds = {tuple(self._kind(s) for s in self.stream.sites_of(b)) for b in range(config.blocks)}
         if len(kinds) > 1 or config.placement is not None:
             return False
-        if len(_forms(_packed(self.trunk, min(2, config.blocks)))) > 1:  # most that grow do so at once
+        if len(forms(packed(self.trunk, min(2, config.blocks)))) > 1:  # most that grow do so at once
             return False
-        return len(_forms(boundaries(self.trunk))) == 1
+        return len(forms(boundaries(self.trunk))) == 1
 
     # Inference.
 
@@ -303,9 +302,9 @@ class Model:
             if self.config.blocks <= 4 or not self.uniform:
                 return site_traffic(self.trunk, batch, tokens, self.dtype, self.config.blocks)
             *sites, out = site_traffic(self.trunk, batch, tokens, self.dtype, 2)
-        first, second = ([site for site in sites if site.block == block] for block in (0, 1))
-        more = [site._replace(block=block) for block in range(1, self.config.blocks) for site in second]
-        return (*first, *more, out)
+        one, two = ([site for site in sites if site.block == block] for block in (0, 1))
+        more = [site._replace(block=block) for block in range(1, self.config.blocks) for site in two]
+        return (*one, *more, out)
 
     def _info(self, tokens: int, seen: int) -> Any:
         return make_info(tokens, seen, self.config.head_size, self.config.rope_theta, self.dtype)
@@ -330,68 +329,13 @@ def _pass(
     """The stream and the norms over the first blocks, without gradients; the state before the out site."""
     stream = trunk.stream
     state = stream.open(x, past, keep=keep)
-    for site in _first(trunk, blocks):
+    for site in first(trunk, blocks):
         seen = stream.read(state, site)
         c, y = trunk.norm(site)(seen), torch.empty_like(x)
         if recorder is not None:
             recorder.cut()
         state = stream.write(state, site, y, seen, c)
-    return _at_the_end(trunk, state)
-
-
-def _first(trunk: Trunk, blocks: int) -> list[Site]:
-    """Sites of the first blocks."""
-    return [site for site in trunk.stream.sites if site.block < blocks]
-
-
-def _at_the_end(trunk: Trunk, state: State) -> State:
-    """The state as the read-out takes it, also where blocks of the same form are left out."""
-    return state._replace(index=trunk.stream.layout.out.index)
-
-
-_BOUNDARIES: weakref.WeakKeyDictionary[Trunk, list[tuple[Tensor, ...]]] = weakref.WeakKeyDictionary()
-
-
-def boundaries(trunk: Trunk) -> list[tuple[Tensor, ...]]:
-    """The packed state before each block and before the out site, one token of one sequence; all held at once."""
-    if trunk not in _BOUNDARIES:
-        _BOUNDARIES[trunk] = _packed(trunk, trunk.config.blocks)
-    return _BOUNDARIES[trunk]
-
-
-def _forms(packed: list[tuple[Tensor, ...]]) -> set[tuple[Any, ...]]:
-    """The different forms of some packed states."""
-    return {tuple(tuple(t.shape) for t in tensors) for tensors in packed}
-
-
-@torch.no_grad()
-def _packed(trunk: Trunk, blocks: int) -> list[tuple[Tensor, ...]]:
-    """The packed state before each of the first blocks and after them."""
-    stream = trunk.stream
-    dtype = next(trunk.parameters()).dtype
-    x = meta(1, 1, trunk.config.width, dtype=dtype)
-    found = []
-    with recording(splits=False):
-        state = stream.open(x)
-        for site in _first(trunk, blocks):
-            if site.first:
-                found.append(stream.pack(state))
-            seen = stream.read(state, site)
-            state = stream.write(state, site, torch.empty_like(x), seen, trunk.norm(site)(seen))
-        return [*found, stream.pack(state)]
-
-
-def closing(trunk: Trunk) -> tuple[bool, ...]:
-    """For each tensor of the last packed state, whether the read-out keeps it for its backward pass."""
-    stream, packed = trunk.stream, boundaries(trunk)[-1]
-    with torch.enable_grad(), recording(splits=False):
-        made = [Fresh.apply(meta(1, dtype=t.dtype).requires_grad_(), tuple(t.shape)) for t in packed]
-        refs = [weakref.ref(t.untyped_storage()) for t in made]
-        out = trunk.final_norm(stream.close(stream.unpack(made, stream.layout.out)))
-        del made
-        keeps = tuple(ref() is not None for ref in refs)
-        del out
-    return keeps
+    return at_the_end(trunk, state)
 
 
 def _run_stream(
@@ -410,13 +354,13 @@ def _run_stream(
         recorder.cut()
         state = stream.open(x)
         del x
-        for site in _first(trunk, blocks):
+        for site in first(trunk, blocks):
             if site.first:
                 recorder.label = site.block
                 entering.append(sum(_new(recorder, stream.pack(state), held)))
             number = site.index - stream.sites_of(site.block)[0].index
             state = _site(trunk, state, site, pieces[site.block][number], recorder)
-        recorder.label, state = blocks, _at_the_end(trunk, state)
+        recorder.label, state = blocks, at_the_end(trunk, state)
         last = _new(recorder, stream.pack(state), held)
         out = trunk.final_norm(stream.close(state))
         del state
@@ -483,10 +427,10 @@ def site_traffic(trunk: Trunk, batch: int, tokens: int, dtype: torch.dtype, bloc
     found, pending = [], None
     with recording(splits=False) as recorder:
         state = stream.open(x)
-        for site in (*_first(trunk, blocks), stream.layout.out):
+        for site in (*first(trunk, blocks), stream.layout.out):
             if pending is not None:
                 state = stream.write(state, *pending)
-            state = _at_the_end(trunk, state) if site.kind == OUT else state
+            state = at_the_end(trunk, state) if site.kind == OUT else state
             seen = stream.read(state, site)
             work = recorder.take()
             fused = work.fused_bytes + sum(op.bytes * n for op, n in work.heavy.items())
