@@ -8,6 +8,7 @@ named by the command.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -29,7 +30,8 @@ def part(name: str) -> str:
     words = shlex.split(name)
     if words[:2] != ["twoaxis", "cost"]:
         raise ValueError(f"a part of this page is `published` or what a twoaxis cost command prints, got {name!r}")
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
+    narrow = os.environ | {"COLUMNS": "100"}
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False, env=narrow)
     if done.returncode:
         raise ValueError(f"{name} failed: {done.stderr.strip()}")
     return f"```sh\n{name}\n```\n\n```text\n{done.stdout.strip()}\n```\n"
