@@ -30,8 +30,8 @@ def part(name: str) -> str:
     words = shlex.split(name)
     if words[:2] != ["twoaxis", "cost"]:
         raise ValueError(f"a part of this page is `published` or what a twoaxis cost command prints, got {name!r}")
-    narrow = os.environ | {"COLUMNS": "100"}
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False, env=narrow)
+    wide = os.environ | {"COLUMNS": "120"}
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False, env=wide)
     if done.returncode:
         raise ValueError(f"{name} failed: {done.stderr.strip()}")
     return f"```sh\n{name}\n```\n\n```text\n{done.stdout.strip()}\n```\n"
