@@ -127,6 +127,37 @@ def test_two_phase_equals_direct(blocks: int, size: int, groups: int, heads: int
         assert (a - b).abs().max() <= 1e-12
 
 
+@pytest.mark.parametrize("options", [v for v in AttentionResiduals.variants if v.get("query") is None])
+def test_decoding_equals_the_pass_over_all_tokens(options: dict[str, Any]) -> None:
+    """One token at a time takes a way of its own; its states are values, and it may be left for one with gradients."""
+    stream, x = make(3, **options), torch.randn(2, 4, 8, dtype=torch.float64)
+    reads, _, out = run(stream, x)
+    sites = stream.sites
+    for t in range(4):
+        with torch.no_grad():
+            found, _, last = run(stream, x[:, t : t + 1])
+            for a, b in zip([*found, last], [*(r[:, t : t + 1] for r in reads), out[:, t : t + 1]], strict=True):
+                assert (a - b).abs().max() <= 1e-12
+    token = x[:, :1]
+    with torch.no_grad():
+        state = stream.open(token)
+        seen = stream.read(state, sites[0])
+        one = stream.write(state, sites[0], torch.tanh(seen.x), seen, seen)
+        expected = stream.read(one, sites[1]).x.clone()
+        other = stream.write(state, sites[0], torch.ones_like(token), seen, seen)
+        assert (stream.read(other, sites[1]).x - expected).abs().max() > 1e-3
+        assert torch.equal(stream.read(one, sites[1]).x, expected)
+        weights = stream.weights(one, sites[1])
+    y = torch.tanh(seen.x).requires_grad_()
+    again = stream.read(stream.write(state, sites[0], y, seen, seen), sites[1]).x
+    assert (again - expected).abs().max() <= 1e-12
+    assert again.requires_grad
+    listed = stream.weights(stream.write(stream.open(token), sites[0], y, seen, seen), sites[1])
+    assert weights is not None
+    assert listed is not None
+    assert (weights - listed).abs().max() <= 1e-12
+
+
 def test_sum_form_is_the_average_times_the_sources() -> None:
     x = torch.randn(1, 3, 8, dtype=torch.float64)
     average, total = make(block_size=2), make(block_size=2, read="sum")

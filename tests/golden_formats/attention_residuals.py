@@ -82,7 +82,7 @@ def check_phases(g: Golden, stream: AttentionResiduals, steps: list[dict[str, An
     logits = torch.zeros_like(g.tensor("phase2_logit"))  # zero where there is no partial
     for i, step in enumerate(steps):
         if (part := step["before"].value.part) is not None:
-            logits[i] = stream._logits(part, slice(i, i + 1))[..., 0, 0].detach()
+            logits[i] = stream._logit(part, i, stream._queries())[..., 0].detach()
     g.equal("phase2_logit", logits)
     if evaluation == "direct":
         return
@@ -91,7 +91,7 @@ def check_phases(g: Golden, stream: AttentionResiduals, steps: list[dict[str, An
         ahead = step["before"].value.ahead
         if ahead is None:  # the first group reads the embedding alone
             read = step["before"].value.slots[0].x
-            lse = stream._logits(read, slice(i, i + 1))[..., 0, 0]
+            lse = stream._logit(read, i, stream._queries())[..., 0]
         else:
             read, lse = ahead.reads[i - ahead.row], ahead.lse[..., 0, i - ahead.row]
         assert (read - o[i] / mass[i].unsqueeze(-1)).abs().max() <= FORWARD * o.abs().max()

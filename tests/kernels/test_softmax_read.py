@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from twoaxis.kernels.softmax_read import open_source, softmax_and_lse, softmax_read, softmax_read_reference
+from twoaxis.kernels.softmax_read import (
+    open_source,
+    softmax_and_lse,
+    softmax_read,
+    softmax_read_reference,
+    token_read,
+)
 from twoaxis.kernels.weighted_sum import rms_logits_reference, share, weighted_sum, weighted_sum_reference
 
 
@@ -51,6 +57,27 @@ def test_equals_the_reference(heads: int, sites: int, scale: float) -> None:
     probe = randn(2, 3, 6, seed=4).detach()
     for a, b in zip(torch.autograd.grad(ours, leaves, probe), torch.autograd.grad(theirs, leaves, probe), strict=True):
         assert (a - b).abs().max() <= 1e-11 * max(1.0, b.abs().max().item())
+
+
+@given(
+    count=st.integers(1, 5),
+    eps=st.sampled_from([None, 0.0, 1e-2]),
+    scale=st.sampled_from([1.0, 3.0]),
+    narrow=st.booleans(),
+)
+def test_one_token_at_a_time(count: int, eps: float | None, scale: float, narrow: bool) -> None:
+    dtype = torch.bfloat16 if narrow else torch.float64
+    sources = [randn(2, 1, 6, seed=s).detach().to(dtype) for s in range(count)]
+    query = randn(6, seed=9).detach().float() if narrow else randn(6, seed=9).detach()
+    with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+        ours = token_read(sources, query, eps, scale)
+    wide = [s.to(query.dtype) for s in sources]
+    theirs = softmax_read_reference(
+        wide, [rms_logits_reference(s, query.view(1, 1, -1), eps)[..., 0, 0] for s in wide], scale
+    )
+    assert ours.dtype == dtype
+    assert ours.shape == (2, 1, 6)
+    assert (ours - theirs).abs().max() <= (2**-8 * theirs.abs().max() if narrow else 1e-13)
 
 
 def test_second_derivatives() -> None:

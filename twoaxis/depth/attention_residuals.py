@@ -42,11 +42,11 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.card import Card, Published
-from twoaxis.depth.bank import Ahead, Bank, Slot, spent
+from twoaxis.depth.bank import Ahead, Bank, Slot, decodes, spent
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype, widen
-from twoaxis.kernels.softmax_read import open_source, softmax_and_lse, softmax_read
+from twoaxis.kernels.softmax_read import open_source, softmax_and_lse, softmax_read, token_read
 from twoaxis.kernels.weighted_sum import rms_logits, share, source_dots, weighted_sum
 from twoaxis.options import check_types
 
@@ -183,6 +183,7 @@ class AttentionResiduals(Stream):
         numbers = range(len(layout.sublayers) // config.block_size + 1)
         self.rows_reading = {n: self._rows_reading(n) for n in numbers}
         """For each finished source: rows of the sites that read it, which are consecutive."""
+        self.eps = config.eps if config.key_norm else None
         self.plain_sites = len(used) < len(layout.sites)
         root = max(1, round(math.sqrt(len(layout.sublayers))))  # where two-phase reads of the full form touch fewest
         self.group = config.group or (config.block_size if config.block_size > 1 else root)
@@ -264,14 +265,18 @@ class AttentionResiduals(Stream):
             u = u * widen(self.norm_weight)
         return u.unflatten(-1, (self.config.heads, -1))
 
-    def _slot(self, x: Tensor, number: int, index: int, queries: Tensor | None) -> Slot:
+    def _single(self, x: Tensor) -> bool:
+        """Whether this pass decodes, and its reads are such that they can be made in few calls."""
+        config = self.config
+        return config.query == "static" and config.weighting == "softmax" and config.heads == 1 and decodes(x)
+
+    def _slot(self, x: Tensor, number: int, index: int, queries: Tensor | None, single: bool) -> Slot:
         """A finished source with its logits for every site from `index` on that will read it."""
         rows = self.rows_reading[number]
         row = max(rows.start, self.rows_before[index])
-        if queries is None or row >= rows.stop:
+        if queries is None or single or row >= rows.stop:
             return Slot(number, x, share(self._by_heads(x)), (), row)
-        eps = self.config.eps if self.config.key_norm else None
-        return Slot(number, x, *open_source(x, queries[row : rows.stop], eps), row)
+        return Slot(number, x, *open_source(x, queries[row : rows.stop], self.eps), row)
 
     def _rows_reading(self, number: int) -> range:
         pinned = number == 0 and self.config.keep_first
@@ -281,10 +286,10 @@ class AttentionResiduals(Stream):
     def _by_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.config.heads, -1))
 
-    def _logits(self, x: Tensor, rows: slice, queries: Tensor | None = None) -> Tensor:
-        queries = self._queries() if queries is None else queries
+    def _logit(self, x: Tensor, row: int, queries: Tensor | None) -> Tensor:
+        """Of one source for one site: (..., H)."""
         assert queries is not None
-        return rms_logits(x, queries[rows], self.config.eps if self.config.key_norm else None)
+        return rms_logits(x, queries[row : row + 1], self.eps)[..., 0]
 
     def _gather(self, value: Bank, site: Site, oldest: int = -1) -> tuple[list[Tensor], list[Tensor]]:
         """Sources of `site` numbered above `oldest`, by heads, and their logits (..., H) where queries are static."""
@@ -295,16 +300,16 @@ class AttentionResiduals(Stream):
             if slot.number > oldest:
                 sources.append(slot.shared)
                 if static:
-                    logits.append(slot.logits[row - slot.row])
+                    kept = slot.logits[row - slot.row] if slot.logits else self._logit(slot.x, row, value.queries)
+                    logits.append(kept)
         if value.overflow is not None:
             sources.insert(1 if self.config.keep_first else 0, self._by_heads(value.overflow))
             if static:
-                column = self._logits(value.overflow, slice(row, row + 1), value.queries)[..., 0]
-                logits.insert(1 if self.config.keep_first else 0, column)
+                logits.insert(1 if self.config.keep_first else 0, self._logit(value.overflow, row, value.queries))
         if value.part is not None:
             sources.append(self._by_heads(value.part))
             if static:
-                logits.append(self._logits(value.part, slice(row, row + 1), value.queries)[..., 0])
+                logits.append(self._logit(value.part, row, value.queries))
         return sources, logits
 
     def _weigh(self, value: Bank, site: Site) -> tuple[list[Tensor], Tensor]:
@@ -346,10 +351,23 @@ class AttentionResiduals(Stream):
         """Of the average that a softmax read gives."""
         return float(self.counts[site.index]) if self.config.read == "sum" else 1.0
 
+    def _token_read(self, value: Bank, site: Site) -> Tensor:
+        """The read of one token at a time."""
+        sources = [slot.x for slot in value.slots]
+        if value.overflow is not None:
+            sources.insert(1 if self.config.keep_first else 0, value.overflow)
+        if value.part is not None:
+            sources.append(value.part)
+        if len(sources) == 1 or value.queries is None:
+            return sources[0]
+        return token_read(sources, value.queries[self.rows[site.index], 0], self.eps, self._scale(site))
+
     def _read(self, value: Bank, site: Site) -> Seen:
         if not self.uses(site):
             assert value.total is not None
             return Seen(value.total)
+        if value.single:
+            return Seen(self._token_read(value, site))
         if self.counts[site.index] == 1 and self.config.weighting == "softmax":
             return Seen(self._gather(value, site)[0][0].flatten(-2))  # the softmax of one logit is one
         if value.ahead is not None:
@@ -363,7 +381,7 @@ class AttentionResiduals(Stream):
 
     def _first_phase(self, value: Bank, index: int) -> Bank:
         """Reads of the sources finished when the group of site `index` began, for its sites from `index` on."""
-        if self.config.evaluation == "direct":
+        if self.config.evaluation == "direct" or value.single:
             return value
         start = index // self.group * self.group
         finished = [slot for slot in value.slots if slot.number <= start // self.config.block_size]
@@ -393,17 +411,21 @@ class AttentionResiduals(Stream):
     # The state machine.
 
     def _open(self, x: Tensor, tokens: Tokens) -> Bank:
-        queries = self._queries()
-        bank = Bank((self._slot(x, 0, 0, queries),), None, None, x if self.plain_sites else None, None, queries)
+        queries, single = self._queries(), self._single(x)
+        slot = self._slot(x, 0, 0, queries, single)
+        bank = Bank((slot,), None, None, x if self.plain_sites else None, None, queries, single)
         return self._first_phase(bank, 0)
 
     def _write(self, value: Bank, site: Site, y: Tensor, seen: Seen, c: Seen) -> Bank:
         index, size = site.index + 1, self.config.block_size
         part = y if value.part is None else value.part + y
         total = None if value.total is None else value.total + y
+        ahead = spent(value.ahead, self.rows.get(site.index))
+        if index % size and self.config.window is None:  # inside a run nothing but its sum changes
+            return Bank(value.slots, None, part, total, ahead, value.queries, value.single)
         slots, overflow = list(value.slots), value.overflow
         if index % size == 0:
-            slots.append(self._slot(part, index // size, index, value.queries))
+            slots.append(self._slot(part, index // size, index, value.queries, value.single))
         stay = self._numbers(index)
         pinned = 0 if self.config.keep_first else -1
         kept = tuple(slot for slot in slots if slot.number in stay or slot.number == pinned)
@@ -411,8 +433,7 @@ class AttentionResiduals(Stream):
             for slot in slots:
                 if slot.number not in stay and slot.number != pinned:
                     overflow = slot.x if overflow is None else overflow + slot.x
-        ahead = spent(value.ahead, self.rows.get(site.index))
-        bank = Bank(kept, overflow, part if index % size else None, total, ahead, value.queries)
+        bank = Bank(kept, overflow, part if index % size else None, total, ahead, value.queries, value.single)
         return self._first_phase(bank, index) if index % self.group == 0 else bank
 
     def _pack(self, value: Bank, site: Site) -> tuple[Tensor, ...]:
@@ -423,12 +444,12 @@ class AttentionResiduals(Stream):
         numbers = ([0] if self.config.keep_first else []) + list(self._numbers(site.index))
         self._packed(tensors, self._held(site), site)
         queue = iter(tensors)
-        queries = self._queries()
-        slots = tuple(self._slot(next(queue), n, site.index, queries) for n in numbers)
+        queries, single = self._queries(), self._single(tensors[0])
+        slots = tuple(self._slot(next(queue), n, site.index, queries, single) for n in numbers)
         overflow = next(queue) if self._overflows(site) else None
         part = next(queue) if self._has_part(site.index) else None
         total = next(queue) if self.plain_sites else None
-        return self._first_phase(Bank(slots, overflow, part, total, None, queries), site.index)
+        return self._first_phase(Bank(slots, overflow, part, total, None, queries, single), site.index)
 
     def _weights(self, value: Bank, site: Site) -> Tensor | None:
         return self._weigh(value, site)[1] if self.uses(site) else None

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+FEW_ROWS = 16
+"""Up to as many sequences decoded at once, calls take more time than numbers."""
 
 
 class Slot(NamedTuple):
@@ -14,7 +18,8 @@ class Slot(NamedTuple):
         number: its number.
         x: its value.
         shared: the value by heads, as reads take it.
-        logits: (..., H) for each of the reading sites from `row` on, where queries are static.
+        logits: (..., H) for each of the reading sites from `row` on, where queries are static; none where a read makes
+            its own.
         row: of the first of them.
     """
 
@@ -37,7 +42,8 @@ class Bank(NamedTuple):
     """Finished sources, what left the window, the running partial, and what is derived from them.
 
     `total` is the plain residual, kept only if some site reads plainly. `ahead` is set in two-phase evaluation only.
-    `queries` are the folded static queries of all sites, made once per pass.
+    `queries` are the folded static queries of all sites, made once per pass. `single` says that reads are those of one
+    token at a time, which derive nothing.
     """
 
     slots: tuple[Slot, ...]
@@ -46,6 +52,7 @@ class Bank(NamedTuple):
     total: Tensor | None
     ahead: Ahead | None
     queries: Tensor | None = None
+    single: bool = False
 
 
 def spent(ahead: Ahead | None, row: int | None) -> Ahead | None:
@@ -53,3 +60,9 @@ def spent(ahead: Ahead | None, row: int | None) -> Ahead | None:
     if ahead is None or row is None:
         return ahead
     return ahead._replace(reads=tuple(None if i == row - ahead.row else r for i, r in enumerate(ahead.reads)))
+
+
+def decodes(x: Tensor) -> bool:
+    """Whether this is one token of a few sequences, without gradients and in eager mode."""
+    few = x.dim() > 1 and x.shape[-2] == 1 and x.numel() <= FEW_ROWS * x.shape[-1]
+    return few and not (torch.is_grad_enabled() or torch.compiler.is_compiling())

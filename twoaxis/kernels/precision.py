@@ -43,6 +43,8 @@ def full_precision(fn: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not torch._C._is_any_autocast_enabled():  # decoding is mostly calls: no search for a device without need
+            return fn(*args, **kwargs)
         device = _device_of(args) or _device_of(kwargs.values()) or "cpu"
         if not narrowed(device):
             return fn(*args, **kwargs)
