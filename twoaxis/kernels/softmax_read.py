@@ -76,20 +76,20 @@ def open_source(x: Tensor, queries: Tensor, eps: float | None) -> tuple[Tensor, 
 
 
 class _Source(torch.autograd.Function):
-    """Saves the source by reference and its inverse RMS; forms all its gradients when its readers are done."""
+    """Saves the source by reference, its inverse RMS and its logits; forms all gradients when its readers are done."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, queries: Tensor, eps: float | None) -> tuple[Tensor, ...]:
         inverse = inverse_rms(x, eps)
-        ctx.save_for_backward(x, queries, inverse)
+        logits = scaled(raw_logits(widen(x), widen(queries)), inverse)
+        ctx.save_for_backward(x, queries, inverse, None if inverse is None else logits)
         ctx.set_materialize_grads(False)
         ctx.eps, ctx.parcels, ctx.readings = eps, Parcels(), Parcels()
-        logits = scaled(raw_logits(widen(x), widen(queries)), inverse)
         return x.unflatten(-1, queries.shape[1:]), *logits.unbind(-1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *columns: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, queries, inverse = ctx.saved_tensors
+        x, queries, inverse, logits = ctx.saved_tensors
         needs = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():
             return *reference_gradients(_opened(ctx.eps), (x, queries), needs, (grad, *columns)), None
@@ -111,9 +111,7 @@ class _Source(torch.autograd.Function):
             return None if d_source is None else d_source.to(x.dtype), None, None
         zero = by_heads.new_zeros(by_heads.shape[:-1])
         d_logits = torch.stack([zero if column is None else column for column in d_columns], dim=-1)
-        through, d_queries = logits_gradients(x, queries, inverse, d_logits, needs)
-        if through is not None:
-            d_source = through if d_source is None else d_source.add_(through)
+        d_source, d_queries = logits_gradients(x, queries, inverse, logits, d_logits, needs, d_source)
         return d_source.to(x.dtype) if needs[0] and d_source is not None else None, d_queries, None
 
 

@@ -307,6 +307,8 @@ def rms_logits_reference(source: Tensor, queries: Tensor, eps: float | None) -> 
     inverse_rms = 1.0 if eps is None else torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
     _, heads, width = u.shape
     keys = (x * inverse_rms).unflatten(-1, (heads, width))  # (..., H, D/H)
+    if len(u) == 1:  # a compiler fuses this with what follows, a product with a matrix it leaves to itself
+        return (keys * u[0]).sum(-1, keepdim=True)
     return torch.einsum("...hd,nhd->...hn", keys, u)
 
 
@@ -332,47 +334,68 @@ def rms_logits(source: Tensor, queries: Tensor, eps: float | None) -> Tensor:
 
 
 class _RmsLogits(torch.autograd.Function):
-    """Saves the source by reference and its inverse RMS, never the keys nor the logits."""
+    """Saves the source by reference, its inverse RMS and the logits, never the keys."""
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, queries: Tensor, eps: float | None) -> Tensor:
         inverse = inverse_rms(source, eps)
-        ctx.save_for_backward(source, queries, inverse)
+        logits = scaled(raw_logits(widen(source), widen(queries)), inverse)
+        ctx.save_for_backward(source, queries, inverse, None if inverse is None else logits)
         ctx.eps = eps
-        return scaled(raw_logits(widen(source), widen(queries)), inverse)
+        return logits
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        source, queries, inverse = ctx.saved_tensors
+        source, queries, inverse, logits = ctx.saved_tensors
         needs = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():
             found = reference_gradients(
                 lambda s, q: rms_logits_reference(s, q, ctx.eps), (source, queries), needs, (grad,)
             )
             return *found, None
-        d_source, d_queries = logits_gradients(source, queries, inverse, grad, needs)
+        d_source, d_queries = logits_gradients(source, queries, inverse, logits, grad, needs)
         return None if d_source is None else d_source.to(source.dtype), d_queries, None
 
 
 def logits_gradients(
-    source: Tensor, queries: Tensor, inverse: Tensor | None, grad: Tensor, needs: Sequence[bool]
+    source: Tensor,
+    queries: Tensor,
+    inverse: Tensor | None,
+    logits: Tensor | None,
+    grad: Tensor,
+    needs: Sequence[bool],
+    total: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of `rms_logits` for the source, in its routing dtype, and the queries; `grad` is (..., H, n)."""
+    """Gradients of `rms_logits` for the source, in its routing dtype, and for the queries.
+
+    Args:
+        source: (..., D).
+        queries: (n, H, D/H).
+        inverse: (...) its inverse RMS; None where keys are not normalised.
+        logits: (..., H, n) the result; needed where keys are normalised.
+        grad: (..., H, n) of the result.
+        needs: whether the source's and the queries' gradients are wanted.
+        total: (..., D) what the source's gradient is added to, in place.
+    """
     x, u = widen(source), widen(queries)
     _, heads, width = u.shape
     d_raw = scaled(grad, inverse).reshape(-1, *grad.shape[-2:]).permute(1, 2, 0)  # (H, n, N)
-    d_source = d_queries = None
+    d_queries = None
     if needs[0]:
-        d_keys = torch.matmul(d_raw.mT, u.transpose(0, 1))  # (H, N, D/H)
-        d_source = d_keys.transpose(0, 1).reshape(x.shape)
-        if inverse is not None:
-            # the RMS sees every channel, so all heads' logits pull on the source's length
-            pull = (d_source * x).sum(-1, keepdim=True) * (inverse.square() / -x.shape[-1]).unsqueeze(-1)
-            d_source.addcmul_(x, pull)
+        if total is not None and heads == 1 and total.is_contiguous():
+            total.view(-1, width).addmm_(d_raw[0].mT, u[:, 0])
+        else:
+            through = torch.matmul(d_raw.mT, u.transpose(0, 1)).transpose(0, 1).reshape(x.shape)  # of (H, N, D/H)
+            total = through if total is None else total.add_(through)
+        if inverse is not None and logits is not None:
+            # the RMS sees every channel, so all heads' logits pull on the source's length: by <d_source, source>,
+            # which is what the logits say without another pass over the source
+            pull = (grad * logits).sum((-2, -1)).mul_(inverse.square().div_(-x.shape[-1]))
+            total.addcmul_(x, pull.unsqueeze(-1))
     if needs[1]:
         rows = x.reshape(-1, heads, width).transpose(0, 1)  # (H, N, D/H)
         d_queries = torch.matmul(d_raw, rows).transpose(0, 1).to(queries.dtype)
-    return d_source, d_queries
+    return total, d_queries
 
 
 def inverse_rms(source: Tensor, eps: float | None) -> Tensor | None:
