@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import Table, from_json
-from benchmarks.targets import verdicts
+from benchmarks.targets import reasons, verdicts
 
 BEGIN, END = "<!-- figures: written by python -m benchmarks --write-docs -->", "<!-- end of figures -->"
 
@@ -17,6 +17,8 @@ def figures(document: Mapping[str, Any]) -> str:
     tables = from_json(document)
     lines = [f"Measured with `{document['command']}` on {document['machine']}.", "", "## Targets", ""]
     lines += verdicts(tables)
+    if missed := reasons(tables):
+        lines += ["", "Why targets are missed, where a profile tells:", "", *missed]
     for table in tables.values():
         lines += ["", *section(table)]
     return "\n".join(lines)

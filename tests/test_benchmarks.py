@@ -15,7 +15,7 @@ from benchmarks.operators import fused_read, naive_read
 from benchmarks.page import BEGIN, END, write
 from benchmarks.scale import CONTENDERS, FULL, QUICK, activation_peak, config
 from benchmarks.tables import Table, figure
-from benchmarks.targets import TARGETS, verdicts
+from benchmarks.targets import DECODING, EAGER_READ, TARGETS, reasons, verdicts
 from benchmarks.timing import exponent, interleave, peak_bytes
 from twoaxis import Decoder, mixer_names, stream_names
 
@@ -92,6 +92,10 @@ def test_verdicts_say_yes_and_no() -> None:
     faster = "read: 16 sources, one query: twoaxis, forward, times faster than stack + einsum"
     assert f"| {faster} | ≥ 3.000 | 4.000 | yes |" in lines
     assert len(lines) == 2 + 4
+    assert reasons({"steps": step, "depth_reads": reads}) == [f"- {EAGER_READ}"]
+    slow, fast = (Table("decoding", "", {"DDL d_v=1": {"time": time}}) for time in (1.05, 1.03))
+    assert reasons({"decoding": slow}) == [f"- {DECODING}"]
+    assert reasons({"decoding": fast}) == []
 
 
 def test_tables_and_page(tmp_path: Path) -> None:
