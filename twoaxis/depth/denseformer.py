@@ -51,10 +51,11 @@ class DenseFormerConfig:
 
 
 class Slots(NamedTuple):
-    """The running residual inside a block and the block outputs somebody will still read."""
+    """The running residual inside a block and the block outputs somebody will still read; averages take `shared`."""
 
     x: Tensor
     slots: tuple[Tensor | None, ...]
+    shared: tuple[Tensor | None, ...]
 
 
 class DenseFormer(Stream):
@@ -131,7 +132,7 @@ class DenseFormer(Stream):
         return "bitwise"
 
     def _open(self, x: Tensor, tokens: Tokens) -> Slots:
-        return Slots(x, self._push((), x, 0))
+        return self._push(Slots(x, (), ()), 0)
 
     def _read(self, value: Slots, site: Site) -> Seen:
         if not site.first or site.block not in self.read_slots:
@@ -140,16 +141,21 @@ class DenseFormer(Stream):
 
     def _write(self, value: Slots, site: Site, y: Tensor, seen: Seen, c: Seen) -> Slots:
         x, ahead = seen.x + y, site.block + 1
-        slots = tuple(s if self.last_reader.get(i, 0) >= ahead else None for i, s in enumerate(value.slots))
-        return Slots(x, self._push(slots, x, ahead) if site.last else slots)
+        live = [self.last_reader.get(i, 0) >= ahead for i in range(len(value.slots))]
+        slots, shared = (
+            tuple(s if kept else None for s, kept in zip(row, live, strict=True)) for row in (value.slots, value.shared)
+        )
+        after = Slots(x, slots, shared)
+        return self._push(after, ahead) if site.last else after
 
     def _gather(self, value: Slots, site: Site) -> list[Tensor]:
-        slots = [value.slots[s] for s in self.read_slots[site.block]]
+        slots = [value.shared[s] for s in self.read_slots[site.block]]
         return [s for s in slots if s is not None]
 
-    def _push(self, slots: tuple[Tensor | None, ...], x: Tensor, number: int) -> tuple[Tensor | None, ...]:
-        """Add slot `number`, if anybody will read it."""
-        return (*slots, share(x) if number in self.last_reader else None)
+    def _push(self, value: Slots, number: int) -> Slots:
+        """Make the running residual slot `number`, if anybody will read it."""
+        x, read = value.x, number in self.last_reader
+        return Slots(x, (*value.slots, x if read else None), (*value.shared, share(x) if read else None))
 
     def _pack(self, value: Slots, site: Site) -> tuple[Tensor, ...]:
         # the newest slot, where it is live, is x itself
@@ -160,8 +166,9 @@ class DenseFormer(Stream):
         self._packed(tensors, 1 + sum(live), site)
         x, *rest = tensors
         older = iter(rest)
-        slots = [share(next(older)) if kept else None for kept in live]
-        return Slots(x, self._push(tuple(slots), x, site.block))
+        slots = [next(older) if kept else None for kept in live]
+        shared = [None if slot is None else share(slot) for slot in slots]
+        return self._push(Slots(x, tuple(slots), tuple(shared)), site.block)
 
     def _weights(self, value: Slots, site: Site) -> Tensor | None:
         if not site.first or site.block not in self.read_slots:

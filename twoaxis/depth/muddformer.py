@@ -102,10 +102,14 @@ class MuddFormerConfig:
 
 
 class Slots(NamedTuple):
-    """The running residual, the (with prenorm: normalised) block outputs, and ways that wait for the attention."""
+    """The running residual, the (with prenorm: normalised) block outputs, and ways that wait for the attention.
+
+    Sums read `shared`, the block outputs as `share` gives them.
+    """
 
     x: Tensor
     slots: tuple[Tensor, ...]
+    shared: tuple[Tensor, ...]
     waiting: Waiting | None = None
 
 
@@ -225,11 +229,12 @@ class MuddFormer(Stream):
 
     # Reads.
 
-    def _slot(self, x: Tensor, number: int) -> Tensor:
-        """What the sums run over in place of block output `number`."""
-        if not self.config.prenorm:
-            return share(x)
-        return share((_rms(x, self.config.eps) * widen(self.pre_scale[str(number)])).to(x.dtype))
+    def _push(self, value: Slots, number: int) -> Slots:
+        """Make the running residual block output `number`, or with prenorm what the sums run over in place of it."""
+        slot = x = value.x
+        if self.config.prenorm:
+            slot = (_rms(x, self.config.eps) * widen(self.pre_scale[str(number)])).to(x.dtype)
+        return Slots(x, (*value.slots, slot), (*value.shared, share(slot)))
 
     @full_precision
     def _token(self, x: Tensor, block: int) -> Tensor:
@@ -247,9 +252,9 @@ class MuddFormer(Stream):
         """Every way of `block`."""
         names, x = self.mixes[block], value.x
         if self.config.dynamic:
-            mixed = weighted_sum(value.slots, token=self._token(x, block))
+            mixed = weighted_sum(value.shared, token=self._token(x, block))
         else:
-            mixed = weighted_sum(value.slots, static=self.static[str(block)])
+            mixed = weighted_sum(value.shared, static=self.static[str(block)])
         ways = dict(zip(names, mixed, strict=True))
         if not self.config.postnorm:
             return ways
@@ -282,17 +287,18 @@ class MuddFormer(Stream):
     # Writes.
 
     def _open(self, x: Tensor, tokens: Tokens) -> Slots:
-        return Slots(x, (self._slot(x, 0),) if self.mixes else ())
+        value = Slots(x, (), ())
+        return self._push(value, 0) if self.mixes else value
 
     def _write(self, value: Slots, site: Site, y: Tensor, seen: Seen, c: Seen) -> Slots:
         x, ahead = seen.x + y, site.block + 1
-        slots = value.slots if self.last_read >= ahead else ()
+        kept = value._replace(x=x, waiting=None) if self.last_read >= ahead else Slots(x, (), ())
         if site.last:
-            return Slots(x, (*slots, self._slot(x, ahead)) if slots else ())
+            return self._push(kept, ahead) if kept.slots else kept
         waiting = seen.aux if site.first else value.waiting
         if waiting is not None:
             waiting = None if site == self.attention[site.block] else waiting.plus(y)
-        return Slots(x, slots, waiting)
+        return kept._replace(waiting=waiting)
 
     # Stage boundaries, inspection, declarations.
 
@@ -304,7 +310,8 @@ class MuddFormer(Stream):
         reads = self.last_read >= site.block
         self._packed(tensors, site.block + 1 if reads else 1, site)
         x, *older = tensors
-        return Slots(x, (*map(share, older), self._slot(x, site.block)) if reads else ())
+        value = Slots(x, tuple(older), tuple(share(t) for t in older))
+        return self._push(value, site.block) if reads else value
 
     def _weights(self, value: Slots, site: Site) -> Tensor | None:
         """The weights of the block's ways in the order q, k, v, r."""

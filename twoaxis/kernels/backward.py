@@ -1,8 +1,11 @@
-"""What hand-written backward passes share: when one is needed, and the second derivative.
+"""What hand-written backward passes share: when one is needed, when there is none, and the second derivative.
 
 A fused operation saves its inputs and a few small numbers found on the way. Those numbers carry no history, so a
 second derivative may not use them: where the backward pass is itself differentiated, it runs through the operation's
 readable reference instead.
+
+A backward pass runs in whatever mixed-precision region it is called in, not in that of its forward pass: where it has
+matrix products it is marked `full_precision` too.
 """
 
 from __future__ import annotations
@@ -12,12 +15,20 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from twoaxis.kernels.precision import full_precision
+
+
+def readable() -> bool:
+    """Whether the readable forms run: a compiler fuses them, `torch.func` differentiates and batches through them."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
 
 def differentiated(*tensors: Tensor | None) -> bool:
     """Whether autograd will ask for the gradient of an operation on `tensors`."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
+@full_precision
 def reference_gradients(
     reference: Callable[..., Tensor | tuple[Tensor, ...]],
     tensors: Sequence[Tensor | None],

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.kernels.backward import reference_gradients
+from twoaxis.kernels.backward import readable, reference_gradients
 from twoaxis.kernels.precision import full_precision, routing_dtype, widen
 
 GATHER = 16
@@ -78,9 +78,10 @@ def band_attention(
         (..., H, N, Dv) in q's dtype.
     """
     assert q.shape[-2] <= k.shape[-2] < q.shape[-2] + window, "keys that no query sees"
-    if q.device.type != "cpu":
+    compiling = torch.compiler.is_compiling()
+    if q.device.type != "cpu" or (readable() and not compiling):
         return band_reference(q, k, v, window, scale, sink, reach)
-    form = _gathered if torch.compiler.is_compiling() and window <= GATHER else _chunked
+    form = _gathered if compiling and window <= GATHER else _chunked
     return form(q, k, v, window, scale, sink, reach)
 
 
@@ -161,7 +162,12 @@ class _Layout(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """Chunks of one row: what covers its queries and its halo."""
+        """Chunks of one row: what covers its queries and its halo.
+
+        The next row begins with zeros, which a tile may reach, unless it has a prefix.
+        """
+        if self.prefix:
+            return -(-self.length // self.c) + -(-self.halo // self.c)
         return -(-(self.length + self.halo) // self.c)
 
     @property

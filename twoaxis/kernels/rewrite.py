@@ -12,7 +12,7 @@ r = (|h|² + k_eps²)^(-1/2), p = X h and e = v - r p,
 two dot products and one pass over the state. Its backward needs g h, with g the gradient of X⁺, and one pass each for
 the gradients of X and h; what is saved besides references to X and h is a handful of numbers per token.
 
-Each operation has its readable form (`*_reference`), which is what runs under `torch.compile`. As in
+Each operation has its readable form (`*_reference`), which is what runs under `torch.compile` and `torch.func`. As in
 `twoaxis.kernels.streams` a read hands the state on, so that its gradient joins that of what follows in one pass.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twoaxis.kernels.backward import differentiated, reference_gradients
+from twoaxis.kernels.backward import differentiated, readable, reference_gradients
 from twoaxis.kernels.precision import full_precision, routing_dtype, widen
 from twoaxis.kernels.streams import batched_product, row_products
 
@@ -73,7 +73,7 @@ def delta_rewrite(
     Returns:
         X⁺ (..., V, D) in the state's dtype.
     """
-    if torch.compiler.is_compiling():
+    if readable():
         return delta_rewrite_reference(state, h, gate, value, k_eps, bound, erase)
     if not differentiated(state, h, gate, value):
         return _rewritten(state, h, gate, value, k_eps, bound, erase)[0]
@@ -138,6 +138,7 @@ class _DeltaRewrite(torch.autograd.Function):
         return after
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         state, h, gate, value, half, r, u, p = ctx.saved_tensors
         (k_eps, bound, erase), needs = ctx.options, ctx.needs_input_grad
@@ -202,7 +203,7 @@ def read_channels(state: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (..., D) in the state's dtype, and the state to go on with.
     """
-    if torch.compiler.is_compiling():
+    if readable():
         return read_channels_reference(state, weight)
     if not differentiated(state, weight):
         return _read_channels(state, weight), state
@@ -217,6 +218,7 @@ class _ReadChannels(torch.autograd.Function):
         return _read_channels(state, weight), state
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, grad: Tensor | None, passed: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         state, weight = ctx.saved_tensors
         if torch.is_grad_enabled():

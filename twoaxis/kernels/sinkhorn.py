@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twoaxis.kernels.backward import differentiated, reference_gradients
+from twoaxis.kernels.backward import differentiated, readable, reference_gradients
 from twoaxis.kernels.precision import full_precision, routing_dtype, widen
 
 
@@ -58,6 +58,8 @@ def sinkhorn(logits: Tensor, *, iterations: int, eps: float = 0.0, first: int = 
         raise ValueError(f"first must be the axis -1 or -2, got {first}")
     if torch.compiler.is_compiling():
         return _sinkhorn_op(logits, iterations, eps, first)
+    if readable():
+        return sinkhorn_reference(logits, iterations, eps, first)
     if not differentiated(logits):
         return _balanced(logits, iterations, eps, first)
     return _Sinkhorn.apply(logits, iterations, eps, first)  # type: ignore[no-any-return]

@@ -14,8 +14,8 @@ identity would round the residual stream at every site: a matrix product serves 
 (`exact_products`). Sums run in float32 at least and are cast once at the end.
 
 Each operation has its readable form (`*_reference`, plain differentiable torch) and a form with its own backward, which
-saves references to the state and small weights: no widened or normalised copy of the state. Under `torch.compile` the
-readable form is what runs.
+saves references to the state and small weights: no widened or normalised copy of the state. Under `torch.compile`
+and `torch.func` the readable form is what runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.kernels.backward import differentiated, reference_gradients
+from twoaxis.kernels.backward import differentiated, readable, reference_gradients
 from twoaxis.kernels.precision import full_precision, routing_dtype, widen
 
 _FEW = 1 << 14
@@ -103,7 +103,7 @@ def mix_streams(state: Tensor, weights: Tensor, y: Tensor | None = None, gain: T
         raise ValueError(f"weights for {weights.shape[-1]} streams, the state has {state.shape[-2]}")
     if (y is None) != (gain is None):
         raise ValueError("give y and gain together")
-    if torch.compiler.is_compiling():
+    if readable():
         return mix_streams_reference(state, weights, y, gain)
     if not differentiated(state, weights, y, gain):
         return _mixed(state, weights, y, gain)
@@ -119,6 +119,7 @@ class _MixStreams(torch.autograd.Function):
         return _mixed(state, weights, y, gain)
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         state, weights, y, gain = ctx.saved_tensors
         needs, g = ctx.needs_input_grad, spread(widen(grad))  # the sum of the streams gives all one gradient
@@ -189,7 +190,7 @@ def read_streams(state: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """
     if weights.shape[-1] != state.shape[-2]:
         raise ValueError(f"weights for {weights.shape[-1]} streams, the state has {state.shape[-2]}")
-    if torch.compiler.is_compiling():
+    if readable():
         return read_streams_reference(state, weights)
     if not differentiated(state, weights):
         return _read(state, weights), state
@@ -204,6 +205,7 @@ class _ReadStreams(torch.autograd.Function):
         return _read(state, weights), state
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, grad: Tensor | None, passed: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         state, weights = ctx.saved_tensors
         needs = ctx.needs_input_grad
@@ -283,7 +285,7 @@ def stream_logits(
     Returns:
         (..., P) in float32 at least, and the state to go on with.
     """
-    if torch.compiler.is_compiling():
+    if readable():
         return stream_logits_reference(state, rows, weight, bias, norm, eps)
     if not differentiated(state, rows, weight, bias):
         if norm != "rms":
@@ -322,6 +324,7 @@ class _StreamLogits(torch.autograd.Function):
         return (t.clone() if bias is None else t + widen(rows) @ widen(bias)), state
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, grad: Tensor | None, passed: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad  # once: checkpointing gives them out a single time
         state, rows, weight, bias, mean, inverse, _ = saved

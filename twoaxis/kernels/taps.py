@@ -6,8 +6,8 @@ The past is a `Ring` of the last taps-1 inputs, so any cut of a sequence into ch
 of another document or padding are masked by `reach`.
 
 `depthwise_taps` is the sum with one weight per channel and lag. Its readable form is `depthwise_taps_reference`, which
-is also what runs under `torch.compile`: the compiler fuses the shifted products into one pass. Without a compiler the
-form with its own backward goes through the sequence in stretches that fit the cache, and saves only the input.
+is also what runs under `torch.compile` and `torch.func`: the compiler fuses the shifted products into one pass. Without
+them the form with its own backward goes through the sequence in stretches that fit the cache, and saves only the input.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoaxis.kernels.backward import readable
 from twoaxis.kernels.precision import routing_dtype, widen
 from twoaxis.window import Ring
 
@@ -68,7 +69,7 @@ def depthwise_taps(history: Tensor, weight: Tensor, reach: Tensor | None = None)
         weight: (C, taps), the current token's last.
         reach: (B, T) how many earlier positions belong to the token's document.
     """
-    if torch.compiler.is_compiling():
+    if readable():
         return depthwise_taps_reference(history, weight, reach)
     return _DepthwiseTaps.apply(history, weight.to(routing_dtype(history.dtype)), reach)  # type: ignore[no-any-return]
 
