@@ -118,8 +118,8 @@ NAIVE_READ = (
     "Eight queries that share the sources, as in a block of sites: 3.3 times faster forward, 2.6 with backward."
 )
 COMPILED_READ = (
-    "Compiled depth read: forward the sources are fetched twice as in eager mode, 1.7 to 2.2 copy limits on an AMD EPYC "
-    "that others use too. Backward with one query takes 2.7, and 1.7 where the query needs no gradient: that gradient is "
+    "Compiled depth read: forward the sources are fetched twice as in eager mode, 1.7 to 2.2 copy limits on an EPYC "
+    "that others use too. Backward with one query takes 2.7, and 1.7 if the query needs no gradient: that gradient is "
     "a sum over tokens, one column-wise reduction per source, which the compiler does not fuse with the row-wise rest. "
     "A query per token takes 1.5 to 2.2, as busy as the machine's memory is."
 )
