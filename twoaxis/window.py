@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.kernels.band import band_attention, band_pays, sink_softmax
+from twoaxis.kernels.flex import flex_serves, flex_window
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.weighted_sum import source_dots, weighted_sum
 
@@ -74,7 +75,8 @@ def window_attention(
     if fused and plain and (n == m or n == 1):
         out = _causal(q, k, v, scale)
     elif fused and window is not None and bias is None and band_pays(math.prod(q.shape[:-2]), n, m, window):
-        out = band_attention(q, k, v, window, scale, sink, reach)
+        form = flex_window if flex_serves(q, v) else band_attention
+        out = form(q, k, v, window, scale, sink, reach)
     else:
         out = _dense(q, k, v, window, scale, bias, sink, reach)
     return out.movedim(-2, axis)
