@@ -1,4 +1,4 @@
-"""The form for GPUs: the same mask without a kernel, on the CPU, against the definition; torch has no gradients there."""
+"""The form for GPUs: the same mask without a kernel, on the CPU (no gradients there), against the definition."""
 
 from __future__ import annotations
 
@@ -54,8 +54,10 @@ def test_values_are_those_of_the_definition(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it runs without its kernel
         ours = flex_form(flex_attention, q, k, v, window, 0.3, sink, reach)
-    turned = (t.transpose(1, 2) for t in (q, k, v))
-    truth = window_attention(*turned, window, 1, scale=0.3, sink=sink, reach=reach, fused=False).transpose(1, 2)
+    turned = [t.transpose(1, 2) for t in (q, k, v)]
+    truth = window_attention(
+        turned[0], turned[1], turned[2], window, 1, scale=0.3, sink=sink, reach=reach, fused=False
+    ).transpose(1, 2)
     torch.testing.assert_close(ours, truth, rtol=0, atol=1e-10)
 
 

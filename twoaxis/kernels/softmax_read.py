@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.kernels.backward import differentiated, reference_gradients
+from twoaxis.kernels.backward import differentiated, readable, reference_gradients
 from twoaxis.kernels.precision import full_precision, routing_dtype, widen
 from twoaxis.kernels.weighted_sum import (
     Parcels,
@@ -69,7 +69,7 @@ def open_source(x: Tensor, queries: Tensor, eps: float | None) -> tuple[Tensor, 
         queries: (n, H, D/H), see `rms_logits`.
         eps: inside the mean square; None leaves the keys un-normalised.
     """
-    if torch.compiler.is_compiling() or not differentiated(x, queries):
+    if readable() or not differentiated(x, queries):
         return x.unflatten(-1, queries.shape[1:]), rms_logits(x, queries, eps).unbind(-1)
     shared, *columns = _Source.apply(x, queries, eps)
     return shared, tuple(columns)
@@ -124,7 +124,7 @@ def _opened(eps: float | None) -> Any:
 
 def softmax_and_lse(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The softmax over the last dimension and the log-sum-exp; the backward pass of both needs the softmax alone."""
-    if torch.compiler.is_compiling() or not differentiated(logits):
+    if readable() or not differentiated(logits):
         return logits.softmax(-1), logits.logsumexp(-1)
     return _SoftmaxAndLse.apply(logits)  # type: ignore[no-any-return]
 
@@ -163,7 +163,7 @@ def softmax_read(sources: Sequence[Tensor], logits: Sequence[Tensor], scale: flo
     Returns:
         (..., H, D/H) in the sources' dtype.
     """
-    if torch.compiler.is_compiling():
+    if readable():
         return softmax_read_reference(sources, logits, scale)
     if not differentiated(*sources, *logits):
         return _average(sources, torch.stack(list(logits), dim=-1), scale)
@@ -219,7 +219,7 @@ class _SoftmaxRead(torch.autograd.Function):
         out = _average(sources, logits, scale)
         ctx.save_for_backward(logits.logsumexp(-1), out, *tensors)
         ctx.scale, ctx.count = scale, count
-        opened = [getattr(x.grad_fn, "readings", None) for x in sources]
+        opened = [getattr(x.grad_fn, "readings", None) if x.output_nr == 0 else None for x in sources]
         ctx.readings = [
             (found, column.output_nr - 1) if found is not None and column.grad_fn is x.grad_fn else None
             for found, x, column in zip(opened, sources, columns, strict=True)

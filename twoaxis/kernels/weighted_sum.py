@@ -19,12 +19,13 @@ Under `torch.compile` the readable form is what runs: the compiler fuses it bett
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from twoaxis.kernels.backward import differentiated, reference_gradients
+from twoaxis.kernels.backward import differentiated, readable, reference_gradients
 from twoaxis.kernels.precision import full_precision, routing_dtype, widen
 
 
@@ -72,7 +73,7 @@ def weighted_sum(
     _check(sources, static, token, channel)
     wide = routing_dtype(sources[0].dtype)
     static, token, channel = (None if w is None else w.to(wide) for w in (static, token, channel))
-    if torch.compiler.is_compiling():
+    if readable():
         return weighted_sum_reference(sources, static=static, token=token, channel=channel)
     if not differentiated(static, token, channel, *sources):
         return _sums(static, token, channel, sources)
@@ -80,23 +81,26 @@ def weighted_sum(
 
 
 class Parcels:
-    """What the readers of a source leave for its gradient in one backward pass; sums leave terms (g, coefficient)."""
+    """What the readers of a source leave for its gradient, by backward pass; sums leave terms (g, coefficient).
+
+    Passes over one graph may run inside one another (a hook or a recomputed block that differentiates) and in several
+    threads, so none may touch another's terms.
+    """
 
     def __init__(self) -> None:
-        self.task = -1
-        self.terms: list[Any] = []
+        self.terms: dict[int, list[Any]] = {}
 
     def deposit(self, terms: Sequence[Any]) -> None:
-        """Leave terms; those of another backward pass, whose source was never asked for a gradient, are forgotten."""
+        """Leave terms; where the source is never asked for its gradient they are forgotten when the pass ends."""
         task = torch._C._current_graph_task_id()
-        if task != self.task:
-            self.task, self.terms = task, []
-        self.terms += terms
+        if task not in self.terms:
+            self.terms[task] = []
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self.terms.pop, task, None))
+        self.terms[task] += terms
 
     def collect(self) -> list[Any]:
         """Take the terms of the backward pass that is running."""
-        terms, self.terms = self.terms, []
-        return terms if self.task == torch._C._current_graph_task_id() else []
+        return self.terms.pop(torch._C._current_graph_task_id(), [])
 
 
 class _Share(torch.autograd.Function):
@@ -128,7 +132,7 @@ def share(source: Tensor) -> Tensor:
     The gradient that passes through the result itself is not complete, only the one of `source` is: hand the result to
     `weighted_sum` and keep `source` for everything else. Second derivatives take the usual way.
     """
-    if torch.compiler.is_compiling() or not differentiated(source):
+    if readable() or not differentiated(source):
         return source
     return _Share.apply(source)  # type: ignore[no-any-return]
 
@@ -142,7 +146,7 @@ class _WeightedSum(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(static, token, channel, *sources)
         ctx.set_materialize_grads(False)
-        ctx.gathered = [getattr(x.grad_fn, "parcels", None) for x in sources]
+        ctx.gathered = [getattr(x.grad_fn, "parcels", None) if x.output_nr == 0 else None for x in sources]
         return _sums(static, token, channel, sources)
 
     @staticmethod
@@ -158,13 +162,14 @@ class _WeightedSum(torch.autograd.Function):
             torch.zeros_like(v) if need else None for v, need in zip((static, token, channel), needs[:3], strict=True)
         )
         product = torch.empty_like(ways[0][1]) if any(needs[:3]) else None
-        both = _together(static, token)
+        # a term must not hold the graph that holds it, or a pass that breaks off leaves a circle behind
+        both = [None if c is None else c.detach() for c in (*_together(static, token), channel)]
         d_sources: list[Tensor | None] = []
         for s, x in enumerate(sources):
             if product is not None:
                 for w, g in ways:
                     _weight_gradients(d_static, d_token, d_channel, torch.mul(g, x, out=product), w, s)
-            terms = [(g, c) for w, g in ways for c in _coefficients(*both, channel, w, s)] if needs[3 + s] else []
+            terms = [(g, c) for w, g in ways for c in _coefficients(*both, w, s)] if needs[3 + s] else []
             if terms and ctx.gathered[s] is not None:
                 ctx.gathered[s].deposit(terms)
                 terms = []
@@ -269,7 +274,7 @@ def source_dots(query: Tensor, sources: Sequence[Tensor]) -> Tensor:
     Returns:
         (..., W, S) in float32 at least.
     """
-    if torch.compiler.is_compiling() or not differentiated(query, *sources):
+    if readable() or not differentiated(query, *sources):
         return source_dots_reference(query, sources)
     return _SourceDots.apply(query, *sources)  # type: ignore[no-any-return]
 
@@ -326,7 +331,7 @@ def rms_logits(source: Tensor, queries: Tensor, eps: float | None) -> Tensor:
     Returns:
         (..., H, n) in float32 at least; the logits of one query for all tokens lie side by side in memory.
     """
-    if torch.compiler.is_compiling():
+    if readable():
         return rms_logits_reference(source, queries, eps)
     if not differentiated(source, queries):
         return scaled(raw_logits(widen(source), widen(queries)), inverse_rms(source, eps))
@@ -357,6 +362,7 @@ class _RmsLogits(torch.autograd.Function):
         return None if d_source is None else d_source.to(source.dtype), d_queries, None
 
 
+@full_precision
 def logits_gradients(
     source: Tensor,
     queries: Tensor,
@@ -409,10 +415,10 @@ def raw_logits(x: Tensor, u: Tensor) -> Tensor:
     """Dot products (..., H, n), made as (H, n, N): products with few rows are faster than those with few columns."""
     _, heads, width = u.shape
     if heads == 1:
-        return (u[:, 0] @ x.reshape(-1, width).mT).mT.reshape(*x.shape[:-1], 1, -1)
+        return (u[:, 0] @ x.reshape(-1, width).mT).mT.reshape(*x.shape[:-1], 1, len(u))
     rows = x.reshape(-1, heads, width).transpose(0, 1)  # (H, N, D/H)
     found = torch.matmul(u.transpose(0, 1), rows.mT)
-    return found.permute(2, 0, 1).reshape(*x.shape[:-1], heads, -1)
+    return found.permute(2, 0, 1).reshape(*x.shape[:-1], heads, len(u))
 
 
 def scaled(logits: Tensor, inverse: Tensor | None) -> Tensor:
