@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,7 +112,11 @@ def test_logits_are_no_sources() -> None:
 def test_function_transforms() -> None:
     x, y, u = (t.detach() for t in (randn(2, 4, seed=1), randn(2, 4, seed=2), randn(3, 1, 4, seed=3)))
     for make in (reads, sums):
-        close(*(grad(lambda *t, f=f: make(f, *t)(1).square().sum(), argnums=(0, 1, 2))(x, y, u) for f in (True, False)))  # noqa: B023
+
+        def loss(fast: bool, x: Tensor, y: Tensor, u: Tensor, make: Any = make) -> Tensor:
+            return make(fast, x, y, u)(1).square().sum()
+
+        close(*(grad(partial(loss, fast), argnums=(0, 1, 2))(x, y, u) for fast in (True, False)))
 
 
 def test_a_backward_pass_inside_autocast_is_not_narrowed() -> None:

@@ -95,8 +95,11 @@ class Parcels:
         task = torch._C._current_graph_task_id()
         if task not in self.terms:
             self.terms[task] = []
-            torch.autograd.Variable._execution_engine.queue_callback(partial(self.terms.pop, task, None))
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._forget, task))
         self.terms[task] += terms
+
+    def _forget(self, task: int) -> None:
+        self.terms.pop(task, None)
 
     def collect(self) -> list[Any]:
         """Take the terms of the backward pass that is running."""
@@ -163,13 +166,14 @@ class _WeightedSum(torch.autograd.Function):
         )
         product = torch.empty_like(ways[0][1]) if any(needs[:3]) else None
         # a term must not hold the graph that holds it, or a pass that breaks off leaves a circle behind
-        both = [None if c is None else c.detach() for c in (*_together(static, token), channel)]
+        fixed, moving = _together(static, token)
+        fixed, moving, wide = (None if c is None else c.detach() for c in (fixed, moving, channel))
         d_sources: list[Tensor | None] = []
         for s, x in enumerate(sources):
             if product is not None:
                 for w, g in ways:
                     _weight_gradients(d_static, d_token, d_channel, torch.mul(g, x, out=product), w, s)
-            terms = [(g, c) for w, g in ways for c in _coefficients(*both, w, s)] if needs[3 + s] else []
+            terms = [(g, c) for w, g in ways for c in _coefficients(fixed, moving, wide, w, s)] if needs[3 + s] else []
             if terms and ctx.gathered[s] is not None:
                 ctx.gathered[s].deposit(terms)
                 terms = []
