@@ -17,7 +17,7 @@ import pytest
 
 from twoaxis import cli, preset
 from twoaxis.cost.advise import Advice, Question, advise, paper_says
-from twoaxis.cost.answer import document, sentence, verdict
+from twoaxis.cost.answer import BEGINNINGS, document, sentence, verdict
 from twoaxis.cost.candidates import CANDIDATES, Place, for_goal
 from twoaxis.cost.deployment import Deployment
 from twoaxis.cost.evidence import DATA, Evidence, read_evidence
@@ -25,6 +25,7 @@ from twoaxis.cost.interview import QUESTIONS, interview
 from twoaxis.cost.next_steps import deployment_flags, next_steps
 from twoaxis.cost.shapes import find_shape, with_method
 from twoaxis.lab.spec import make_contender
+from twoaxis.retrofit.start import read_method
 
 HERE = Deployment(context=64)
 SMALL = ("advise", "--shape", "nano", "--context", "64")
@@ -145,6 +146,7 @@ def test_a_retrofit_starts_equal_and_says_how() -> None:
     assert starts["muddformer"] == "bitwise"
     assert starts["short_swa"] == "bitwise"
     assert starts["attention_residuals (block)"] in ("bitwise", "rounding")
+    assert set(starts.values()) <= set(BEGINNINGS)
     blended = next(c for c in advice.ranked if c.candidate.title == "deep_delta (d_v=1)")
     assert any("faded in" in risk for risk in blended.risks)
     plain = next(c for c in asked(goal="shortcut").ranked if c.candidate.title == "deep_delta (d_v=1)")
@@ -180,6 +182,7 @@ WORK = {
     "cost": "twoaxis.cli.cost._predict",
     "compare": "twoaxis.cli.compare._compare",
     "retrofit": "twoaxis.retrofit.convert.retrofit",
+    "probe": "twoaxis.retrofit.probe.probe",
     "train": "twoaxis.cli.train._train",
     "inspect": "twoaxis.model.load.check_folder",
 }
@@ -207,12 +210,12 @@ def test_next_commands_parse_and_their_methods_exist(monkeypatch: pytest.MonkeyP
     advice = asked(start=start)
     steps = next_steps(advice, len(advice.ranked))
     commands = [shlex.split(step.text)[1] for step in steps]
-    assert commands[0] == "cost"
+    assert commands[:2] == (["probe", "cost"] if start == "retrofit" else ["cost", "compare"])
     assert commands[-1] == "compare"
     assert ("retrofit" in commands) == (start == "retrofit")
-    for step, command in zip(steps[1:-1], commands[1:-1], strict=True):
+    for step, command in zip(steps[:-1], commands[:-1], strict=True):
         assert parse(monkeypatch, step.text), command
-    shape, pairs, deployment, *_ = parse(monkeypatch, steps[0].text)
+    shape, pairs, deployment, *_ = parse(monkeypatch, steps[commands.index("cost")].text)
     assert (shape, deployment) == ("nano", HERE)
     assert len(pairs) == 1 + len(CANDIDATES)
     for pair in pairs:
@@ -231,7 +234,14 @@ def test_the_model_of_a_retrofit_is_the_folder_that_was_given(monkeypatch: pytes
     folder = tmp_path / "my model"
     preset("nano").save_pretrained(folder)
     advice = advise(Question(shape=str(folder), start="retrofit", goal="mixing", deployment=HERE))
-    assert parse(monkeypatch, next_steps(advice, 1)[1].text)[0] == str(folder)
+    probe, _, retrofit, *_ = next_steps(advice, 2)
+    source, *options = parse(monkeypatch, probe.text)
+    assert source == parse(monkeypatch, retrofit.text)[0] == str(folder)
+    given = dict(options)
+    assert given["mixers"] == tuple(choice.method for choice in advice.ranked[:2])
+    assert (given["streams"], given["out"]) == ((), "probes/advice")
+    for spelled in given["mixers"]:
+        assert read_method("standard", spelled).mixer == spelled.partition(":")[0]
 
 
 def test_deployment_flags_say_what_differs() -> None:
@@ -349,6 +359,15 @@ def test_without_a_terminal_it_does_not_wait(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.wait(timeout=60) == 0
         assert process.stdout.read().strip() == "any llama-3-8b"
+
+
+def test_a_closed_input_is_not_read() -> None:
+    """As `<&-` leaves it: there is no standard input at all."""
+    asks = "from twoaxis.cli import advise; print(advise._terminal())"
+    done = subprocess.run(
+        ["sh", "-c", '"$0" -c "$1" <&-', sys.executable, asks], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
 
 
 def test_help_does_not_load_torch() -> None:

@@ -61,6 +61,20 @@ def test_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
         assert len(text) > 10_000
 
 
+def test_the_plain_residual_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It stands for itself: no ratios to itself in the summary, and a stage's time is called so."""
+    assert run(monkeypatch, *SMALL) == 0
+    alone = capsys.readouterr().out
+    summary = " ".join(alone.partition("IN SHORT")[2].partition("PARAMETERS AND")[0].split())
+    assert summary.startswith("- standard: ")
+    assert "131 kB of keys and values" in summary  # 64 tokens x 4 blocks x 2 x 128 numbers of 2 bytes
+    assert "plain residual" not in summary
+    assert "of a stage" not in " ".join(alone.split())
+    assert run(monkeypatch, *SMALL, "--pipeline-stages", "2") == 0
+    staged = capsys.readouterr().out
+    assert "stage," in staged.partition("TIME, AS A RATIO")[2]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -70,6 +84,11 @@ def test_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
         (("--stream", "deep_dleta"), "unknown stream 'deep_dleta' (did you mean 'deep_delta'?)"),
         (("--stream", "deep_delta:chanels=2"), "deep_delta has no option 'chanels'"),
         (("--out", "p.json"), "--out is where --calibrate writes its profile"),
+        (("--hardware", "no/p.json"), "there is no hardware profile no/p.json; make one with twoaxis cost --calibrate"),
+        (("--grid", "--stream", "deep_delta"), "--grid pairs streams with mixers"),
+        (("--calibrate", "--mixer", "canon"), "--calibrate runs on methods of its own; leave out --mixer"),
+        (("--calibrate", "--published"), "--calibrate runs on methods of its own; leave out --published"),
+        (("--published", "--stream", "deep_delta", "--sites"), "--published runs on methods of its own; leave out"),
     ],
 )
 def test_mistakes(

@@ -75,11 +75,16 @@ def advise(
         return _records(evidence, records, json_output)
     given = {name: value for name, value in locals().items() if name not in ("top", "evidence", "records")}
     given.pop("json_output")
-    if len(sys.argv) <= 2 and sys.stdin.isatty() and sys.stderr.isatty():
+    if len(sys.argv) <= 2 and _terminal():
         from twoaxis.cost.interview import interview
 
         given |= interview()
     return _advise(given, evidence, top, json_output)
+
+
+def _terminal() -> bool:
+    """Whether somebody can be asked; a stream that was closed is None."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
 def _advise(given: dict[str, Any], evidence: str | None, top: int, json_output: bool) -> int:

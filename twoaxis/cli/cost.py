@@ -74,6 +74,10 @@ def cost(
     """
     if out is not None and not calibrate:
         raise ValueError("--out is where --calibrate writes its profile; give both")
+    if calibrate or published:
+        _alone("--calibrate" if calibrate else "--published", stream, mixer, grid, sites, plot, calibrate and published)
+    if grid and not (stream and mixer):
+        raise ValueError("--grid pairs streams with mixers; give at least one --stream and one --mixer")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     if calibrate:
@@ -102,6 +106,14 @@ def cost(
     pairs: list[Pair] = [(None, None), *((s, None) for s in stream), *((None, m) for m in mixer)]
     pairs += [(s, m) for s in stream for m in mixer] if grid else []
     return _predict(shape, list(dict.fromkeys(pairs)), deployment, sites, plot, json_output)
+
+
+def _alone(mode: str, *others: object) -> None:
+    """Refuse what `--calibrate` and `--published`, which choose their own methods, would pass over."""
+    names = ("--stream", "--mixer", "--grid", "--sites", "--plot", "--published")
+    given = [name for name, value in zip(names, others, strict=True) if value]
+    if given:
+        raise ValueError(f"{mode} runs on methods of its own; leave out {', '.join(given)}")
 
 
 Pair = tuple[str | None, str | None]

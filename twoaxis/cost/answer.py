@@ -21,6 +21,12 @@ GOALS = {
     "mixing": "local mixing",
     "retrieval": "cross-depth retrieval",
 }
+BEGINNINGS = {
+    "bitwise": "the retrofitted model gives the same logits as the trained one, bit for bit",
+    "rounding": "the retrofitted model gives the same logits as the trained one up to rounding",
+    "blend": "the method has no exact neutral start; a gate fades it in from zero over the plain stream",
+}
+"""How a method begins on a trained model, by its neutral class."""
 STARTS = {"scratch": "from scratch", "retrofit": "onto a trained model"}
 
 
@@ -70,7 +76,7 @@ def _asked(advice: Advice) -> str:
         virtual = f" of {deployment.virtual_stages} virtual ones" if deployment.virtual_stages > 1 else ""
         parts.append(f"{deployment.pipeline_stages} pipeline stages{virtual}")
     if question.serving:
-        parts.append(f"{question.serving:.0%} of the compute decodes {deployment.batch} sequences together")
+        parts.append(f"{question.serving:.0%} of the compute decodes, {deployment.batch} at a time")
     if question.max_overhead is not None:
         parts.append(f"at most {question.max_overhead:g}% more time")
     if question.headroom is not None:
@@ -152,14 +158,16 @@ def _about(advice: Advice, choice: Choice) -> list[str]:
         cached = costs.pipeline.cached / advice.plain.pipeline.cached
         cost_line += f", pipeline traffic {cached:.3g}x cached, {whole:.3g}x forwarded whole"
     kept = costs.kept.local + costs.kept.stream
-    lines.append(f"{cost_line}; between tokens it keeps {amount(kept)} beside {amount(costs.kept.attention)} of keys.")
+    lines.append(
+        f"{cost_line}; between tokens it keeps {amount(kept)} beside {amount(costs.kept.attention)} of keys and values."
+    )
     shown = nearest(choice, advice)
     rest = len([r for r in choice.records if r.kind != "none"]) - len(shown)
     lines += [f"**Published**: {sentence(record)}." for record in shown]
     if rest > 0:
         lines.append(f"{rest} more in `twoaxis advise --records {choice.candidate.name}`.")
     if choice.neutral is not None:
-        lines.append(f"**Start**: {choice.neutral}.")
+        lines.append(f"**Start**: {BEGINNINGS[choice.neutral]}.")
     lines.append(f"**Risk**: {'; '.join(choice.risks) or 'none that the records show'}.")
     return lines
 

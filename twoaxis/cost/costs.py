@@ -152,8 +152,9 @@ def cost(
     plain = with_method(base, make_contender())
     model, train, prefill, decode = _traces(_Asked(config, deployment))
     before = _traces(_Asked(plain, deployment))
-    pipeline = plan(model.trunk, deployment.pipeline_stages, deployment.virtual_stages)
-    counts, bare = count_parameters(config), count_parameters(plain)
+    trunk = model.trunk
+    counts, bare = count_parameters(config, trunk=trunk), count_parameters(plain, trunk=before[0].trunk)
+    pipeline = plan(trunk, *_cut(deployment))
     memory = device_memory(config, counts, train, pipeline, deployment)
     live, size = model.stream.cost().live, SIZES[deployment.dtype]
     context = deployment.context
@@ -163,8 +164,8 @@ def cost(
         deployment=deployment,
         parameters=counts,
         parameters_added=counts.total - bare.total,
-        forward=forward_flops(config, context),
-        training=training_flops(config, context, recompute=int(deployment.recompute != "none")),
+        forward=forward_flops(config, context, trunk=trunk),
+        training=training_flops(config, context, recompute=int(deployment.recompute != "none"), trunk=trunk),
         traffic=Traffic(model.traffic(deployment.micro_batch, context)),
         activations=train.saved,
         live_numbers=live,

@@ -114,14 +114,23 @@ def verdict(row: Costs, plain: Costs, profile: Profile) -> str:
         plain: the plain residual of the same shape.
         profile: of the device.
     """
+    room = f"{amount(row.memory.total)} of {amount(profile.memory)}"
+    if row is plain:
+        line = (
+            f"**{row.label}**: {amount(row.training.total, 'FLOP')} per token in training; it keeps "
+            f"{amount(row.activations)} of activations where nothing is recomputed, and {amount(row.kept.attention)} "
+            "of keys and values between tokens. "
+        )
+        return line + (f"It fits: {room}." if row.fits else f"It does not fit: {room}{_remedy(row, profile)}.")
     base = row.parameters.total - row.parameters_added
     added = row.forward.stream + row.forward.mixer
+    kept = row.kept.local + row.kept.stream
     line = (
         f"**{row.label}**: {share(row.parameters_added, base)} parameters, "
         f"{share(added, row.forward.total - added)} operations; training takes {times(row.train)} "
         f"(fused to as written), decoding {times(row.decode)}; it leaves "
         f"{row.activations / plain.activations:.2f}x the activations where nothing is recomputed; between tokens it "
-        f"keeps {amount(row.kept.local + row.kept.stream)} beside "
+        f"keeps {amount(kept) if kept else 'nothing'} beside "
         f"{amount(row.kept.attention)} of keys and values. "
     )
     if row.deployment.pipeline_stages > 1:
@@ -130,11 +139,10 @@ def verdict(row: Costs, plain: Costs, profile: Profile) -> str:
             f"Pipeline traffic is {pipeline.cached / bare:.3g} times the plain residual's when cached, "
             f"{pipeline.naive / bare:.3g} times when forwarded whole. "
         )
-    room = f"{amount(row.memory.total)} of {amount(profile.memory)}"
     if row.fits:
         return f"{line}It fits: {room}; the plain residual takes {amount(plain.memory.total)}."
-    also = "" if row is plain else f", and the plain residual {'does' if plain.fits else 'does not either'}"
-    return f"{line}It does not fit: {room}{also}{_remedy(row, profile)}."
+    also = f"the plain residual {'does' if plain.fits else 'does not either'} ({amount(plain.memory.total)})"
+    return f"{line}It does not fit: {room}; {also}{_remedy(row, profile)}."
 
 
 def _remedy(row: Costs, profile: Profile) -> str:
@@ -234,7 +242,9 @@ def _memory(rows: Sequence[Costs], profile: Profile) -> Table:
 
 
 def _times(rows: Sequence[Costs]) -> Table:
-    headers = ("method", "train, fused", "naive", "prefill, fused", "naive", "decode, fused", "naive", "train, fused")
+    ratios = [f"{name}, {kernels}" for name in ("train", "prefill", "decode") for kernels in ("fused", "naive")]
+    staged = rows[0].deployment.pipeline_stages > 1
+    headers = ("method", *ratios, "training pass of a stage, fused" if staged else "training pass, fused")
     cells = [
         (
             row.label,

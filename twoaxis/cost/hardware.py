@@ -65,6 +65,8 @@ def find_profile(given: str) -> Profile:
     path = Path(given).expanduser()
     if path.is_file():
         return read_profile(path)
+    if path.suffix == ".json":
+        raise ValueError(f"there is no hardware profile {given}; make one with twoaxis cost --calibrate --out {given}")
     close = difflib.get_close_matches(name, list(sheet), n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise ValueError(

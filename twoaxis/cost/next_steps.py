@@ -1,4 +1,4 @@
-"""The commands that follow advice: cost the short list in full, compare it small, put it on a model."""
+"""The commands that follow advice: probe a trained model, cost the short list in full, put it on, compare it small."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ def next_steps(advice: Advice, top: int) -> tuple[Command, ...]:
     if not chosen:
         return ()
     question = advice.question
-    steps = [
+    retrofit = question.start == "retrofit"
+    steps = [_probe(question.shape, chosen)] if retrofit else []
+    steps.append(
         Command(
             "everything they would cost at your shape",
             _join("cost", "--shape", question.shape, *_methods(chosen), *deployment_flags(question.deployment)),
         )
-    ]
-    if question.start == "retrofit":
+    )
+    if retrofit:
         steps += [step for choice in chosen for step in _retrofit(question.shape, choice)]
     place = Place(find_shape(SMALL), "scratch", gpu=False)
     small = [word for choice in chosen for word in (_flag(choice), choice.candidate.spell(place))]
@@ -55,15 +57,30 @@ def next_steps(advice: Advice, top: int) -> tuple[Command, ...]:
     return tuple(steps)
 
 
+def _source(shape: str) -> str:
+    """The trained model, where the shape was read from its folder."""
+    path = Path(shape).expanduser()
+    return "MODEL" if not path.exists() else str(path.parent if path.is_file() else path)
+
+
+def _probe(shape: str, chosen: tuple[Choice, ...]) -> Command:
+    """Frozen weights first: minutes, and no model to keep."""
+    source = _source(shape)
+    named = " (MODEL: its folder, or its name on the hub)" if source == "MODEL" else ""
+    return Command(
+        f"would the model use them at all? Only the new parameters learn; a lower bound{named}",
+        _join("probe", source, *_methods(chosen), "--out", "probes/advice"),
+    )
+
+
 def _retrofit(shape: str, choice: Choice) -> tuple[Command, ...]:
     """Onto the model, then a first training run, then a look inside."""
-    path = Path(shape).expanduser()
-    source = "MODEL" if not path.exists() else str(path.parent if path.is_file() else path)
+    source = _source(shape)
     name = f"{choice.candidate.name}-{choice.candidate.form}".replace(" ", "-").replace("=", "").rstrip("-")
     folder = f"models/{name}"
     made = _join("retrofit", source, _flag(choice), choice.method, "--out", folder)
     return (
-        Command(f"{choice.candidate.title} onto the model, equal at step 0 (MODEL: its folder or name)", made),
+        Command(f"{choice.candidate.title} onto the model, equal at step 0", made),
         Command("and trained on from there", _join("train", "--from", folder, "--out", f"runs/{name}")),
         Command("and what its sites read", _join("inspect", f"runs/{name}/model", "--prompt", "The capital of France")),
     )

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -130,6 +129,11 @@ class Recorder(TorchDispatchMode):
     NARROW = 64
     """Columns below which a product of a stream fuses."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled under a recorder; torch's guard against it would take as long as the counting."""
+        return False
+
     def __init__(self, splits: bool = True) -> None:
         super().__init__()
         self.splits = splits
@@ -188,7 +192,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        inputs = tensors_in((*args, *kwargs.values()))
         key = signature(func, args, kwargs, inputs)
         if key in KNOWN:
             op, specs = KNOWN[key]
@@ -201,7 +205,7 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         if func.namespace == "prim":
             return out
-        outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        outputs = tensors_in((out,))
         name = func._schema.name.partition("::")[2]
         keys = {key_of(t) for t in inputs}
         fresh = [t for t in outputs if key_of(t) not in keys]
@@ -314,6 +318,17 @@ def signature(func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> Any:
     except TypeError:
         return None
     return key
+
+
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among some arguments or results, in lists and tuples too."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += tensors_in(value)
+    return found
 
 
 def _plain(out: Any, fresh: list[Tensor]) -> bool:

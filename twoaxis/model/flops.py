@@ -132,48 +132,53 @@ class Parameters(NamedTuple):
         return sum(self)
 
 
-def forward_flops(config: TwoAxisConfig | DecoderConfig, tokens: int) -> Flops:
+def forward_flops(config: TwoAxisConfig | DecoderConfig, tokens: int, *, trunk: Trunk | None = None) -> Flops:
     """Operations per token of a forward pass. Nothing is allocated, whatever the size.
 
     Args:
         config: the shape and the methods.
         tokens: T, the length of the sequences.
+        trunk: its modules, where they have been made; None makes them.
     """
     if tokens < 1:
         raise ValueError(f"a sequence has at least one token, got {tokens}")
-    shape, trunk = _trunk(config)
+    shape, trunk = _trunk(config, trunk)
     sublayers = _add(_block_flops(trunk, block, tokens) for block in range(shape.blocks))
     return sublayers._replace(
         head=2 * shape.width * shape.vocabulary, stream=trunk.stream.cost().flops + _further_norms(trunk)
     )
 
 
-def training_flops(config: TwoAxisConfig | DecoderConfig, tokens: int, *, recompute: int = 0) -> Flops:
+def training_flops(
+    config: TwoAxisConfig | DecoderConfig, tokens: int, *, recompute: int = 0, trunk: Trunk | None = None
+) -> Flops:
     """Operations per token of a forward and backward pass in which all parameters learn.
 
     Args:
         config: the shape and the methods.
         tokens: T, the length of the sequences.
         recompute: activation checkpointing of every n-th block, the first among them; 0 is none, 1 is all.
+        trunk: its modules, where they have been made; None makes them.
     """
     if recompute < 0:
         raise ValueError(f"recompute is every how many blocks, at least 0, got {recompute}")
-    forward = forward_flops(config, tokens)
+    shape, trunk = _trunk(config, trunk)
+    forward = forward_flops(shape, tokens, trunk=trunk)
     if not recompute:
         return _add([forward] * 3)
-    shape, trunk = _trunk(config)
     again = range(0, shape.blocks, recompute)
     stream = -(-forward.stream * len(again) // shape.blocks)  # methods count as a whole, not by block
     return _add([forward, forward, forward, *(_block_flops(trunk, block, tokens) for block in again)], stream)
 
 
-def count_parameters(config: TwoAxisConfig | DecoderConfig) -> Parameters:
+def count_parameters(config: TwoAxisConfig | DecoderConfig, *, trunk: Trunk | None = None) -> Parameters:
     """Parameters by part, exact. Nothing is allocated, whatever the size.
 
     Args:
         config: the shape and the methods.
+        trunk: its modules, where they have been made; None makes them.
     """
-    shape, trunk = _trunk(config)
+    shape, trunk = _trunk(config, trunk)
     hosts = _all(trunk, Attention), _all(trunk, MLP)
     attention, mlp = (sum(_numbers(host) - _numbers(host.points) for host in kind) for kind in hosts)
     vectors = shape.vocabulary * shape.width
@@ -188,9 +193,11 @@ def count_parameters(config: TwoAxisConfig | DecoderConfig) -> Parameters:
     )
 
 
-def _trunk(config: TwoAxisConfig | DecoderConfig) -> tuple[DecoderConfig, Trunk]:
+def _trunk(config: TwoAxisConfig | DecoderConfig, trunk: Trunk | None) -> tuple[DecoderConfig, Trunk]:
     """The model's modules without their numbers: what is counted is what is built."""
     shape = config if isinstance(config, DecoderConfig) else config.decoder_config()
+    if trunk is not None:
+        return shape, trunk
     with torch.device("meta"):
         return shape, Trunk(shape)
 
