@@ -122,7 +122,7 @@ def ranking(advice: Advice) -> Table:
             f"{choice.trust.speed_up:.3f}x",
             f"{choice.ratio:.3f}x",
             f"{choice.net:.3f}",
-            f"+{amount(costs.parameters_added, '')}".strip(),
+            f"+{amount(costs.parameters_added, '')}".strip().replace("G", "B"),
             f"{'+' if choice.added >= 0 else '-'}{amount(abs(choice.added))}",
             amount(kept),
             str(len(choice.trust.studies)),
