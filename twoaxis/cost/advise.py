@@ -63,7 +63,7 @@ class Question:
         if self.max_overhead is not None and self.max_overhead < 0:
             raise ValueError(f"max_overhead is a percentage of at least 0, got {self.max_overhead:g}")
         if self.headroom is not None and self.headroom < 0:
-            raise ValueError(f"headroom must be at least 0, got {self.headroom:g}")
+            raise ValueError(f"headroom must be at least 0 GB, got {self.headroom / 1e9:g} GB")
 
 
 class Choice(NamedTuple):
@@ -182,10 +182,9 @@ def _neutral(shape: DecoderConfig, contender: Contender) -> str:
     import torch
 
     from twoaxis.cost.shapes import with_method
-    from twoaxis.model.decoder import Trunk
 
     with torch.device("meta"):
-        return Trunk(with_method(shape, contender)).stream.neutral
+        return with_method(shape, contender).make_stream().neutral
 
 
 def time_ratio(costs: Costs, question: Question) -> float:

@@ -114,10 +114,8 @@ def live(config: Any) -> int:
     """Numbers per token that are alive between two sites at their most."""
     import torch
 
-    from twoaxis.model.decoder import Trunk
-
     with torch.device("meta"):
-        return Trunk(config).stream.cost().live
+        return config.make_stream().cost().live
 
 
 def moved(method: str, width: int, window: int) -> int:
