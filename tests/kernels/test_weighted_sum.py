@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from twoaxis.kernels.weighted_sum import (
+    Parcels,
     rms_logits,
     rms_logits_reference,
+    share,
     source_dots,
     source_dots_reference,
     weighted_sum,
@@ -118,3 +120,23 @@ def test_narrow_sources_are_summed_wide() -> None:
 def test_bad_shapes_are_named(sources: list[Tensor], weights: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         weighted_sum(sources, **weights)
+
+
+def test_a_shared_source_keeps_gradients_in_their_own_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What readers leave lives until the source's turn: bfloat16 stays bfloat16, and the sum is that of wide copies."""
+    left: list[tuple[Tensor, Tensor]] = []
+    deposit = Parcels.deposit
+    monkeypatch.setattr(Parcels, "deposit", lambda self, terms: (left.extend(terms), deposit(self, terms))[1])
+    torch.manual_seed(0)
+    source = torch.randn(2, 5, 8, dtype=torch.bfloat16, requires_grad=True)
+    weights = [torch.randn(2, 1) for _ in range(3)]
+    upstream = [torch.randn(2, 2, 5, 8).bfloat16() for _ in weights]
+    shared = share(source)
+    outs = [weighted_sum([shared], static=w) for w in weights]
+    torch.autograd.backward([y for ys in outs for y in ys], [g for gs in upstream for g in gs])
+    assert len(left) == 6
+    assert {g.dtype for g, _ in left} == {torch.bfloat16}
+    wide = sum(w[i, 0] * gs[i].float() for w, gs in zip(weights, upstream, strict=True) for i in range(2))
+    assert isinstance(wide, Tensor)
+    assert source.grad is not None
+    torch.testing.assert_close(source.grad.float(), wide, rtol=2**-7, atol=1e-6)

@@ -173,7 +173,9 @@ class _WeightedSum(torch.autograd.Function):
             if product is not None:
                 for w, g in ways:
                     _weight_gradients(d_static, d_token, d_channel, torch.mul(g, x, out=product), w, s)
-            terms = [(g, c) for w, g in ways for c in _coefficients(fixed, moving, wide, w, s)] if needs[3 + s] else []
+            # the gradients as they came: what is deposited lives on, and wide copies would take twice the room
+            given = [(grads[w], c) for w, _ in ways for c in _coefficients(fixed, moving, wide, w, s)]
+            terms = [(g, c) for g, c in given if g is not None] if needs[3 + s] else []
             if terms and ctx.gathered[s] is not None:
                 ctx.gathered[s].deposit(terms)
                 terms = []
