@@ -7,14 +7,17 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 
 from twoaxis.cost.calibrate import calibrate, errors, methods
 from twoaxis.cost.costs import Costs, cost
 from twoaxis.cost.deployment import Deployment
 from twoaxis.cost.hardware import find_profile
 from twoaxis.cost.measured import Table, interpolate, op_seconds, product_flops
+from twoaxis.cost.pieces import pretend
 from twoaxis.cost.recorder import ATTENTION, Op, Work
 from twoaxis.cost.roofline import work_seconds
+from twoaxis.cost.trace import Model
 from twoaxis.model.config import DecoderConfig
 
 SHAPE = DecoderConfig(vocabulary=1000, width=512, blocks=8, heads=8)
@@ -123,3 +126,16 @@ def test_calibration_of_one_method(tmp_path: Any) -> None:
     deployment = Deployment(hardware=str(tmp_path / "here.json"), context=64, dtype="float32")
     taken = cost(small, "denseformer", deployment)
     assert 1.0 < taken.train.naive < 3.0
+
+
+def test_tensors_without_numbers_run_the_kernels_of_a_cpu() -> None:
+    tensor = torch.empty(2, device="meta")
+    with pretend("cpu"):
+        assert tensor.device.type == "cpu"
+        assert torch.empty_like(tensor, device="cpu").is_meta
+    assert tensor.device.type == "meta"
+    config = DecoderConfig(vocabulary=16, width=32, blocks=1, heads=4, mixer="short_swa", mixer_options={"window": 4})
+    on_cpu, elsewhere = (
+        {op.name for op in Model(config, "float32", device).train(4, 128).sublayers.ops} for device in ("cpu", None)
+    )
+    assert "constant_pad_nd" in elsewhere - on_cpu  # the band lays keys out without padding

@@ -117,7 +117,7 @@ class _Pretend(TorchFunctionMode):
         self.device = torch.device(device)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _DEVICE:
+        if func == _DEVICE:  # a new wrapper at every access: equal, never the same
             return self.device
         if kwargs and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": "meta"}
