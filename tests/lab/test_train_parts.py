@@ -55,6 +55,8 @@ def test_wsd() -> None:
 
 
 def test_constant_and_extremes() -> None:
+    assert [TrainConfig(steps=n).warmup_steps for n in (1, 2, 20, 118, 600, 2000)] == [0, 1, 10, 30, 30, 100]
+    assert TrainConfig(steps=100, schedule="wsd", decay=0.9).warmup_steps == 10  # what the decay leaves
     assert [rate(TrainConfig(steps=4, warmup=0.5, schedule="constant"), n) for n in range(1, 5)] == [0.5, 1, 1, 1]
     assert [rate(TrainConfig(steps=4, warmup=1.0), n) for n in range(1, 6)] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rate(TrainConfig(steps=1, warmup=0.0), 1) == pytest.approx(0.1)

@@ -66,8 +66,8 @@ class TrainConfig:
     """Peak learning rate."""
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     """After the warm-up: a cosine, stable then a linear decay, or constant."""
-    warmup: float = 0.05
-    """Part of the steps in which the rate rises."""
+    warmup: float | None = None
+    """Part of the steps in which the rate rises; None is a twentieth, at least 30 steps and at most half of the run."""
     decay: float = 0.2
     """Part of the steps in which wsd decays."""
     final_lr: float = 0.1
@@ -136,9 +136,10 @@ class TrainConfig:
         if self.batch % self.accumulate:
             raise ValueError(f"accumulate ({self.accumulate}) must divide batch ({self.batch})")
         for name in ("warmup", "decay", "final_lr"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
-        if self.schedule == "wsd" and self.warmup + self.decay > 1:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {value}")
+        if self.schedule == "wsd" and self.warmup is not None and self.warmup + self.decay > 1:
             raise ValueError(f"warmup ({self.warmup}) and decay ({self.decay}) are more than the whole run")
         for name in ("beta1", "beta2", "held_out"):
             if not 0 <= getattr(self, name) < 1:
@@ -160,6 +161,24 @@ class TrainConfig:
         if self.tokens is None:
             return 500
         return -(-self.tokens // (self.batch * self.context))
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps in which the rate rises.
+
+        The default is counted in steps and not only as a part of the run: a small model that starts at the full rate
+        stays at the frequencies of single tokens for most of a short run, however good its stream is.
+        """
+        steps = self.total_steps
+        if self.warmup is not None:
+            return round(self.warmup * steps)
+        falling = self.decay_steps if self.schedule == "wsd" else 0
+        return min(max(round(0.05 * steps), 30), steps // 2, steps - falling)
+
+    @property
+    def decay_steps(self) -> int:
+        """Steps in which wsd decays."""
+        return round(self.decay * self.total_steps)
 
     @property
     def tokens_per_step(self) -> int:

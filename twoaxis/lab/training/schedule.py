@@ -7,8 +7,8 @@
     end .          - _         .                -      .
         |W|                    |W|        |  D  |      |W|
 
-Steps are counted from 1. The warm-up takes the first W = round(warmup · steps) of them, rises linearly and is at the
-peak in step W. The cosine falls from there and is at `final_lr` in the last step; wsd stays and falls linearly
+Steps are counted from 1. The warm-up takes the first W = `warmup_steps` of them, rises linearly and is at the peak in
+step W. The cosine falls from there and is at `final_lr` in the last step; wsd stays and falls linearly
 through the last D = round(decay · steps). A rate depends on the step alone, so a run that is taken up again needs no
 memory of it.
 """
@@ -29,7 +29,7 @@ def rate(config: TrainConfig, step: int) -> float:
         step: from 1; later than the last step is the last step's.
     """
     steps = config.total_steps
-    warmup, decay = round(config.warmup * steps), round(config.decay * steps)
+    warmup, decay = config.warmup_steps, config.decay_steps
     step = min(step, steps)
     if step <= warmup:
         return step / warmup
