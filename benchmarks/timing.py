@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from twoaxis.lab.measure import LiveBytes
+from twoaxis.training.measure import LiveBytes
 
 Run = Callable[[], Any]
 

@@ -149,7 +149,7 @@ def test_the_band_is_taken_where_it_leaves_enough_out() -> None:
 
 
 def test_memory_and_work_are_linear_in_the_axis() -> None:
-    from twoaxis.lab.measure import LiveBytes
+    from twoaxis.training.measure import LiveBytes
     from twoaxis.verify.count import FlopCount
 
     def measured(n: int) -> tuple[int, int]:

@@ -41,14 +41,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.card import Card, Published
+from twoaxis.base.options import check_types
 from twoaxis.depth.bank import Ahead, Bank, Slot, decodes, spent
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype, widen
 from twoaxis.kernels.softmax_read import open_source, softmax_and_lse, softmax_read, token_read
 from twoaxis.kernels.weighted_sum import rms_logits, share, source_dots, weighted_sum
-from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)

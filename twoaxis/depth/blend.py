@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from twoaxis.base.probe import Probe
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Neutral, ParameterGroup, Seen, State, Stream, Tokens
 from twoaxis.kernels.precision import widen
-from twoaxis.probe import Probe
 
 
 class Both(NamedTuple):

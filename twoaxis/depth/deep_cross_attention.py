@@ -44,13 +44,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.card import Card, Published
+from twoaxis.base.options import check_types
 from twoaxis.depth.multiway import Waiting, attention_sites, qkv_ways
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, Seen, Stream, Tokens
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.weighted_sum import rms_logits, weighted_sum
-from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,15 +45,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.card import Card, Published
+from twoaxis.base.options import check_types
+from twoaxis.base.probe import Probe, Regime
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.rewrite import delta_rewrite, read_channels, rewritten_vector
 from twoaxis.kernels.taps import depthwise_taps, with_history
-from twoaxis.options import check_types
-from twoaxis.probe import Probe, Regime
 from twoaxis.window import Ring
 
 

@@ -27,11 +27,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.card import Card, Published
+from twoaxis.base.options import check_types
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.weighted_sum import share, weighted_sum
-from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)

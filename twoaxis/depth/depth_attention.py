@@ -27,11 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.card import Card, Published
+from twoaxis.base.options import check_types
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.weighted_sum import source_dots
-from twoaxis.options import check_types
 from twoaxis.window import Ring
 
 

@@ -44,11 +44,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.card import Card, Published
+from twoaxis.base.card import Card, Published
+from twoaxis.base.options import check_types
 from twoaxis.depth.slot_mix import SlotMix
 from twoaxis.depth.stream import Cost, Layout
 from twoaxis.kernels.precision import widen
-from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,13 +37,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.card import Card, Published
+from twoaxis.base.options import check_types
 from twoaxis.depth.parallel_streams import ParallelStreams, Route
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup
 from twoaxis.kernels.precision import narrowed, widen
 from twoaxis.kernels.streams import few, normalised, stream_logits
-from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)

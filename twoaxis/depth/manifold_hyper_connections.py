@@ -52,7 +52,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.card import Card, Published
+from twoaxis.base.options import check_types
+from twoaxis.base.probe import Probe
 from twoaxis.depth.parallel_streams import ParallelStreams, Route, Streams
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import Site
@@ -60,8 +62,6 @@ from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.sinkhorn import sinkhorn
 from twoaxis.kernels.streams import stream_logits
-from twoaxis.options import check_types
-from twoaxis.probe import Probe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,13 +45,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.card import Card, Published
+from twoaxis.base.options import check_types
 from twoaxis.depth.multiway import Waiting, attention_sites, qkv_ways
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.weighted_sum import rms_logits, share, weighted_sum
-from twoaxis.options import check_types
 
 POST_START = 0.001
 """Where the scale of the post-norm starts."""

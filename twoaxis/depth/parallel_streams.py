@@ -16,12 +16,12 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
+from twoaxis.base.probe import Probe
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Layout, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype
 from twoaxis.kernels.streams import mix_streams, read_streams, spread, stream_mean, stream_sum
-from twoaxis.probe import Probe
 
 
 class Streams(NamedTuple):

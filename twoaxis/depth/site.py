@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from twoaxis.options import check_types
+from twoaxis.base.options import check_types
 
 KINDS = ("mixer", "attention", "mlp", "parallel")
 """What a sub-layer may be; `parallel` is attention and MLP side by side in one site."""

@@ -24,9 +24,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.card import Card
+from twoaxis.base.card import Card
+from twoaxis.base.probe import Probe
 from twoaxis.depth.site import OUT, Placement, Site, make_sites
-from twoaxis.probe import Probe
 
 _NUMBERS = itertools.count(1)
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from twoaxis.base.options import check_types
 from twoaxis.depth.registry import stream
 from twoaxis.depth.site import Placement
 from twoaxis.depth.stream import Stream
-from twoaxis.options import check_types
 from twoaxis.sequence.mixer import Mixer
 from twoaxis.sequence.registry import mixer
 

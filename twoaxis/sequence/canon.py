@@ -32,8 +32,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from twoaxis.card import Card, Published
-from twoaxis.options import check_types
+from twoaxis.base.card import Card, Published
+from twoaxis.base.options import check_types
 from twoaxis.sequence.mixer import Mixer
 from twoaxis.sequence.short_conv import ShortConv, ShortConvConfig
 

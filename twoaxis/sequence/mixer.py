@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.card import Card
-from twoaxis.probe import Probe
+from twoaxis.base.card import Card
+from twoaxis.base.probe import Probe
 from twoaxis.window import Ring
 
 POINTS = ("site", "attention", "qkv", "mlp", "hidden")

@@ -35,11 +35,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.card import Card, Published
+from twoaxis.base.options import check_types
+from twoaxis.base.probe import Probe
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.taps import depthwise_taps, with_history
-from twoaxis.options import check_types
-from twoaxis.probe import Probe
 from twoaxis.sequence.mixer import Local, LocalCost, LocalNeutral, Mixer
 from twoaxis.window import Ring
 

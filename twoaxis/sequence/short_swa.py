@@ -27,10 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.card import Card, Published
+from twoaxis.base.options import check_types
+from twoaxis.base.probe import Probe
 from twoaxis.kernels.precision import widen
-from twoaxis.options import check_types
-from twoaxis.probe import Probe
 from twoaxis.sequence.mixer import Local, LocalCost, LocalNeutral, Mixer
 from twoaxis.sequence.rope import make_rope, rotate
 from twoaxis.window import Ring
