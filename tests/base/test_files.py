@@ -31,7 +31,7 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text('{"a": 1')
     with pytest.raises(ValueError, match=r"c\.json is not a JSON document"):
         files.read_json(tmp_path / "c.json")
-    with pytest.raises(files.FileTrouble, match=r"none\.json cannot be read"):
+    with pytest.raises(files.FileError, match=r"none\.json cannot be read"):
         files.read_json(tmp_path / "none.json")
 
 
@@ -40,7 +40,7 @@ def _fill_beyond_the_limit(path: str) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
     try:
         files.write_bytes(path, b"new" * 1000)
-    except files.FileTrouble as error:
+    except files.FileError as error:
         os._exit(0 if Path(path).name in str(error) else 2)
     os._exit(1)
 
@@ -60,29 +60,29 @@ def test_no_space_names_the_file_and_the_remedy(tmp_path: Path) -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("this system has no /dev/full")
-    log = files.Lines(full)
-    with pytest.raises(files.FileTrouble, match="/dev/full cannot be written: the disk is full"):
+    log = files.JsonLines(full)
+    with pytest.raises(files.FileError, match="/dev/full cannot be written: the disk is full"):
         log.append({"step": 1})
 
 
 def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(files.FileTrouble, match="cannot be written"):
+    with pytest.raises(files.FileError, match="cannot be written"):
         files.write_text(tmp_path / "file" / "below", "x")
 
 
 def test_new_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     place = tmp_path / "model"
-    with pytest.raises(ZeroDivisionError), files.new_folder(place) as made:
+    with pytest.raises(ZeroDivisionError), files.atomic_folder(place) as made:
         (made / "half").write_text(str(1 / 0))
     assert os.listdir(tmp_path) == []
-    with files.new_folder(place) as made:
+    with files.atomic_folder(place) as made:
         (made / "whole").write_text("2")
         assert not place.exists()
     assert (place / "whole").read_text() == "2"
-    with pytest.raises(ValueError, match="not an empty folder"), files.new_folder(place):
+    with pytest.raises(ValueError, match="not an empty folder"), files.atomic_folder(place):
         pass
-    with files.new_folder(place, replace=True) as made:
+    with files.atomic_folder(place, replace=True) as made:
         (made / "other").write_text("3")
     assert os.listdir(place) == ["other"]
     assert os.listdir(tmp_path) == ["model"]
@@ -91,26 +91,26 @@ def test_new_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_sweep_removes_what_a_killed_process_left(tmp_path: Path) -> None:
     program = (
         "import os, sys; from twoaxis.base import files\n"
-        f"with files.new_folder({str(tmp_path / 'x')!r}) as made:\n"
+        f"with files.atomic_folder({str(tmp_path / 'x')!r}) as made:\n"
         "    (made / 'half').write_text('1'); os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], check=False)
     assert done.returncode == -9
     assert len(os.listdir(tmp_path)) == 1
     assert not (tmp_path / "x").exists()
-    files.sweep(tmp_path)
+    files.remove_partial(tmp_path)
     assert os.listdir(tmp_path) == []
 
 
 def test_log_survives_a_cut_line(tmp_path: Path) -> None:
-    log = files.Lines(tmp_path / "log.jsonl")
+    log = files.JsonLines(tmp_path / "log.jsonl")
     assert log.read() == []
     for step in range(5):
         log.append({"step": step})
     with open(log.path, "ab") as file:
         file.write(b'{"step": 5, "lo')
     assert [record["step"] for record in log.read()] == [0, 1, 2, 3, 4]
-    log.keep(lambda record: record["step"] < 3)
+    log.truncate(lambda record: record["step"] < 3)
     log.append({"step": 3})
     assert [record["step"] for record in log.read()] == [0, 1, 2, 3]
     log.path.write_text('{"step": 1}\nbroken\n{"step": 2}\n')
@@ -121,21 +121,21 @@ def test_log_survives_a_cut_line(tmp_path: Path) -> None:
 def test_lock_is_for_one_process_and_ends_with_it(tmp_path: Path) -> None:
     program = (
         "import sys, time; from twoaxis.base import files\n"
-        f"with files.locked({str(tmp_path)!r}):\n"
+        f"with files.claim({str(tmp_path)!r}):\n"
         "    print('in', flush=True); time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "in\n"
         said = f"in use by another process \\(process {other.pid}\\)"
-        with pytest.raises(ValueError, match=said), files.locked(tmp_path):
+        with pytest.raises(ValueError, match=said), files.claim(tmp_path):
             pass
         other.kill()
-    with files.locked(tmp_path):
+    with files.claim(tmp_path):
         assert (tmp_path / ".lock").read_text() == f"process {os.getpid()}"
 
 
 def test_digest_does_not_depend_on_the_order_of_keys() -> None:
-    assert files.digest({"a": 1, "b": [2, 3]}) == files.digest(json.loads('{"b": [2, 3], "a": 1}'))
-    assert files.digest({"a": 1}) != files.digest({"a": 2})
-    assert len(files.digest({})) == 12
+    assert files.short_hash({"a": 1, "b": [2, 3]}) == files.short_hash(json.loads('{"b": [2, 3], "a": 1}'))
+    assert files.short_hash({"a": 1}) != files.short_hash({"a": 2})
+    assert len(files.short_hash({})) == 12

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twoaxis.base.files import Lines, write_json
+from twoaxis.base.files import JsonLines, write_json
 from twoaxis.base.spec import Contender, make_contender
 from twoaxis.comparison.plan import Comparison, Plan, Row, data_label, save, slug
 from twoaxis.comparison.sizes import Size
@@ -134,7 +134,7 @@ def _run(place: Path, row: Row, fake: Fake, number: int, seed: int, shared: floa
     rate = 13_000 / 4**number * fake.speed * (1 + 0.02 * generator.normal())
     place.mkdir(parents=True)
     write_json(place / RUN, {"config": {"seed": seed}, "data": {"name": row.data}})
-    log = Lines(place / LOG)
+    log = JsonLines(place / LOG)
     diverged = seed in fake.diverged
     for part in range(1, 11 if not diverged else 4):
         tokens = row.tokens * part / 10

@@ -33,7 +33,7 @@ from tests.comparison.comparing import (
     wait_for,
     weights,
 )
-from twoaxis.base.files import locked
+from twoaxis.base.files import claim
 from twoaxis.comparison import plan as plans
 from twoaxis.comparison.compare import Outcome, compare, measure, prepare
 from twoaxis.comparison.forecast import forecast, render
@@ -125,7 +125,7 @@ def test_a_folder_grows_by_data(whole: Path, place: Path) -> None:
 def test_a_folder_refuses_what_does_not_fit(whole: Path, options: dict[str, Any], place: Path) -> None:
     with pytest.raises(ValueError, match=r"other settings \(batch: 2 -> 4; steps: 40 -> 41\)"):
         here(whole, options | {"batch": 4, "steps": 41})
-    with locked(whole), pytest.raises(ValueError, match=f"is in use by another process .process {os.getpid()}"):
+    with claim(whole), pytest.raises(ValueError, match=f"is in use by another process .process {os.getpid()}"):
         here(whole, options)
     with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
         here(whole, options, jobs=0)

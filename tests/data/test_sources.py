@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from twoaxis.base.files import FileTrouble
+from twoaxis.base.files import FileError
 from twoaxis.data.sources import parse_hub, read_source, source_name
 from twoaxis.model.evaluate import Document
 
@@ -77,7 +77,7 @@ def test_a_named_file_must_be_text(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_not_passed_over(tmp_path: Path) -> None:
     (tmp_path / "fine.txt").write_text("text")
     (tmp_path / "broken.txt").symlink_to("/proc/self/mem")
-    with pytest.raises(FileTrouble, match=r"broken.txt cannot be read"):
+    with pytest.raises(FileError, match=r"broken.txt cannot be read"):
         read(tmp_path)
     with pytest.raises(ValueError, match=r"broken.txt cannot be read"):
         read(tmp_path / "broken.txt")

@@ -16,7 +16,7 @@ import torch
 
 import twoaxis
 from twoaxis import cli
-from twoaxis.base.card import Card
+from twoaxis.base.method import Card
 from twoaxis.commands import study
 from twoaxis.depth.registry import METHODS, STREAMS, stream
 from twoaxis.depth.stream import Stream

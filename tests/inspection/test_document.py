@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 
 import twoaxis
 from tests.inspection.helpers import PROMPT, document, make
-from twoaxis.base.probe import Probe, Regime
+from twoaxis.base.method import NamedRange, Quantity
 from twoaxis.depth.standard import Standard
 from twoaxis.depth.stream import Layout
 from twoaxis.guide.document import Table, text
@@ -245,12 +245,12 @@ def test_a_stream_of_one_s_own_is_shown_with_all_it_tells(tmp_path: Path) -> Non
 class Told(Standard):
     """Tells a number with open-ended regimes, a vector that grows, and something of three axes."""
 
-    def _probe(self, value: Any, site: Any, y: Any, seen: Any, c: Any) -> dict[str, Probe]:
+    def _quantities(self, value: Any, site: Any, y: Any, seen: Any, c: Any) -> dict[str, Quantity]:
         if y is None:
             return {}
-        regimes = (Regime("small", -math.inf, 1.0), Regime("large", 1.0, math.inf))
+        regimes = (NamedRange("small", -math.inf, 1.0), NamedRange("large", 1.0, math.inf))
         return {
-            "growth": Probe(y.norm(dim=-1) / seen.x.norm(dim=-1), regimes=regimes),
-            "parts": Probe(torch.arange(1 + min(site.index, 1)), ("part",)),
-            "cube": Probe(torch.zeros(*y.shape[:-1], 2, 2, 2), ("a", "b", "c")),
+            "growth": Quantity(y.norm(dim=-1) / seen.x.norm(dim=-1), regimes=regimes),
+            "parts": Quantity(torch.arange(1 + min(site.index, 1)), ("part",)),
+            "cube": Quantity(torch.zeros(*y.shape[:-1], 2, 2, 2), ("a", "b", "c")),
         }

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twoaxis.base.probe import Probe, Regime
+from twoaxis.base.method import NamedRange, Quantity
 from twoaxis.inspection.measure import cosine, effective_sources, norm, shares
 
 
@@ -51,13 +51,13 @@ def test_lengths_and_cosines() -> None:
 
 
 def test_shares_count_each_number_once() -> None:
-    regimes = (Regime("low", 0.0, 0.5), Regime("middle", 0.5, 1.0), Regime("high", 1.0, 2.0))
+    regimes = (NamedRange("low", 0.0, 0.5), NamedRange("middle", 0.5, 1.0), NamedRange("high", 1.0, 2.0))
     assert shares(tensor(0.0, 0.5, 0.99, 1.0, 2.0), regimes) == [0.2, 0.4, 0.4]
     assert sum(shares(torch.rand(1000, dtype=torch.float64) * 2, regimes)) == pytest.approx(1.0)
 
 
 def test_a_probe_knows_whether_it_differs_between_tokens() -> None:
-    assert Probe(torch.zeros(2, 3)).per_token
-    assert not Probe(torch.zeros(())).per_token
-    assert not Probe(torch.zeros(4, 4), ("to", "from")).per_token
-    assert Probe(torch.zeros(1, 5, 4, 4), ("to", "from")).per_token
+    assert Quantity(torch.zeros(2, 3)).per_token
+    assert not Quantity(torch.zeros(())).per_token
+    assert not Quantity(torch.zeros(4, 4), ("to", "from")).per_token
+    assert Quantity(torch.zeros(1, 5, 4, 4), ("to", "from")).per_token

@@ -55,7 +55,7 @@ def test_deep_delta_discrepancy_shrinks_by_its_factor(options: dict[str, Any]) -
     stream = perturbed("deep_delta", **options)
     assert isinstance(stream, DeepDelta)
     for row, (site, state, seen, y, c, after) in enumerate(pass_over(stream)):
-        probes = stream.probe(state, site, y, seen, c)
+        probes = stream.quantities(state, site, y, seen, c)
         beta = probes["gate"].value
         k = stream.direction(row, y, c.x)
         v = stream.values(row, seen.x if stream.config.map == "k" else y)
@@ -80,7 +80,7 @@ def test_regimes_at_planted_gates(beta: float, regime: int) -> None:
     stream.gate_weight.zero_()
     stream.gate_bias.fill_(math.log(beta / (2 - beta)) if 0 < beta < 2 else math.copysign(800.0, beta - 1))
     for site, state, seen, y, c, after in pass_over(stream):
-        probes = stream.probe(state, site, y, seen, c)
+        probes = stream.quantities(state, site, y, seen, c)
         gate = probes["gate"]
         assert gate.value.unique().tolist() == pytest.approx([beta], abs=1e-12)
         assert gate.regimes == REGIMES
@@ -102,13 +102,13 @@ def test_regimes_at_planted_gates(beta: float, regime: int) -> None:
 def test_deep_delta_shows_nothing_where_it_does_not_act() -> None:
     for stream in (perturbed("deep_delta", update="add"), perturbed("deep_delta", placement="none")):
         for site, state, seen, y, c, _ in pass_over(stream):
-            assert stream.probe(state, site, y, seen, c) == {}
+            assert stream.quantities(state, site, y, seen, c) == {}
     stream = perturbed("deep_delta")
     *_, (_, _, _, _, _, last) = pass_over(stream)
     out = stream.layout.out
-    assert stream.probe(last, out, None, stream.read(last, out), None) == {}
+    assert stream.quantities(last, out, None, stream.read(last, out), None) == {}
     with pytest.raises(ValueError, match="sites out of order"):
-        stream.probe(last, stream.sites[0], None, stream.read(last, out), None)
+        stream.quantities(last, stream.sites[0], None, stream.read(last, out), None)
 
 
 # Hyper-connections.
@@ -128,7 +128,7 @@ def test_deep_delta_shows_nothing_where_it_does_not_act() -> None:
 def test_mix_and_write_make_the_next_streams_and_the_weights_the_read(name: str, options: dict[str, Any]) -> None:
     stream = perturbed(name, **options)
     for site, state, seen, y, c, after in pass_over(stream):
-        h, probes, n = state.value.h, stream.probe(state, site, y, seen, c), stream.config.streams
+        h, probes, n = state.value.h, stream.quantities(state, site, y, seen, c), stream.config.streams
         mix, write = probes["mix"], probes["write"]
         assert mix.axes == ("to", "from")
         assert write.axes == ("stream",)
@@ -149,7 +149,7 @@ def test_distance_from_doubly_stochastic() -> None:
     stream = perturbed("manifold_hyper_connections", iterations=1, order="columns_last")
     worst = 0.0
     for site, state, seen, y, c, _ in pass_over(stream):
-        probes = stream.probe(state, site, y, seen, c)
+        probes = stream.quantities(state, site, y, seen, c)
         mix, off = probes["mix"].value, probes["distance from doubly stochastic"].value
         assert off.shape == (2, 5)
         for b in range(2):
@@ -162,7 +162,7 @@ def test_distance_from_doubly_stochastic() -> None:
     assert worst > 1e-3  # one iteration has not converged
     converged = perturbed("manifold_hyper_connections", iterations=400)
     for site, state, seen, y, c, _ in pass_over(converged):
-        assert converged.probe(state, site, y, seen, c)["distance from doubly stochastic"].value.max() < 1e-9
+        assert converged.quantities(state, site, y, seen, c)["distance from doubly stochastic"].value.max() < 1e-9
 
 
 # Blend.
@@ -221,7 +221,7 @@ def test_attention_by_distance_is_what_short_swa_computes_with(options: dict[str
     x = torch.randn(2, 7, 8, dtype=torch.float64)
     ids = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 2, 2]])
     reach = twoaxis.document_reach(ids) if documents else None
-    attention = local.probe(x, local.start(), reach=reach)["attention"]
+    attention = local.quantities(x, local.start(), reach=reach)["attention"]
     assert attention.axes == ("head", "distance")
     weights = attention.value
     assert weights.shape == (2, 7, options["heads"], options["window"])
@@ -246,7 +246,7 @@ def test_attention_by_distance_is_what_short_swa_computes_with(options: dict[str
     past, found = local.start(spare=2), []
     for chunk in (slice(0, 4), slice(4, 5), slice(5, 7)):
         part = None if reach is None else reach[:, chunk]
-        found.append(local.probe(x[:, chunk], past, reach=part)["attention"].value)
+        found.append(local.quantities(x[:, chunk], past, reach=part)["attention"].value)
         past = local.step(x[:, chunk], past, reach=part)[1]
     torch.testing.assert_close(torch.cat(found, 1), weights, rtol=0, atol=1e-12)
 
@@ -255,7 +255,7 @@ def test_attention_by_distance_is_what_short_swa_computes_with(options: dict[str
 def test_taps_are_root_mean_squares_with_the_current_token_first() -> None:
     local = ShortConv(2, kernel=3, start="uniform")
     local.weight.copy_(torch.tensor([[[1.0, 2.0, -3.0]], [[7.0, 0.0, 4.0]]]))
-    taps = local.probe(torch.zeros(1, 2, 2), Ring(3, 1))["taps"]
+    taps = local.quantities(torch.zeros(1, 2, 2), Ring(3, 1))["taps"]
     assert taps.value.tolist() == pytest.approx([math.sqrt(12.5), math.sqrt(2.0), 5.0])
     assert taps.axes == ("distance",)
     assert not taps.per_token

@@ -83,7 +83,7 @@ def test_numbers_of_every_method_and_unchanged_outputs(config: twoaxis.DecoderCo
             p = look.weights.abs() / look.weights.abs().sum(-1, keepdim=True)
             entropy = -(p * p.clamp_min(1e-300).log()).sum(-1)
             torch.testing.assert_close(look.effective, entropy.exp(), rtol=1e-10, atol=0)
-        probes = model.stream.probe(state, site, y, read, c)
+        probes = model.stream.quantities(state, site, y, read, c)
         assert set(look.probes) == set(probes)
         for name, probe in probes.items():
             assert torch.equal(look.probes[name].value, probe.value)

@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file
 
 from tests.training.train_helpers import Fork, numbers, small
-from twoaxis.base.files import FileTrouble
+from twoaxis.base.files import FileError
 from twoaxis.training import checkpoint as saving
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.results import Result, load_log, load_result
@@ -216,7 +216,7 @@ def test_no_room_for_a_checkpoint(tmp_path: Path, whole: Any) -> None:
     folder = tmp_path / "run"
     run = Fork(small(**RUN), folder, before=limit)
     assert run.wait() == 2
-    assert run.text.startswith("FileTrouble: ")
+    assert run.text.startswith("FileError: ")
     assert f"{folder / 'checkpoints'}/" in run.text
     assert run.text.endswith("model.safetensors cannot be written: File too large\n")
     assert not list(folder.rglob("*partial*"))
@@ -229,7 +229,7 @@ def test_no_room_for_the_model(tmp_path: Path, whole: Any) -> None:
     config = small(**RUN | {"save_every": None, "save_model": True})
     run = Fork(config, folder, before=limit)
     assert run.wait() == 2
-    assert run.text.startswith(f"FileTrouble: {folder}/")
+    assert run.text.startswith(f"FileError: {folder}/")
     assert run.text.endswith("model.safetensors cannot be written: File too large\n")
     assert load_result(folder) is None
     train(config, folder)
@@ -240,12 +240,12 @@ def test_no_room_for_the_model(tmp_path: Path, whole: Any) -> None:
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        FileTrouble, match=f"^{tmp_path / 'file' / 'run'} cannot be written: a part of the path is a file"
+        FileError, match=f"^{tmp_path / 'file' / 'run'} cannot be written: a part of the path is a file"
     ):
         train(small(), tmp_path / "file" / "run")
     if os.getuid() != 0:  # root may write anywhere
         (tmp_path / "closed").mkdir(mode=0o500)
-        with pytest.raises(FileTrouble, match="no permission"):
+        with pytest.raises(FileError, match="no permission"):
             train(small(), tmp_path / "closed" / "run")
 
 

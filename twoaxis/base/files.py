@@ -31,24 +31,24 @@ _REASONS = {
 }
 
 
-class FileTrouble(ValueError):
+class FileError(ValueError):
     """The system refused a file; the message names it and says what to do."""
 
 
 @contextlib.contextmanager
-def telling(path: str | Path, doing: str = "written") -> Iterator[None]:
-    """Turn the system's refusals into `FileTrouble` that names `path`."""
+def file_errors(path: str | Path, doing: str = "written") -> Iterator[None]:
+    """Turn the system's refusals into `FileError` that names `path`."""
     try:
         yield
     except OSError as error:
         reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
-        raise FileTrouble(f"{error.filename or path} cannot be {doing}: {reason}") from error
+        raise FileError(f"{error.filename or path} cannot be {doing}: {reason}") from error
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Write a file whole: after a crash there is the old one or the new one."""
     path = Path(path)
-    with telling(path):
+    with file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent)
         try:
@@ -77,7 +77,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def read_json(path: str | Path) -> Any:
     """A JSON document."""
-    with telling(path, "read"):
+    with file_errors(path, "read"):
         data = Path(path).read_bytes()
     try:
         return json.loads(data)
@@ -86,7 +86,7 @@ def read_json(path: str | Path) -> Any:
 
 
 @contextlib.contextmanager
-def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
+def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """A folder to fill, which takes its place when the block ends without an error and vanishes when not.
 
     Args:
@@ -96,11 +96,11 @@ def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     path = Path(path)
     if not replace and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"{path} exists and is not an empty folder; choose another place or remove it")
-    with telling(path):
+    with file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent))
     try:
-        with telling(path):
+        with file_errors(path):
             yield made
             for file in made.rglob("*"):
                 _sync(file)
@@ -117,8 +117,8 @@ def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def sweep(folder: str | Path) -> None:
-    """Remove what a killed process left unfinished in `folder`; only while nobody else writes there (see `locked`)."""
+def remove_partial(folder: str | Path) -> None:
+    """Remove what a killed process left unfinished in `folder`; only while nobody else writes there (see `claim`)."""
     for left in Path(folder).glob(f".*{PARTIAL}*"):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
@@ -127,7 +127,7 @@ def sweep(folder: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: str | Path, *, wait: bool = False) -> Iterator[None]:
+def claim(folder: str | Path, *, wait: bool = False) -> Iterator[None]:
     """Keep a folder to one process; the lock ends with the process, however it ends.
 
     Args:
@@ -135,7 +135,7 @@ def locked(folder: str | Path, *, wait: bool = False) -> Iterator[None]:
         wait: for a process that has it, instead of refusing.
     """
     folder = Path(folder)
-    with telling(folder):
+    with file_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "a+")  # noqa: SIM115  it stays open while the lock is held
     try:
@@ -154,7 +154,7 @@ def locked(folder: str | Path, *, wait: bool = False) -> Iterator[None]:
         file.close()
 
 
-class Lines:
+class JsonLines:
     """A log of JSON records, one per line, that survives a crash.
 
     Args:
@@ -166,14 +166,14 @@ class Lines:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a record and hand it to the system."""
-        with telling(self.path), open(self.path, "a", encoding="utf-8") as file:
+        with file_errors(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
         """Every whole record; a last line cut short is passed over, a broken one before it is an error."""
         if not self.path.exists():
             return []
-        with telling(self.path, "read"):
+        with file_errors(self.path, "read"):
             lines = self.path.read_bytes().split(b"\n")
         records = []
         for number, line in enumerate(lines[:-1], start=1):  # what follows the last line end was cut short
@@ -183,14 +183,14 @@ class Lines:
                 raise ValueError(f"{self.path}, line {number}, is not a JSON record") from error
         return records
 
-    def keep(self, wanted: Any) -> None:
+    def truncate(self, wanted: Any) -> None:
         """Rewrite the log with the records for which `wanted(record)` holds, as when going back to a checkpoint."""
         if self.path.exists():
             kept = [record for record in self.read() if wanted(record)]
             write_text(self.path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept))
 
 
-def digest(value: Any) -> str:
+def short_hash(value: Any) -> str:
     """Twelve hexadecimal digits that stand for a JSON value, whatever the order of its keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -16,7 +16,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from twoaxis.base.files import digest
+from twoaxis.base.files import short_hash
 
 COMMON = ("placement", "blend", "init", "mixer_blocks")
 """Options of every method that are fields of the model."""
@@ -110,7 +110,7 @@ class Contender:
     @property
     def key(self) -> str:
         """Stands for everything that can change a number: the label is not part of it."""
-        return digest({name: value for name, value in self.to_dict().items() if name != "label"})
+        return short_hash({name: value for name, value in self.to_dict().items() if name != "label"})
 
     def model_fields(self) -> dict[str, Any]:
         """The fields of `TwoAxisConfig` it sets."""

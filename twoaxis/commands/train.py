@@ -62,8 +62,8 @@ def train(
     from twoaxis.training.config_file import merge, read_fields
 
     run = merge({} if config is None else read_fields(config), given_fields(fields, sys.argv[1:]))
+    from twoaxis.base.interrupt import Interrupted
     from twoaxis.base.plugins import use_files
-    from twoaxis.training.interrupt import Interrupted
     from twoaxis.training.machine import rank
     from twoaxis.training.reporting import check_reports
 

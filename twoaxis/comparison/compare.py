@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from twoaxis.base.files import locked, sweep
+from twoaxis.base.files import claim, remove_partial
 from twoaxis.base.plugins import fingerprints, use_files
 from twoaxis.comparison.budget import Measure, count_contender, make_rows
 from twoaxis.comparison.controls import controls
@@ -97,8 +97,8 @@ def compare(
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     if load(out) is None:
         request.fresh()  # what makes no sense is refused before there is a folder
-    with locked(out):
-        sweep(out)
+    with claim(out):
+        remove_partial(out)
         stored = load(out)
         use = stored.plan.use if stored is not None else ()
         with Workers(out / OUTPUT, use=[*use, *[u for u in request.use if u not in use]]) as workers:

@@ -129,12 +129,12 @@ def become_run(order: dict[str, Any], events: int, server: int) -> NoReturn:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException as error:  # whatever it is, it ends this run only
         traceback.print_exc()
-        from twoaxis.base.files import FileTrouble
+        from twoaxis.base.files import FileError
 
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         message = f"{kind}{error}"[:LONGEST]
         with contextlib.suppress(OSError):
-            send(events, {"job": order["start"], "error": message, "trouble": isinstance(error, FileTrouble)})
+            send(events, {"job": order["start"], "error": message, "trouble": isinstance(error, FileError)})
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()

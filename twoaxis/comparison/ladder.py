@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.base.files import digest
+from twoaxis.base.files import short_hash
 from twoaxis.depth.blend import Blend, Both
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Seen, Stream
@@ -78,7 +78,7 @@ class Rung:
     @property
     def key(self) -> str:
         """Stands for everything that can change a number; the names are not part of it."""
-        return digest({"stream": self.stream, "mixer": self.mixer, "rate": self.rate})
+        return short_hash({"stream": self.stream, "mixer": self.mixer, "rate": self.rate})
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from twoaxis.base.files import digest, read_json, write_json
+from twoaxis.base.files import read_json, short_hash, write_json
 from twoaxis.base.spec import Contender, make_contender, spell
 from twoaxis.comparison.sizes import Size
 from twoaxis.training.config import RUNNING, TrainConfig
@@ -380,7 +380,7 @@ def slug(sources: Sequence[str]) -> str:
 def folder_name(label: str) -> str:
     """A label as the name of a folder, different for different labels."""
     plain = re.sub(r"[^A-Za-z0-9._=-]+", "-", label).strip("-.")[:48]
-    return plain if plain == label else f"{plain}-{digest(label)[:6]}"
+    return plain if plain == label else f"{plain}-{short_hash(label)[:6]}"
 
 
 def merge(old: Sequence[Any], new: Iterable[Any]) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from twoaxis.base.files import FileTrouble, locked, read_json, sweep, write_json
+from twoaxis.base.files import FileError, claim, read_json, remove_partial, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -166,8 +166,8 @@ def probe(
     rungs = choose_rungs(streams, mixers)
     found = open_source(source)
     check_config(found.config)
-    with prepared(1), locked(out):
-        sweep(out)
+    with prepared(1), claim(out):
+        remove_partial(out)
         costs = _check_rungs(found, rungs, config.context)
         say("reading text")
         text = _text(found, tokenizer, config)
@@ -397,7 +397,7 @@ def _run_all(out: Path, load: _Loader, tasks: list[Task], plan: dict[str, Any], 
         for task in tasks:
             try:
                 _run(out, material, plan, task, lambda name=task.name: bar.advance(1, name))
-            except FileTrouble:
+            except FileError:
                 raise
             except (ValueError, RuntimeError) as error:
                 failures[task.name] = _line(error)

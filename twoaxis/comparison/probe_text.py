@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from twoaxis.base.files import digest
+from twoaxis.base.files import short_hash
 from twoaxis.data.sources import Skipped, read_source, source_name
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def read_text(sources: Sequence[str], codec: Codec, context: int, text_field: st
             "out are needed; give more text or a smaller --context"
         )
     counted = hashlib.sha256(torch.cat([*held_out, *train]).numpy().tobytes()).hexdigest()
-    fingerprint = digest({"tokens": counted, "held_out": [len(d) for d in held_out], "context": context})
+    fingerprint = short_hash({"tokens": counted, "held_out": [len(d) for d in held_out], "context": context})
     return ProbeText(name, context, train, held_out, fingerprint, note)
 
 
@@ -172,4 +172,4 @@ def _hash(text: str) -> str:
 
 
 def _generator(*parts: Any) -> torch.Generator:
-    return torch.Generator().manual_seed(int(digest(list(parts)), 16))
+    return torch.Generator().manual_seed(int(short_hash(list(parts)), 16))

@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from twoaxis.base.files import new_folder, write_bytes, write_text
+from twoaxis.base.files import atomic_folder, write_bytes, write_text
 from twoaxis.comparison.document import to_document
 from twoaxis.comparison.summary import Summary, Table, summarise
 from twoaxis.comparison.tables import Cell, Grid, grids
@@ -55,7 +55,7 @@ def make_report(folder: str | Path, *, l_inf: float | None = None, alpha: float 
     document = to_document(summary)
     place = Path(folder) / REPORT
     figures, note = _figures(summary)
-    with new_folder(place, replace=True) as made:
+    with atomic_folder(place, replace=True) as made:
         for name, content in figures.items():
             write_bytes(made / name, content)
         write_text(made / "table.json", json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n")

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from twoaxis.base.files import telling
+from twoaxis.base.files import file_errors
 from twoaxis.training.config import TrainConfig
 
 TAIL = 15
@@ -129,7 +129,7 @@ class Workers:
         self.launch()
         self.count += 1
         output = self.output / f"{config.key}-{self.count}.txt"
-        with telling(output):
+        with file_errors(output):
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_bytes(b"")
         self.running[self.count] = output

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from twoaxis.base.files import PARTIAL, digest, locked, new_folder, read_json, write_json
+from twoaxis.base.files import PARTIAL, atomic_folder, claim, read_json, short_hash, write_json
 from twoaxis.data import tokenizer as tokenizing
 from twoaxis.data.sources import Skipped, read_source
 from twoaxis.model.evaluate import Document
@@ -241,18 +241,18 @@ def open_corpus(
     """
     loaded = tokenizing.load(tokenizer)
     found = survey(data, text_field, held_out)
-    name = digest({"format": FORMAT, "text": found.hash, "tokenizer": tokenizing.key(tokenizer, loaded)})
+    name = short_hash({"format": FORMAT, "text": found.hash, "tokenizer": tokenizing.key(tokenizer, loaded)})
     root = cache_folder(cache)
     folder = root / name
     facts = _whole(folder)
     if facts is None:
-        with locked(root / "locks" / name, wait=True):
+        with claim(root / "locks" / name, wait=True):
             facts = _whole(folder, say=True)  # another process may have built it meanwhile
             if facts is None:
                 _sweep(root, name)
                 if folder.is_file():
                     folder.unlink()
-                with new_folder(folder, replace=True) as made:
+                with atomic_folder(folder, replace=True) as made:
                     _build(made, _Job(data, text_field, tokenizer, loaded, found, _silent if watch is None else watch))
                 facts = _whole(folder)
     if facts is None:

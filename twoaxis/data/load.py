@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from twoaxis.base import spec
-from twoaxis.base.files import digest
+from twoaxis.base.files import short_hash
 from twoaxis.base.progress import Progress
 from twoaxis.data.corpus import Corpus, Part, Watch, open_corpus
 from twoaxis.data.packing import Fixed, Order, Rows
@@ -166,7 +166,7 @@ class TextData(Data):
         files = self.corpus.facts["files"]
         hashes = {name: hashed for name, (_, hashed) in files.items() if not name.startswith("tokenizer/")}
         settings = {"context": self.context, "isolate": self.isolate, "tokens": self.train_tokens}
-        return digest({"files": hashes, "vocabulary": self.vocabulary, **settings})
+        return short_hash({"files": hashes, "vocabulary": self.vocabulary, **settings})
 
     def train(self, seed: int, count: int) -> Rows:
         """Rows in an order of the seed's; see `twoaxis.data.packing`."""
@@ -266,7 +266,7 @@ class TaskData(Data):
             for part in self.task.examples(0, 0, 64, held_out=held_out):
                 first.update(part.tobytes())
         config = dataclasses.asdict(self.task.config)
-        self.fingerprint = digest({"task": name, "options": config, "context": context, "first": first.hexdigest()})
+        self.fingerprint = short_hash({"task": name, "options": config, "context": context, "first": first.hexdigest()})
 
     def train(self, seed: int, count: int) -> TaskExamples:
         """Examples of the seed."""

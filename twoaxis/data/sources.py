@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from twoaxis.base.files import telling
+from twoaxis.base.files import file_errors
 from twoaxis.model.evaluate import Document, read_documents
 
 RECORDS = (".jsonl", ".ndjson", ".parquet")
@@ -96,7 +96,7 @@ def _files(path: Path, skipped: Skipped) -> list[Path]:
         raise error
 
     found = []
-    with telling(path, "read"):
+    with file_errors(path, "read"):
         for where, folders, names in os.walk(path, onerror=refuse):
             shown = [name for name in folders if not name.startswith(".")]
             skipped["hidden"] += len(folders) - len(shown) + sum(name.startswith(".") for name in names)
@@ -110,7 +110,7 @@ def _files(path: Path, skipped: Skipped) -> list[Path]:
 
 def _text(file: Path, skipped: Skipped) -> str | None:
     """The text of a file of a folder, or None and a count."""
-    with telling(file, "read"):
+    with file_errors(file, "read"):
         data = file.read_bytes()
     if not data:
         skipped["empty"] += 1
@@ -180,7 +180,7 @@ def _record_text(text: Any, place: str, text_field: str, skipped: Skipped) -> st
 
 
 def _jsonl(path: Path, text_field: str) -> Iterator[tuple[str, Any]]:
-    with telling(path, "read"), open(path, "rb") as file:
+    with file_errors(path, "read"), open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -202,7 +202,7 @@ def _parquet(path: Path, text_field: str) -> Iterator[tuple[str, Any]]:
     except ModuleNotFoundError as error:
         raise ValueError(f"{path} needs pyarrow, which is not installed; it comes with datasets") from error
     number = 0
-    with telling(path, "read"):
+    with file_errors(path, "read"):
         try:
             file = pyarrow.parquet.ParquetFile(path)
         except pyarrow.ArrowInvalid as error:

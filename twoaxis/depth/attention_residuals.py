@@ -41,7 +41,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from twoaxis.base.card import Card, Published
+from twoaxis.base.method import Card, Published
 from twoaxis.base.options import check_types
 from twoaxis.depth.bank import Ahead, Bank, Slot, decodes, spent
 from twoaxis.depth.site import Site

@@ -44,7 +44,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.base.card import Card, Published
+from twoaxis.base.method import Card, Published
 from twoaxis.base.options import check_types
 from twoaxis.depth.multiway import Waiting, attention_sites, qkv_ways
 from twoaxis.depth.site import Site

@@ -45,9 +45,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.card import Card, Published
+from twoaxis.base.method import Card, NamedRange, Published, Quantity
 from twoaxis.base.options import check_types
-from twoaxis.base.probe import Probe, Regime
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
@@ -106,10 +105,10 @@ class DeepDeltaConfig:
 
 
 REGIMES = (
-    Regime("skip", 0.0, 0.1),
-    Regime("under-relaxed", 0.1, 0.9),
-    Regime("match", 0.9, 1.1),
-    Regime("over-relaxed", 1.1, 2.0),
+    NamedRange("skip", 0.0, 0.1),
+    NamedRange("under-relaxed", 0.1, 0.9),
+    NamedRange("match", 0.9, 1.1),
+    NamedRange("over-relaxed", 1.1, 2.0),
 )
 """What a gate does to kᵀX - v: keeps nine tenths of it or more, shrinks it, leaves a tenth at most, turns its sign."""
 
@@ -414,17 +413,19 @@ class DeepDelta(Stream):
         return F.linear(x, widen(rows.rows["value_weight"][row]), widen(rows.rows["value_bias"][row]))
 
     @full_precision
-    def _probe(self, value: Matrix, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
+    def _quantities(
+        self, value: Matrix, site: Site, y: Tensor | None, seen: Seen, c: Seen | None
+    ) -> dict[str, Quantity]:
         """The gate, and how far what the state holds along k is from v before and after the write."""
         if y is None or c is None or self.config.update == "add" or not self.uses(site):
             return {}
         row = self.rows[site.index]
         k, v = self.direction(row, y, c.x), self.values(row, widen(seen.x if self.config.map == "k" else y))
-        found = {"gate": Probe(self.gate(row, c.x), regimes=REGIMES)}
+        found = {"gate": Quantity(self.gate(row, c.x), regimes=REGIMES)}
         after = self._rewrite(value.x, row, y, seen.x, c.x, value.rows.now(self))
         for when, state in (("before the write", value.x), ("after the write", after)):
             x = widen(state) if self.wide else widen(state).unsqueeze(-1)
-            found[f"discrepancy, {when}"] = Probe((torch.einsum("...d,...dv->...v", k, x) - v).norm(dim=-1))
+            found[f"discrepancy, {when}"] = Quantity((torch.einsum("...d,...dv->...v", k, x) - v).norm(dim=-1))
         return found
 
     # Sequence side, stage boundaries, declarations.

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.card import Card, Published
+from twoaxis.base.method import Card, Published
 from twoaxis.base.options import check_types
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens

@@ -44,7 +44,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.card import Card, Published
+from twoaxis.base.method import Card, Published
 from twoaxis.base.options import check_types
 from twoaxis.depth.slot_mix import SlotMix
 from twoaxis.depth.stream import Cost, Layout

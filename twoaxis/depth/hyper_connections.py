@@ -37,7 +37,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from twoaxis.base.card import Card, Published
+from twoaxis.base.method import Card, Published
 from twoaxis.base.options import check_types
 from twoaxis.depth.parallel_streams import ParallelStreams, Route
 from twoaxis.depth.rows import Rows

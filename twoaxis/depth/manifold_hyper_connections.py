@@ -52,9 +52,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from twoaxis.base.card import Card, Published
+from twoaxis.base.method import Card, Published, Quantity
 from twoaxis.base.options import check_types
-from twoaxis.base.probe import Probe
 from twoaxis.depth.parallel_streams import ParallelStreams, Route, Streams
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import Site
@@ -298,15 +297,17 @@ class ManifoldHyperConnections(ParallelStreams):
     def _head(self, h: Tensor) -> Tensor | None:
         return self.head_weights(h) if self.has_head else None
 
-    def _probe(self, value: Streams, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
+    def _quantities(
+        self, value: Streams, site: Site, y: Tensor | None, seen: Seen, c: Seen | None
+    ) -> dict[str, Quantity]:
         """As hyper-connections', and how far the row or column sum of H_res that is worst is from one."""
-        found = super()._probe(value, site, y, seen, c)
+        found = super()._quantities(value, site, y, seen, c)
         if seen.aux is None:
             return found
         mix = seen.aux.weights
         sums = torch.cat([mix.sum(-1), mix.sum(-2)], dim=-1)
         off = (sums - 1.0).abs().amax(-1)
-        return {**found, "distance from doubly stochastic": Probe(off)}
+        return {**found, "distance from doubly stochastic": Quantity(off)}
 
     # What it declares.
 

@@ -45,7 +45,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from twoaxis.base.card import Card, Published
+from twoaxis.base.method import Card, Published
 from twoaxis.base.options import check_types
 from twoaxis.depth.slot_mix import Slot, SlotMix
 from twoaxis.depth.stream import Cost, Layout

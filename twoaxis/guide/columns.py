@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from twoaxis.base.card import Card
+from twoaxis.base.method import Card
 from twoaxis.guide.document import Table
 from twoaxis.guide.entries import Entry, block_parameters
 from twoaxis.guide.source import field_docs

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from twoaxis.base.card import Card
+from twoaxis.base.method import Card
 from twoaxis.base.registry import Registry
 from twoaxis.depth.registry import STREAMS
 from twoaxis.depth.stream import Cost, Layout, Neutral, Stream

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import twoaxis
-from twoaxis.base.probe import Probe, Regime
+from twoaxis.base.method import NamedRange, Quantity
 from twoaxis.depth.site import OUT, Site
 from twoaxis.inspection.files import KIND
 from twoaxis.inspection.measure import shares
@@ -148,7 +148,7 @@ def _age(name: str) -> tuple[bool, float]:
 def _first_row(look: Look) -> Look:
     """The first sequence of the batch: tensors that begin with T."""
 
-    def row(probes: dict[str, Probe]) -> dict[str, Probe]:
+    def row(probes: dict[str, Quantity]) -> dict[str, Quantity]:
         return {name: p._replace(value=p.value[0]) if p.per_token else p for name, p in probes.items()}
 
     tensors = {
@@ -159,7 +159,7 @@ def _first_row(look: Look) -> Look:
     return look._replace(**tensors, probes=row(look.probes), inner=inner)
 
 
-def _probes(look: Look) -> list[Probe]:
+def _probes(look: Look) -> list[Quantity]:
     return [*look.probes.values(), *(p for local in look.inner for p in local.probes.values())]
 
 
@@ -190,7 +190,7 @@ def _site(look: Look, columns: list[str], shown: list[int]) -> dict[str, Any]:
     }
 
 
-def _probe(name: str, probe: Probe, shown: list[int]) -> dict[str, Any]:
+def _probe(name: str, probe: Quantity, shown: list[int]) -> dict[str, Any]:
     series = _series(probe.value, shown) if probe.per_token else {"mean": _numbers(probe.value), "tokens": None}
     assert series is not None
     found = {"name": name, "axes": list(probe.axes), **series}
@@ -202,7 +202,7 @@ def _probe(name: str, probe: Probe, shown: list[int]) -> dict[str, Any]:
     return found
 
 
-def _range(regime: Regime) -> str:
+def _range(regime: NamedRange) -> str:
     low, high = (math.isfinite(end) for end in (regime.low, regime.high))
     if low and high:
         return f"{regime.low:g} to {regime.high:g}"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from twoaxis.base.probe import Regime
+from twoaxis.base.method import NamedRange
 from twoaxis.kernels.precision import widen
 
 
@@ -44,8 +44,8 @@ def cosine(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum(-1) / lengths.where(lengths != 0, 1.0)
 
 
-def shares(value: Tensor, regimes: Sequence[Regime]) -> list[float]:
-    """For each regime, the share of the numbers of `value` that lie in it; see `Regime`."""
+def shares(value: Tensor, regimes: Sequence[NamedRange]) -> list[float]:
+    """For each regime, the share of the numbers of `value` that lie in it; see `NamedRange`."""
     flat = value.flatten()
     found = []
     for number, regime in enumerate(regimes):

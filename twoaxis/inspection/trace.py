@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.base.probe import Probe
+from twoaxis.base.method import Quantity
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Seen, State, Stream
 from twoaxis.inspection.measure import cosine, effective_sources, norm
@@ -44,7 +44,7 @@ class Inner(NamedTuple):
     """
 
     name: str
-    probes: dict[str, Probe]
+    probes: dict[str, Quantity]
 
 
 class Look(NamedTuple):
@@ -67,7 +67,7 @@ class Look(NamedTuple):
     norm: Tensor
     increment: Tensor | None
     cosine: Tensor | None
-    probes: dict[str, Probe]
+    probes: dict[str, Quantity]
     inner: tuple[Inner, ...] = ()
 
     @property
@@ -171,7 +171,7 @@ class _Recorder:
     def step(self, local: Local, name: str, original: Callable[..., Any], x: Tensor, past: Any, **kwargs: Any) -> Any:
         if self.looks is not None:
             with torch.no_grad():
-                probes = local.probe(x, past, **kwargs)
+                probes = local.quantities(x, past, **kwargs)
             known = sum(inner.name.partition(", ")[0] == name for inner in self.inner)
             name = f"{name}, way {known + 1}" if known else name
             self.inner.append(Inner(name, {key: self._keep_probe(p) for key, p in probes.items()}))
@@ -185,7 +185,7 @@ class _Recorder:
                 f"passes interleave: site {site.index} came after {len(self.looks)} sites; trace one pass after another"
             )
         weights = self.stream.weights(state, site)
-        probes = self.stream.probe(state, site, y, seen, c)
+        probes = self.stream.quantities(state, site, y, seen, c)
         look = Look(
             site=site,
             sources=self.stream.sources(site),
@@ -198,7 +198,7 @@ class _Recorder:
         )
         self.looks.append(look)
 
-    def _keep_probe(self, probe: Probe) -> Probe:
+    def _keep_probe(self, probe: Quantity) -> Quantity:
         return probe._replace(value=self._keep(probe.value, len(probe.axes)))
 
     def _keep(self, value: Tensor, axes: int = 0) -> Tensor:

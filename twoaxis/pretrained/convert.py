@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from twoaxis.base.files import new_folder
+from twoaxis.base.files import atomic_folder
 from twoaxis.pretrained.record import Record, write_record
 from twoaxis.pretrained.start import Start, choose, read_method
 
@@ -114,7 +114,7 @@ def retrofit(
 
 def write(out: Path, model: TwoAxisForCausalLM, tokenizer: Any, record: Record) -> None:
     """Write the folder whole or not at all."""
-    with new_folder(out) as folder:
+    with atomic_folder(out) as folder:
         model.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)

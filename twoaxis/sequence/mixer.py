@@ -20,8 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.base.card import Card
-from twoaxis.base.probe import Probe
+from twoaxis.base.method import Card, Quantity
 from twoaxis.window import Ring
 
 POINTS = ("site", "attention", "qkv", "mlp", "hidden")
@@ -72,7 +71,7 @@ class Local(nn.Module):
         """Set every parameter to its initial value; `std` is the model's for projections."""
         raise NotImplementedError(f"{type(self).__name__} does not define reset_parameters")
 
-    def probe(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Probe]:
+    def quantities(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Quantity]:
         """What the operator shows of itself for the arguments of `step`, by name."""
         return {}
 

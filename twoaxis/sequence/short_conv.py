@@ -35,9 +35,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.card import Card, Published
+from twoaxis.base.method import Card, Published, Quantity
 from twoaxis.base.options import check_types
-from twoaxis.base.probe import Probe
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.taps import depthwise_taps, with_history
 from twoaxis.sequence.mixer import Local, LocalCost, LocalNeutral, Mixer
@@ -170,9 +169,9 @@ class ShortConv(Local):
             y = y + x
         return y.to(x.dtype), ring
 
-    def probe(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Probe]:
+    def quantities(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Quantity]:
         """The root mean square over channels of each tap, the current token's first."""
-        return {"taps": Probe(widen(self.weight).square().mean((0, 1)).sqrt().flip(0), ("distance",))}
+        return {"taps": Quantity(widen(self.weight).square().mean((0, 1)).sqrt().flip(0), ("distance",))}
 
     def cost(self) -> LocalCost:
         """k multiply-adds per channel, and one addition each for a bias and a residual."""

@@ -27,9 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.card import Card, Published
+from twoaxis.base.method import Card, Published, Quantity
 from twoaxis.base.options import check_types
-from twoaxis.base.probe import Probe
 from twoaxis.kernels.precision import widen
 from twoaxis.sequence.mixer import Local, LocalCost, LocalNeutral, Mixer
 from twoaxis.sequence.rope import make_rope, rotate
@@ -160,7 +159,7 @@ class ShortSWA(Local):
             q, k = rotate(q, rope), rotate(k, rope)
         return q, k, v
 
-    def probe(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Probe]:
+    def quantities(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Quantity]:
         """The attention of each head by distance, (B, T, H, w); with a sink the rest to one is the sink's."""
         q, k, v = self._project(x, past.seen)
         length, w = x.shape[1], self.config.window
@@ -178,7 +177,7 @@ class ShortSWA(Local):
         if self.sink is not None:
             sink = widen(self.sink).to(logits.dtype)[:, None].expand(*logits.shape[:-1], 1)
             logits = torch.cat([logits, sink], dim=-1)
-        return {"attention": Probe(logits.softmax(-1)[..., :w], ("head", "distance"))}
+        return {"attention": Quantity(logits.softmax(-1)[..., :w], ("head", "distance"))}
 
     def dead(self) -> dict[str, str]:
         """A window of one sees one token: without a sink its softmax is one whatever the query and the key."""

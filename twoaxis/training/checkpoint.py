@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from twoaxis.base.files import new_folder, read_json, telling, write_json, write_text
+from twoaxis.base.files import atomic_folder, file_errors, read_json, write_json, write_text
 
 WEIGHTS, OPTIMIZER, RANDOM = "model.safetensors", "optimizer.safetensors", "random.safetensors"
 TRAINER, STATE = "trainer_state.json", "state.json"
@@ -56,7 +56,7 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """A safetensors file; what the system refuses is a `FileTrouble` that names it."""
+    """A safetensors file; what the system refuses is a `FileError` that names it."""
     with _translated(path):
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
@@ -64,7 +64,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 @contextlib.contextmanager
 def _translated(path: Path) -> Iterator[None]:
     """Turn the refusals that safetensors reports in words of its own into the system's, with the file's name."""
-    with telling(path):
+    with file_errors(path):
         try:
             yield
         except SafetensorError as error:
@@ -162,7 +162,7 @@ def save_checkpoint(
     """
     place = folder / f"step-{state['account']['step']:08d}"
     tensors, rest = random_states()
-    with new_folder(place, replace=True) as made:
+    with atomic_folder(place, replace=True) as made:
         save_tensors(made / WEIGHTS, weights(model))
         save_tensors(made / OPTIMIZER, optimizer_tensors(optimizer, model))
         save_tensors(made / RANDOM, tensors)
@@ -223,5 +223,5 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _file_digest(path: Path) -> str:
-    with telling(path, "read"), open(path, "rb") as file:
+    with file_errors(path, "read"), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from twoaxis.base.files import digest
+from twoaxis.base.files import short_hash
 from twoaxis.base.options import check_types
 
 RUNNING = (
@@ -208,4 +208,4 @@ class TrainConfig:
     @property
     def key(self) -> str:
         """Stands for every field that can change the weights."""
-        return digest({name: value for name, value in self.to_dict().items() if name not in RUNNING})
+        return short_hash({name: value for name, value in self.to_dict().items() if name not in RUNNING})

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from twoaxis.base.files import Lines, read_json, write_json
+from twoaxis.base.files import JsonLines, read_json, write_json
 
 RUN, LOG, RESULT, CHECKPOINTS, MODEL = "run.json", "log.jsonl", "result.json", "checkpoints", "model"
 
@@ -81,4 +81,4 @@ def load_log(folder: str | Path) -> list[dict[str, Any]]:
     Training records have step, tokens, flops, seconds, loss, lr, grad_norm, tokens_per_second; records of an evaluation
     have step, tokens, flops, seconds, held_out_loss and, for diagnostic tasks, accuracy.
     """
-    return Lines(Path(folder) / LOG).read()
+    return JsonLines(Path(folder) / LOG).read()

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.base import files
+from twoaxis.base.interrupt import Interrupted, Stop
 from twoaxis.training.build import check, flops_per_token, learn, make_model, model_config, resolve, source_digest
 from twoaxis.training.config import RUNNING, TrainConfig
-from twoaxis.training.interrupt import Interrupted, Stop
 from twoaxis.training.machine import prepared, rank, training_device, warn, world
 from twoaxis.training.reporting import check_reports, make_reports
 from twoaxis.training.results import CHECKPOINTS, LOG, MODEL, RUN, Result, load_log, load_result, save_result
@@ -64,9 +64,9 @@ def train(
     check_reports(config.report_to)
     with contextlib.ExitStack() as stack:
         if rank() == 0:
-            stack.enter_context(files.locked(folder))
-            files.sweep(folder)
-            files.sweep(folder / CHECKPOINTS)
+            stack.enter_context(files.claim(folder))
+            files.remove_partial(folder)
+            files.remove_partial(folder / CHECKPOINTS)
             done = finished(config, folder)  # by the process that had the folder before
             if done is not None:
                 return done
@@ -155,7 +155,7 @@ def _prepare(config: TrainConfig, folder: Path, data: Data, watch: Any, device: 
         _describe(job, data)
         _warn_of_closed(model)
     if rank() == 0:
-        files.Lines(folder / LOG).keep(lambda record: record["step"] <= account.step)
+        files.JsonLines(folder / LOG).truncate(lambda record: record["step"] <= account.step)
     if config.compile:
         model.compile()
     return job, None if found is None else str(found[0])
@@ -243,7 +243,7 @@ def _finish(job: Job, trainer: LabTrainer, data: Data) -> Result:
     model = job.model
     if job.config.save_model and rank() == 0:
         model.config.use_cache = True  # the Trainer switches it off
-        with files.new_folder(job.folder / MODEL, replace=True) as made:
+        with files.atomic_folder(job.folder / MODEL, replace=True) as made:
             saving.save_model(made, model)
             data.save_tokenizer(made)
             _stay_retrofit(job.config, made)

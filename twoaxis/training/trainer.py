@@ -22,13 +22,13 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from twoaxis.base.files import Lines
+from twoaxis.base.files import JsonLines
+from twoaxis.base.interrupt import Stop
 from twoaxis.training import checkpoint as saving
 from twoaxis.training.account import Account
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.groups import Group, make_optimizer
 from twoaxis.training.held_out import collate, measure
-from twoaxis.training.interrupt import Stop
 from twoaxis.training.results import CHECKPOINTS, LOG
 from twoaxis.training.schedule import rate, rates
 
@@ -160,7 +160,7 @@ class LabTrainer(Trainer):
         for report in (*reports, Flow(self)):
             self.add_callback(report)
         self.job = job
-        self.lines = Lines(job.folder / LOG)
+        self.lines = JsonLines(job.folder / LOG)
         self.evaluated: dict[str, Any] | None = None  # the last record of an evaluation
         self.losses: list[Tensor] = []  # of the passes of this step
         self.loss = self.grad_norm = 0.0
