@@ -86,7 +86,7 @@ def main() -> None:
     from benchmarks.tables import from_json
     from benchmarks.targets import verdicts
     from twoaxis.base.files import write_text
-    from twoaxis.training.measure import hardware_line
+    from twoaxis.base.machine import hardware_line
 
     torch.set_num_threads(options.threads)
     known = parts()

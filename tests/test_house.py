@@ -96,9 +96,9 @@ TO_GO: dict[str, int] = {
 """Files that a rebuilt room replaces, and how many lines each may have until then."""
 
 REPEATED: dict[str, tuple[str, int]] = {
-    "did-you-mean": (r"difflib\.get_close", 13),
-    "type check in an option class": (r"check_types\(self\)", 26),
-    "hash of a file": (r"hashlib\.(file_digest|sha256\([^)]*read)", 4),
+    "did-you-mean": (r"difflib\.get_close", 4),
+    "type check in an option class": (r"check_types\(self\)", 8),
+    "hash of a file": (r"hashlib\.(file_digest|sha256\([^)]*read)", 3),
     "drawing": (r"(import|from) matplotlib", 5),
     "second look at the command line": (r"sys\.argv", 6),
 }

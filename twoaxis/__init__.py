@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from twoaxis.window import padding_reach as padding_reach
     from twoaxis.window import window_attention as window_attention
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Blend": "twoaxis.depth.blend",

@@ -127,12 +127,14 @@ def test_lock_is_for_one_process_and_ends_with_it(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "in\n"
-        said = f"in use by another process \\(process {other.pid}\\)"
+        said = f"in use by another process \\(process {other.pid} on "
         with pytest.raises(ValueError, match=said), files.claim(tmp_path):
             pass
         other.kill()
-    with files.claim(tmp_path):
-        assert (tmp_path / ".lock").read_text() == f"process {os.getpid()}"
+    with files.claim(tmp_path) as lease:
+        assert f"pid={os.getpid()}\n" in (tmp_path / files.LEASE).read_text()
+        lease.check()
+    assert os.listdir(tmp_path) == []
 
 
 def test_digest_does_not_depend_on_the_order_of_keys() -> None:

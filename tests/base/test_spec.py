@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twoaxis.base.spec import make_contender, parse, spell
+from twoaxis.base.spec import parse, spell
+from twoaxis.model.variant import make_contender
 
 NAMES = st.text("abcdefgh_", min_size=1, max_size=8)
 NUMBERS = st.integers(-1000, 1000) | st.floats(allow_nan=False, allow_infinity=False)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twoaxis.base.files import JsonLines, write_json
-from twoaxis.base.spec import Contender, make_contender
 from twoaxis.comparison.plan import Comparison, Plan, Row, data_label, save, slug
 from twoaxis.comparison.sizes import Size
+from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.results import LOG, RUN, Result, save_result
 

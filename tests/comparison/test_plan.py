@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twoaxis.base.spec import make_contender
 from twoaxis.comparison import plan as plans
 from twoaxis.comparison.budget import TOLERANCE, fits, make_rows, smallest
 from twoaxis.comparison.controls import controls, nearest, parse_spelled, pin, spelled_out
@@ -21,6 +20,7 @@ from twoaxis.comparison.rates import choose, settle
 from twoaxis.comparison.request import Request
 from twoaxis.comparison.request_file import make_request, merge_options, parse_seeds, read_options
 from twoaxis.comparison.sizes import parse_sizes
+from twoaxis.model.variant import make_contender
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.results import Result
 

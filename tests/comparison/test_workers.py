@@ -16,8 +16,9 @@ import pytest
 pytest.importorskip("transformers")
 
 from tests.comparison.comparing import FRAGILE, alive, children, make_options, wait_for
+from twoaxis.base.machine import physical_cores
 from twoaxis.base.plugins import fingerprints, use_files
-from twoaxis.comparison.workers import Report, ServerGone, Workers, default_jobs, explain, physical_cores
+from twoaxis.comparison.workers import Report, ServerGone, Workers, default_jobs, explain
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.results import load_result
 from twoaxis.training.train import train

@@ -9,7 +9,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.costs.helpers import FIRST, MIXER_VARIANTS, STREAM_VARIANTS, Fields, label
-from twoaxis.base.spec import Contender
 from twoaxis.costs.calibrate import counted, passes
 from twoaxis.costs.costs import cost
 from twoaxis.costs.deployment import Deployment
@@ -19,6 +18,7 @@ from twoaxis.costs.trace import Model, _run_stream, site_traffic
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.flops import forward_flops, training_flops
+from twoaxis.model.variant import Contender
 
 SHAPE = DecoderConfig(vocabulary=40, width=16, blocks=3, heads=4, kv_heads=2, hidden=24)
 

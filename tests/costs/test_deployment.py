@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from twoaxis.base.spec import make_contender
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.hardware import DATA, find_profile, hardware_names
 from twoaxis.costs.shapes import PUBLIC, find_shape, shape_names, with_method
 from twoaxis.model.flops import count_parameters
 from twoaxis.model.presets import PRESETS
+from twoaxis.model.variant import make_contender
 
 
 @pytest.mark.parametrize("name", shape_names())

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.costs.helpers import FIRST, MIXER_VARIANTS, STREAM_VARIANTS, Fields, label
-from twoaxis.base.spec import Contender
 from twoaxis.costs.costs import cost
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.memory import device_memory, in_flight
@@ -21,6 +20,7 @@ from twoaxis.costs.trace import Model
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.flops import count_parameters
+from twoaxis.model.variant import Contender
 from twoaxis.training.measure import peak_memory
 
 B, T = 4, 48

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tests.costs.helpers import FIRST, MIXER_VARIANTS, STREAM_VARIANTS, WIDE_DELTA, Fields, label
-from twoaxis.base.spec import Contender
 from twoaxis.costs.costs import cost
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.states import boundaries
 from twoaxis.costs.trace import Model
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
+from twoaxis.model.variant import Contender
 
 SHAPE = DecoderConfig(vocabulary=40, width=16, blocks=3, heads=4, kv_heads=2, hidden=24)
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from twoaxis import cli, preset
-from twoaxis.base.spec import make_contender
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.shapes import find_shape, with_method
 from twoaxis.guide.advise import Advice, Question, advise, paper_says
@@ -25,6 +24,7 @@ from twoaxis.guide.candidates import CANDIDATES, Place, for_goal
 from twoaxis.guide.evidence import DATA, Evidence, read_evidence
 from twoaxis.guide.interview import QUESTIONS, interview
 from twoaxis.guide.next_steps import deployment_flags, next_steps
+from twoaxis.model.variant import make_contender
 from twoaxis.pretrained.start import read_method
 
 HERE = Deployment(context=64)

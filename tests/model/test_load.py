@@ -18,6 +18,7 @@ pytest.importorskip("transformers")
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from twoaxis.base.machine import pick_device
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 from twoaxis.model.load import (
@@ -29,7 +30,6 @@ from twoaxis.model.load import (
     load_model,
     need_transformers,
     offset_sizes,
-    pick_device,
 )
 
 TEXT = "Grüße, 世界! A naïve café; some words and more words, 🙂🙃.\n  Indented.\n" * 4

@@ -18,7 +18,7 @@ def test_to_dict_and_back() -> None:
 
 
 def test_a_misspelt_field_is_named() -> None:
-    with pytest.raises(ValueError, match=r"no field 'contxt' \(did you mean 'context'\?\)"):
+    with pytest.raises(ValueError, match=r"no option 'contxt' \(did you mean 'context'\?\)"):
         TrainConfig.from_dict({"contxt": 5})
 
 
@@ -51,7 +51,7 @@ def test_key_depends_on_what_changes_weights_only() -> None:
         ({"batch": 10, "accumulate": 4}, r"accumulate \(4\) must divide batch \(10\)"),
         ({"warmup": 1.5}, "warmup must lie between 0 and 1, got 1.5"),
         ({"schedule": "wsd", "warmup": 0.6, "decay": 0.6}, "more than the whole run"),
-        ({"schedule": "cos"}, "unknown schedule 'cos'; it is one of cosine, wsd, constant"),
+        ({"schedule": "cos"}, "unknown schedule 'cos' .*it is one of cosine, wsd, constant"),
         ({"lr": 0.0}, "lr must be positive"),
         ({"lr": "fast"}, "lr must be a finite number, got 'fast'"),
         ({"data": ()}, "data names nothing"),

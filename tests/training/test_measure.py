@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,13 +16,10 @@ from twoaxis.training.measure import (
     LiveBytes,
     Memory,
     adamw,
-    hardware,
-    hardware_line,
     next_token_loss,
     peak_memory,
     throughput,
     throughputs,
-    versions,
 )
 
 N = 1000
@@ -292,21 +288,3 @@ def test_mistakes() -> None:
         throughputs({"a": lambda: model}, 1, 8, rounds=0)
     with pytest.raises(ValueError, match="got steps=0"):
         throughput(model, 1, 8, steps=0)
-
-
-def test_hardware_and_versions() -> None:
-    threads = torch.get_num_threads()
-    found = hardware()
-    assert list(found) == ["cpu", "cores", "memory", "gpus", "threads", "platform"]
-    assert found["threads"] == threads
-    assert 1 <= found["cores"] <= (os.cpu_count() or 1)
-    assert found["memory"] > 2**28
-    assert len(found["gpus"]) == torch.cuda.device_count()
-    line = hardware_line()
-    assert line.startswith(f"{found['cpu']}, {found['cores']} core")
-    assert f", torch {torch.__version__.partition('+')[0]} " in line
-    assert line.endswith(", 1 thread" if threads == 1 else f", {threads} threads")
-    told = versions()
-    assert list(told) == ["python", "twoaxis", "torch", "transformers", "tokenizers"]
-    assert told["torch"] is not None
-    assert told["torch"].partition("+")[0] == torch.__version__.partition("+")[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import random
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 pytest.importorskip("transformers")
 
 from tests.training.train_helpers import SHAPE, small
-from twoaxis.base.progress import Progress
 from twoaxis.depth.stream import ParameterGroup
 from twoaxis.training import checkpoint as saving
 from twoaxis.training.account import Account
@@ -162,17 +160,6 @@ def test_account() -> None:
     assert account.tokens_per_second == 10.0
     assert account.train_loss == 19.5
     assert account.seconds == 30.0
-
-
-def test_a_bar_that_starts_in_the_middle() -> None:
-    """What was done before is drawn and does not count for the speed."""
-    now, out = [0.0], io.StringIO()
-    with Progress("train", 100, "tokens", start=60, out=out, terminal=True, clock=lambda: now[0]) as bar:
-        now[0] = 5.0
-        bar.advance(10, "loss 1")
-        assert " 70%  15s left  loss 1" in out.getvalue()
-        bar.advance(30)
-    assert out.getvalue().endswith("train: 40 tokens in 5.0 s, 8 tokens/s\n")
 
 
 def test_random_states_come_back() -> None:

@@ -1,99 +1,88 @@
-"""A progress bar of one line on stderr, and one plain line at the end where nobody watches."""
+"""Progress of long work on stderr: a bar on a terminal and in a notebook, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
 from types import TracebackType
-from typing import TextIO
+from typing import Any
+
+from rich.console import Console
+
+INTERVAL = 30.0
+"""Seconds between two lines where there is no terminal."""
 
 
 class Progress:
-    """Shows how far a piece of work is.
+    """Context manager that shows how far a piece of work is.
 
         with Progress("eval", total=10_000, unit="tokens") as bar:
             bar.advance(512, "loss 2.31")
 
-    On a terminal it redraws one line ten times a second and replaces it by the closing line. Elsewhere it prints the
-    closing line only. Work that ends in an error has no closing line.
+    It ends with one plain line that stays; work that ends in an error has none.
 
     Args:
         what: name of the work.
         total: units of it.
         unit: what they are.
-        start: units that were done before, as when work is taken up again; they count for the bar, not for the speed.
-        out: where to write; None is stderr.
-        clock: seconds, for tests.
-        terminal: whether somebody watches; None asks `out`.
+        initial: units that were done before, as when work is resumed; they count for the bar, not for the speed.
+        console: of rich; None is stderr.
     """
 
-    WIDTH = 24
-
-    def __init__(
-        self,
-        what: str,
-        total: int,
-        unit: str,
-        *,
-        start: int = 0,
-        out: TextIO | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-        terminal: bool | None = None,
-    ) -> None:
+    def __init__(self, what: str, total: int, unit: str, *, initial: int = 0, console: Console | None = None) -> None:
         self.what, self.total, self.unit = what, total, unit
-        self.out = sys.stderr if out is None else out
-        self.clock = clock
-        self.terminal = self.out.isatty() if terminal is None else terminal
-        self.done, self.start, self.note = start, start, ""
-        self.begun = self.drawn = clock()
-        self.long = 0  # characters on the line
+        self.done, self.initial, self.note = initial, initial, ""
+        self.begun = self._printed = time.perf_counter()
+        self.console = Console(stderr=True, highlight=False) if console is None else console
+        self._bar: Any = None
+        self._task: Any = None
 
     def __enter__(self) -> Progress:
-        self._draw()
+        if self.console.is_terminal or self.console.is_jupyter:
+            from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            # The note comes from the work (labels with brackets in them), so it is no markup.
+            columns = (TextColumn("{task.description}"), BarColumn(24), TaskProgressColumn(), TimeRemainingColumn())
+            note = TextColumn("{task.fields[note]}", markup=False)
+            self._bar = Bar(*columns, note, console=self.console, transient=True, refresh_per_second=10)
+            self._bar.start()
+            self._task = self._bar.add_task(self.what, total=self.total, completed=self.done, note="")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._line("")
+        if self._bar is not None:
+            self._bar.stop()
         if error is None:
-            seconds, made = self.seconds, self.done - self.start
-            rate = f", {made / seconds:,.0f} {self.unit}/s" if seconds > 0 else ""
-            note = f"  {self.note}" if self.note else ""
-            self.out.write(f"{self.what}: {made:,} {self.unit} in {seconds:.1f} s{rate}{note}\n")
-            self.out.flush()
+            work = self.done - self.initial
+            rate = f", {work / self.seconds:,.0f} {self.unit}/s" if self.seconds > 0 else ""
+            self.say(f"{self.what}: {work:,} {self.unit} in {self.seconds:.1f} s{rate}{self._behind()}")
 
     @property
     def seconds(self) -> float:
-        """Time so far."""
-        return self.clock() - self.begun
+        """Seconds since the start."""
+        return time.perf_counter() - self.begun
 
     def advance(self, units: int, note: str = "") -> None:
-        """Some more units are done; `note` is shown behind the bar."""
+        """Count more units as done; `note` is shown behind the bar."""
         self.done += units
         self.note = note
-        if self.clock() - self.drawn >= 0.1 or self.done >= self.total:
-            self._draw()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, total=self.total, note=note)
+        elif (now := time.perf_counter()) - self._printed >= INTERVAL and self.done < self.total:
+            self._printed = now
+            left = self.seconds * (self.total - self.done) / max(1, self.done - self.initial)
+            self.say(f"{self.what}: {self.done / self.total:.0%}, about {duration(left)} left{self._behind()}")
 
-    def _draw(self) -> None:
-        self.drawn = self.clock()
-        part = min(1.0, self.done / self.total) if self.total else 1.0
-        filled = round(part * self.WIDTH)
-        left = ""
-        if self.start < self.done < self.total:
-            left = f"  {_duration(self.seconds * (self.total - self.done) / (self.done - self.start))} left"
-        note = f"  {self.note}" if self.note else ""
-        self._line(f"{self.what} [{'#' * filled}{'.' * (self.WIDTH - filled)}] {part:4.0%}{left}{note}")
+    def say(self, text: str) -> None:
+        """Print a line of its own, above the bar if there is one."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _line(self, text: str) -> None:
-        """Replace the line on the terminal."""
-        if self.terminal:
-            self.out.write("\r" + text.ljust(self.long) + ("" if text else "\r"))
-            self.out.flush()
-            self.long = len(text)
+    def _behind(self) -> str:
+        return f"  {self.note}" if self.note else ""
 
 
-def _duration(seconds: float) -> str:
-    """As 45s, 3m05s or 2h07m."""
+def duration(seconds: float) -> str:
+    """A time span as 45s, 3m05s or 2h07m."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"

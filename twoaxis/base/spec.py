@@ -1,10 +1,6 @@
-"""One spelling of methods everywhere: `NAME[:k=v,k=v]`.
+"""Spec strings: one spelling of a name with options everywhere, `NAME[:k=v,k=v]`.
 
-    deep_delta:value_channels=4,expand=conv        a stream with options
-    attention_residuals:block_size=4,placement=2-3 the options every stream has: placement, blend, init
-    standard:model.hidden_size=160                 a changed field of the model, as for a wider baseline
-    standard:train.lr=0.001                        a changed field of the training
-    deep_delta:update=write,label=write only       a name of one's own in tables
+    deep_delta:value_channels=4,expand=conv
 
 Values are JSON where they can be read as such (numbers, true, false, null, lists), and text otherwise. Commas inside
 brackets do not separate.
@@ -13,13 +9,7 @@ brackets do not separate.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import Any
-
-from twoaxis.base.files import short_hash
-
-COMMON = ("placement", "blend", "init", "mixer_blocks")
-"""Options of every method that are fields of the model."""
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
@@ -48,7 +38,7 @@ def parse_value(text: str) -> Any:
         return words[text]
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # thousands of open brackets, or of digits
         return text
     return value if value == value and value not in (float("inf"), float("-inf")) else text
 
@@ -82,77 +72,3 @@ def spell_value(value: Any) -> str:
     if isinstance(value, str) and parse_value(value) == value and not set(value) & set(',[]{}()"'):
         return value
     return json.dumps(value, separators=(",", ":"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contender:
-    """A stream, a mixer or both, and what else is changed: one row of a comparison."""
-
-    label: str
-    """What tables call it."""
-    stream: str = "standard"
-    """Name of the stream."""
-    stream_options: dict[str, Any] = field(default_factory=dict)
-    """Its own options."""
-    mixer: str | None = None
-    """Name of the mixer, if there is one."""
-    mixer_options: dict[str, Any] = field(default_factory=dict)
-    """Its own options."""
-    model: dict[str, Any] = field(default_factory=dict)
-    """Changed fields of `TwoAxisConfig`, placement, blend and init among them."""
-    train: dict[str, Any] = field(default_factory=dict)
-    """Changed fields of `TrainConfig`."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    @property
-    def key(self) -> str:
-        """Stands for everything that can change a number: the label is not part of it."""
-        return short_hash({name: value for name, value in self.to_dict().items() if name != "label"})
-
-    def model_fields(self) -> dict[str, Any]:
-        """The fields of `TwoAxisConfig` it sets."""
-        fields: dict[str, Any] = {"stream": self.stream, **self.model}
-        if self.stream_options:
-            fields["stream_options"] = dict(self.stream_options)
-        if self.mixer is not None:
-            fields["mixer"] = self.mixer
-            if self.mixer_options:
-                fields["mixer_options"] = dict(self.mixer_options)
-        return fields
-
-
-def make_contender(stream: str | None = None, mixer: str | None = None) -> Contender:
-    """A contender from the spellings of a stream and a mixer; None is the plain residual, or no mixer.
-
-    Names and options are checked against the methods when a model is configured with them, not here.
-    """
-    name, options = ("standard", {}) if stream is None else parse(stream)
-    mixer_name, mixer_options = (None, {}) if mixer is None else parse(mixer)
-    model: dict[str, Any] = {}
-    train: dict[str, Any] = {}
-    labels = [given.pop("label") for given in (options, mixer_options) if "label" in given]
-    own: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    for given, kept in zip((options, mixer_options), own, strict=True):
-        for key, value in given.items():
-            place, _, field_name = key.partition(".")
-            if place == "model" and field_name:
-                model[field_name] = value
-            elif place == "train" and field_name:
-                train[field_name] = value
-            elif key in COMMON:
-                model[key] = value
-            else:
-                kept[key] = value
-    plain = [spell(name, options)] if mixer_name is None else [spell(name, options), spell(mixer_name, mixer_options)]
-    return Contender(
-        label=" + ".join(str(label) for label in labels) or " + ".join(plain),
-        stream=name,
-        stream_options=own[0],
-        mixer=mixer_name,
-        mixer_options=own[1],
-        model=model,
-        train=train,
-    )

@@ -125,11 +125,11 @@ def _predict(
 ) -> int:
     """Costs of every pair."""
     from twoaxis.base.progress import Progress
-    from twoaxis.base.spec import make_contender
     from twoaxis.costs.costs import cost as predict
     from twoaxis.costs.document import document, to_json
     from twoaxis.costs.shapes import find_shape
     from twoaxis.guide.document import show
+    from twoaxis.model.variant import make_contender
 
     config = find_shape(shape)
     contenders = [make_contender(*pair) for pair in pairs]

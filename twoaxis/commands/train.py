@@ -131,9 +131,9 @@ def training_bar(run: TrainConfig) -> Iterator[Callable[[int, float | None], Non
         def show(step: int, loss: float | None) -> None:
             nonlocal bar
             if bar is None:
-                bar = stack.enter_context(Progress("train", run.total_steps * each, "tokens", start=step * each))
+                bar = stack.enter_context(Progress("train", run.total_steps * each, "tokens", initial=step * each))
             if loss is not None:
-                speed = (bar.done + each - bar.start) / max(bar.seconds, 1e-9)
+                speed = (bar.done + each - bar.initial) / max(bar.seconds, 1e-9)
                 bar.advance(each, f"step {step:,}  loss {loss:.4f}  {speed:,.0f} tokens/s")
 
         yield show

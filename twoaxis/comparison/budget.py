@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
-from twoaxis.base.spec import Contender
 from twoaxis.comparison.controls import resolve
 from twoaxis.comparison.plan import Plan, Row, contender_config, data_label, slug
 from twoaxis.comparison.sizes import Size
+from twoaxis.model.variant import Contender
 from twoaxis.training.config import TrainConfig
 
 TOLERANCE = 0.01

@@ -165,7 +165,7 @@ def prepare(
 
 def _machine(plan: Plan) -> dict[str, Any]:
     """Versions and hardware, with the threads a run has."""
-    from twoaxis.training.measure import hardware, hardware_line, versions
+    from twoaxis.base.machine import hardware, hardware_line, versions
 
     with _threads(plan.base):
         return {"versions": versions(), "hardware": hardware(), "hardware_line": hardware_line()}
@@ -223,7 +223,7 @@ def measure(
     """
     import torch
 
-    from twoaxis.model.load import pick_device
+    from twoaxis.base.machine import pick_device
     from twoaxis.training.build import learn, make_model
     from twoaxis.training.groups import make_optimizer
     from twoaxis.training.measure import next_token_loss, throughputs

@@ -17,7 +17,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.base.spec import COMMON, Contender, make_contender, spell
+from twoaxis.base.spec import spell
+from twoaxis.model.variant import COMMON, Contender, make_contender
 
 if TYPE_CHECKING:
     from twoaxis.model.hf_config import TwoAxisConfig

@@ -1,16 +1,17 @@
 """What a comparison shows while it runs: a bar with time left and losses, or a line per run where nobody watches.
 
-compare [#########...............]  38%  4m10s left  7 of 18 runs  deep_delta seed 2 loss 3.214, standard seed 2 ...
+compare ━━━━━━━━━━━━━━━━━━  38% 0:04:10 7 of 18 runs  deep_delta seed 2 loss 3.214, standard seed 2 ...
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
+
+from rich.console import Console
 
 from twoaxis.base.progress import Progress
 from twoaxis.comparison.plan import Run
@@ -30,16 +31,14 @@ class Live:
     """
 
     def __init__(self, *, out: TextIO | None = None, terminal: bool | None = None, width: int | None = None) -> None:
-        self.out = sys.stderr if out is None else out
-        self.terminal = self.out.isatty() if terminal is None else terminal
+        self.console = Console(file=out, stderr=out is None, force_terminal=terminal, highlight=False)
+        self.terminal = self.console.is_terminal
         self.width = width
         self.bar: Progress | None = None
 
     def say(self, text: str) -> None:
         """A line of its own."""
-        clear = "\r" + " " * self.bar.long + "\r" if self.bar is not None and self.terminal else ""
-        self.out.write(f"{clear}{text}\n")
-        self.out.flush()
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def showing(self, what: str, runs: Sequence[Run], total: int) -> Iterator[Shown]:
@@ -56,7 +55,7 @@ class Live:
             yield Shown(self, None, 0, total)
             return
         work = sum(_units(run, run.row.steps) for run in runs)
-        with Progress(what, work, "MFLOP", out=self.out, terminal=self.terminal) as bar:
+        with Progress(what, work, "MFLOP", console=self.console) as bar:
             self.bar = bar
             try:
                 yield Shown(self, bar, total - len(runs), total)

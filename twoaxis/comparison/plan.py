@@ -13,7 +13,6 @@ as it was first given, so finished runs are never done again and always belong t
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +20,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from twoaxis.base.files import read_json, short_hash, write_json
-from twoaxis.base.spec import Contender, make_contender, spell
+from twoaxis.base.registry import did_you_mean
+from twoaxis.base.spec import spell
 from twoaxis.comparison.sizes import Size
+from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import RUNNING, TrainConfig
 
 FORMAT = 1
@@ -75,8 +76,9 @@ class Plan:
     def __post_init__(self) -> None:
         check_contenders(self.contenders)
         if self.baseline not in [c.label for c in self.contenders]:
+            hint = did_you_mean(self.baseline, self.labels)
             raise ValueError(
-                f"there is no contender {self.baseline!r} to be the baseline{_nearest(self.baseline, self.labels)}; "
+                f"there is no contender {self.baseline!r} to be the baseline{hint}; "
                 f"the contenders are {', '.join(self.labels)}"
             )
         for name, values in (("seeds", self.seeds), ("lr_seeds", self.lr_seeds), ("lr", self.lrs), ("data", self.data)):
@@ -362,7 +364,7 @@ def check_contenders(contenders: Sequence[Contender]) -> None:
         for name in contender.train:
             if name not in PER_CONTENDER:
                 raise ValueError(
-                    f"{contender.label!r} changes train.{name}{_nearest(name, PER_CONTENDER)}; one contender may "
+                    f"{contender.label!r} changes train.{name}{did_you_mean(name, PER_CONTENDER)}; one contender may "
                     f"change {', '.join(PER_CONTENDER)}, the rest is the same for all"
                 )
 
@@ -393,8 +395,3 @@ def differing(old: TrainConfig, new: dict[str, Any]) -> list[str]:
     was = old.to_dict()
     changed = [name for name, value in new.items() if name not in RUNNING and was[name] != value]
     return [f"{name}: {was[name]!r} -> {new[name]!r}" for name in changed]
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

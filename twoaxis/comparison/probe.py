@@ -155,8 +155,8 @@ def probe(
     from twoaxis.model.load import need_transformers
 
     need_transformers()
+    from twoaxis.base.machine import physical_cores
     from twoaxis.comparison.probe_report import write_report
-    from twoaxis.comparison.workers import physical_cores
     from twoaxis.pretrained.families import check_config
     from twoaxis.pretrained.source import open_source
     from twoaxis.training.machine import prepared
@@ -256,8 +256,8 @@ class _Loader:
 
 def _plan(out: Path, source: Source, text: ProbeText, config: ProbeConfig, command: str | None) -> dict[str, Any]:
     """The folder's plan: a new one without rungs, or the one that stands there; with the seeds asked for."""
+    from twoaxis.base.machine import hardware_line, versions
     from twoaxis.comparison.ladder import group_names
-    from twoaxis.training.measure import hardware_line, versions
 
     shape: Any = source.config
     fixed = config.fixed() | {"source": source.digest(), "text": text.fingerprint}

@@ -17,8 +17,8 @@ from twoaxis.base.files import read_json
 from twoaxis.training.results import LOG, RUN, Result, load_log, load_result
 
 if TYPE_CHECKING:
-    from twoaxis.base.spec import Contender
     from twoaxis.comparison.plan import Comparison, Row
+    from twoaxis.model.variant import Contender
 
 
 class Curve(NamedTuple):

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from twoaxis.base.spec import Contender, make_contender
 from twoaxis.comparison.controls import pin
 from twoaxis.comparison.plan import FROM_SCRATCH, LR_SEED, OWN, Match, Plan, check_contenders, differing, merge
 from twoaxis.comparison.sizes import Size, parse_sizes
+from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import RUNNING, TrainConfig
 
 WHERE = {

@@ -19,14 +19,14 @@ Keys are the options of `twoaxis compare`. TOML, JSON and YAML are read; so is t
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from twoaxis.base.spec import Contender, make_contender
+from twoaxis.base.registry import did_you_mean
 from twoaxis.comparison.plan import FORMAT, FROM_SCRATCH, OWN, make_contenders, plan_from_dict
 from twoaxis.comparison.request import Request
+from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import TrainConfig
 
 OPTIONS = (
@@ -85,8 +85,7 @@ def make_request(options: Mapping[str, Any]) -> Request:
         return _of_plan(dict(options))
     for name in options:
         if name not in (*OPTIONS, *FIELDS):
-            close = difflib.get_close_matches(name, [*OPTIONS, *FIELDS], n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            hint = did_you_mean(name, [*OPTIONS, *FIELDS])
             raise ValueError(f"a comparison has no option {name!r}{hint}; it has {', '.join((*OPTIONS, *FIELDS))}")
     named = make_contenders(_texts(options, "stream"), _texts(options, "mixer"), grid=bool(options.get("grid", False)))
     base = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items() if name in FIELDS}

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from twoaxis.base.files import file_errors
+from twoaxis.base.machine import physical_cores
 from twoaxis.training.config import TrainConfig
 
 TAIL = 15
@@ -242,19 +243,3 @@ def default_jobs(device: str | None) -> tuple[int, list[str | None]]:
     if device is not None and torch.device(device).type != "cpu":
         return 1, [device]
     return physical_cores(), [device]
-
-
-def physical_cores() -> int:
-    """Cores this process may run on, hardware threads of one core counted once."""
-    try:
-        allowed = os.sched_getaffinity(0)
-    except AttributeError:  # only Linux says
-        return os.cpu_count() or 1
-    cores = set()
-    for cpu in allowed:
-        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
-        try:
-            cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
-        except OSError:
-            cores.add((str(cpu), ""))
-    return max(1, len(cores))

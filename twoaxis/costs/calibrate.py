@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from twoaxis.base.machine import hardware, hardware_line
 from twoaxis.costs.measured import Table as Times
 from twoaxis.costs.measured import op_seconds, product_flops
 from twoaxis.costs.recorder import ROOM, Op, Work, describe, key_of, total
@@ -32,7 +33,7 @@ from twoaxis.guide.document import Block, Heading, Prose, Table
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.sequence.registry import MIXERS
-from twoaxis.training.measure import hardware, hardware_line, next_token_loss
+from twoaxis.training.measure import next_token_loss
 
 PROBES = (
     ({"vocabulary": 64, "width": 32, "blocks": 3, "heads": 2}, 1, 32),

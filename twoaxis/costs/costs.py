@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from twoaxis.base.spec import Contender, make_contender
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.hardware import Profile, find_profile
 from twoaxis.costs.memory import SIZES, DeviceMemory, device_memory
@@ -23,6 +22,7 @@ from twoaxis.costs.shapes import find_shape, with_method
 from twoaxis.costs.trace import InferTrace, Model, SiteTraffic, TrainTrace
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.flops import Flops, Parameters, count_parameters, forward_flops, training_flops
+from twoaxis.model.variant import Contender, make_contender
 
 
 class Traffic(NamedTuple):

@@ -2,51 +2,46 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from twoaxis.base.options import check_types
+from twoaxis.base.options import Count, Options
 
 if TYPE_CHECKING:
     from twoaxis.model.config import DecoderConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deployment:
+class Deployment(Options):
     """Devices, batch sizes and precision."""
 
     hardware: str = "h100"
     """A device by name (a100, h100, h200, b200), or a profile that --calibrate wrote."""
-    data_parallel: int = 1
+    data_parallel: Count = 1
     """Replicas; the optimiser's state is spread over them."""
-    tensor_parallel: int = 1
+    tensor_parallel: Count = 1
     """Devices that share each sub-layer."""
-    pipeline_stages: int = 1
+    pipeline_stages: Count = 1
     """Devices that share the depth."""
-    virtual_stages: int = 1
+    virtual_stages: Count = 1
     """Chunks of blocks on each pipeline device, one per round."""
     sequence_parallel: bool = False
     """Spread the stream and the norms over the tensor-parallel devices along the sequence."""
-    micro_batch: int = 1
+    micro_batch: Count = 1
     """Sequences of a training pass on each replica."""
-    context: int = 4096
+    context: Count = 4096
     """Tokens of a sequence, in training and when decoding begins."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Of weights and activations."""
     recompute: Literal["none", "block", "full"] = "none"
     """Activations made anew in the backward pass: none, block by block, or a whole pipeline chunk at once."""
-    prefill_chunk: int | None = None
+    prefill_chunk: Count | None = None
     """Tokens of a prefill pass; None is the whole context."""
-    batch: int = 1
+    batch: Count = 1
     """Sequences that decode together."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-                raise ValueError(f"{field.name} must be at least 1, got {value}")
+    def validate(self) -> None:
+        """Rules between fields."""
         if self.virtual_stages > 1 and self.pipeline_stages == 1:
             raise ValueError(
                 f"{self.virtual_stages} virtual stages need a pipeline: "

@@ -147,8 +147,8 @@ def verdict(row: Costs, plain: Costs, profile: Profile) -> str:
 
 def _remedy(row: Costs, profile: Profile) -> str:
     """What recomputing would bring."""
-    from twoaxis.base.spec import Contender
     from twoaxis.costs.costs import cost
+    from twoaxis.model.variant import Contender
 
     order = ("none", "block", "full")
     for recompute in order[order.index(row.deployment.recompute) + 1 :]:

@@ -6,11 +6,12 @@ A profile of a data sheet has rates and an assumed efficiency. A profile that `t
 
 from __future__ import annotations
 
-import difflib
 import json
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from twoaxis.base.registry import did_you_mean
 
 DATA = Path(__file__).parent / "hardware.json"
 NEEDED = ("title", "kind", "matmul", "bandwidth", "memory", "launch", "efficiency", "source")
@@ -67,8 +68,7 @@ def find_profile(given: str) -> Profile:
         return read_profile(path)
     if path.suffix == ".json":
         raise ValueError(f"there is no hardware profile {given}; make one with twoaxis cost --calibrate --out {given}")
-    close = difflib.get_close_matches(name, list(sheet), n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    hint = did_you_mean(name, sheet)
     raise ValueError(
         f"unknown hardware {given!r}{hint}; give one of {', '.join(sheet)}, or a profile written by "
         "twoaxis cost --calibrate"

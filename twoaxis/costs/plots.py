@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.base.spec import Contender
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.document import amount
 from twoaxis.costs.memory import SIZES
@@ -19,6 +18,7 @@ from twoaxis.costs.shapes import with_method
 from twoaxis.costs.trace import Model
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import DecoderConfig
+from twoaxis.model.variant import Contender
 from twoaxis.sequence.registry import MIXERS
 
 if TYPE_CHECKING:

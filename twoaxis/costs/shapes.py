@@ -9,16 +9,16 @@ Only configuration files need transformers. A shape is a backbone; its stream an
 
 from __future__ import annotations
 
-import difflib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twoaxis.base.registry import did_you_mean
 from twoaxis.model.presets import ALSO, PRESETS, Preset
 
 if TYPE_CHECKING:
-    from twoaxis.base.spec import Contender
     from twoaxis.model.config import DecoderConfig
+    from twoaxis.model.variant import Contender
 
 PUBLIC: dict[str, Preset] = {
     "olmo-1b": Preset(
@@ -122,8 +122,7 @@ def find_shape(given: str) -> DecoderConfig:
         return _from_file(path)
     if "/" in given or given.endswith(".json"):
         raise ValueError(f"there is no configuration file {path}")
-    close = difflib.get_close_matches(name, [*PRESETS, *PUBLIC, *ALSO], n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    hint = did_you_mean(name, [*PRESETS, *PUBLIC, *ALSO])
     raise ValueError(
         f"unknown shape {given!r}{hint}; give a config.json, a folder with one, or one of {', '.join(shape_names())}"
     )
@@ -168,8 +167,7 @@ def with_method(shape: DecoderConfig, method: Contender) -> DecoderConfig:
     known = {field.name for field in dataclasses.fields(shape)} | set(FIELDS)
     for key, value in method.model.items():
         if key not in known:
-            close = difflib.get_close_matches(key, sorted(known), n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            hint = did_you_mean(key, sorted(known))
             raise ValueError(f"{method.label}: a decoder has no field {key!r}{hint}")
         value = tuple(value) if isinstance(value, list) else value
         changes[FIELDS.get(key, key)] = value

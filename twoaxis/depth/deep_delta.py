@@ -39,14 +39,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.base.method import Card, NamedRange, Published, Quantity
-from twoaxis.base.options import check_types
+from twoaxis.base.options import NotNegative, Options, between
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
@@ -57,10 +57,10 @@ from twoaxis.window import Ring
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepDeltaConfig:
+class DeepDeltaConfig(Options):
     """Options of Deep Delta Learning; the paper's default for d_v > 1 is value_channels=4, expand="conv"."""
 
-    value_channels: int = 1
+    value_channels: Annotated[int, between(1, 4096)] = 1
     """d_v: columns of the state."""
     compress: Literal["channel", "token"] = "channel"
     """CC or TC; only for d_v > 1."""
@@ -72,9 +72,9 @@ class DeepDeltaConfig:
     """Whether the sub-layer's output gives the direction or the value."""
     gate: Literal["linear", "two_layer"] = "linear"
     """Form of the gate's logit."""
-    gate_hidden: int = 128
+    gate_hidden: Annotated[int, between(1, 2**20)] = 128
     """Hidden width of the two-layer gate."""
-    gate_start: float = 1.0
+    gate_start: Annotated[float, between(0, 2)] = 1.0
     """β at the start, between 0 and 2."""
     value: Literal["sigmoid", "linear", "constant"] = "sigmoid"
     """Form of the value."""
@@ -82,26 +82,19 @@ class DeepDeltaConfig:
     """Of the sigmoid value."""
     value_constant: float = 2.0
     """The constant value."""
-    token_taps: int = 4
+    token_taps: Annotated[int, between(1, 4096)] = 4
     """Taps of TC's convolution."""
-    expand_taps: int = 4
+    expand_taps: Annotated[int, between(1, 4096)] = 4
     """Taps of EC's convolution."""
     channel_padding: Literal["same", "causal"] = "same"
     """Padding of CC's convolution along the value channels."""
-    k_eps: float = 1e-5
+    k_eps: NotNegative = 1e-5
     """In the direction's length."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        for field in ("value_channels", "gate_hidden", "token_taps", "expand_taps"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+    def validate(self) -> None:
+        """Rules between fields."""
         if self.value_channels == 1 and self.expand == "conv":
             raise ValueError("expand='conv' needs value_channels > 1, got value_channels=1")
-        if self.k_eps < 0:
-            raise ValueError(f"k_eps must not be negative, got {self.k_eps}")
-        if not 0.0 <= self.gate_start <= 2.0:
-            raise ValueError(f"gate_start must lie between 0 and 2, got {self.gate_start}")
 
 
 REGIMES = (

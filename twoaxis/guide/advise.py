@@ -16,8 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from twoaxis.base.options import check_types
-from twoaxis.base.spec import Contender
+from twoaxis.base.options import NotNegative, Options, Share
 from twoaxis.costs.costs import Costs, cost
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.hardware import find_profile
@@ -26,6 +25,7 @@ from twoaxis.guide.candidates import PAPER, Candidate, Goal, Place, Start, for_g
 from twoaxis.guide.evidence import SEEDS, Evidence, Record, Trust, read_evidence
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.flops import count_parameters
+from twoaxis.model.variant import Contender
 
 FAR = 10.0
 """Times larger than the largest model of its records from which a plan is warned."""
@@ -36,7 +36,7 @@ PAYS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class Question(Options):
     """What a choice depends on."""
 
     goal: Goal = "any"
@@ -47,23 +47,14 @@ class Question:
     """A name or a configuration file; see `find_shape`."""
     deployment: Deployment = field(default_factory=Deployment)
     """Devices, context, batch."""
-    max_overhead: float | None = None
+    max_overhead: NotNegative | None = None
     """Percent of time that a method may add; None is any."""
-    headroom: float | None = None
+    headroom: NotNegative | None = None
     """Bytes that a method may add on the fullest training device; None is any."""
-    serving: float = 0.0
+    serving: Share = 0.0
     """Share of all compute that goes into decoding."""
     kernels: Literal["fused", "written"] = "fused"
     """One kernel between two sub-layers, or every operation as this library writes it."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        if not 0 <= self.serving <= 1:
-            raise ValueError(f"serving is a share between 0 and 1, got {self.serving:g}")
-        if self.max_overhead is not None and self.max_overhead < 0:
-            raise ValueError(f"max_overhead is a percentage of at least 0, got {self.max_overhead:g}")
-        if self.headroom is not None and self.headroom < 0:
-            raise ValueError(f"headroom must be at least 0 GB, got {self.headroom / 1e9:g} GB")
 
 
 class Choice(NamedTuple):

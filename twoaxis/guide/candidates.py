@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from twoaxis.base.spec import Contender
     from twoaxis.model.config import DecoderConfig
+    from twoaxis.model.variant import Contender
 
 Goal = Literal["any", "shortcut", "mixing", "retrieval"]
 Start = Literal["scratch", "retrofit"]
@@ -68,7 +68,7 @@ class Candidate(NamedTuple):
 
     def contender(self, place: Place) -> Contender:
         """For the cost model and for commands."""
-        from twoaxis.base.spec import make_contender
+        from twoaxis.model.variant import make_contender
 
         text = self.spell(place)
         return make_contender(text) if self.axis == "stream" else make_contender(None, text)

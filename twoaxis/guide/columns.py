@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
 from twoaxis.base.method import Card
+from twoaxis.base.registry import did_you_mean
 from twoaxis.guide.document import Table
 from twoaxis.guide.entries import Entry, block_parameters
 from twoaxis.guide.source import field_docs
@@ -157,8 +157,7 @@ def choose(asked: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     known = ["all", *GROUPS, *COLUMNS]
     for word in words:
         if word not in known:
-            close = difflib.get_close_matches(word, known, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            hint = did_you_mean(word, known)
             raise ValueError(
                 f"unknown column {word!r}{hint}; the groups are {', '.join(['all', *GROUPS])}, "
                 f"the columns are {', '.join(COLUMNS)}"

@@ -36,7 +36,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from twoaxis.base.options import check_types
+from twoaxis.base.options import Count, Options
+from twoaxis.base.registry import did_you_mean
 from twoaxis.base.spec import parse
 
 DATA = Path(__file__).parent / "evidence.json"
@@ -87,7 +88,7 @@ class Law(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(Options):
     """One published number, or the statement that there is none."""
 
     method: str
@@ -116,7 +117,7 @@ class Record:
     """Of the training; None is not said."""
     architecture: str = ""
     """Of the model, and the data."""
-    seeds: int | None = None
+    seeds: Count | None = None
     """Runs behind the number; None is not said."""
     matched: str | None = None
     """What was the same for both."""
@@ -127,8 +128,8 @@ class Record:
     note: str = ""
     """What one must know to read it."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
+    def validate(self) -> None:
+        """Rules between fields."""
         if self.kind == "none":
             return
         if self.metric is None:
@@ -144,8 +145,6 @@ class Record:
                 raise ValueError(f"a {self.metric} is more than {least}, got {self.baseline} and {self.value}")
         elif self.difference is None and self.kind != "failed replication" and self.counted:
             raise ValueError("a record without a number must say counted: false, or be a failed replication")
-        if self.seeds is not None and self.seeds < 1:
-            raise ValueError(f"seeds must be at least 1 or null, got {self.seeds}")
 
     @property
     def name(self) -> str:
@@ -297,10 +296,7 @@ def _record(fields: Any) -> Record:
     known = {field.name for field in dataclasses.fields(Record)}
     unknown = sorted(set(fields) - known)
     if unknown:
-        import difflib
-
-        close = difflib.get_close_matches(unknown[0], sorted(known), n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = did_you_mean(unknown[0], sorted(known))
         raise ValueError(f"unknown field {unknown[0]!r}{hint}")
     missing = [name for name in ("method", "kind", "source") if name not in fields]
     if missing:

@@ -281,7 +281,7 @@ def _denseformer() -> list[Figure]:
 
 
 def _cost(config: DecoderConfig, deployment: Deployment) -> Costs:
-    from twoaxis.base.spec import Contender
+    from twoaxis.model.variant import Contender
 
     method = Contender(label=config.stream, stream=config.stream, stream_options=dict(config.stream_options))
     return cost(config, method, deployment)

@@ -348,7 +348,7 @@ def counted() -> dict[str, Any]:
 
 def measured(rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Everything that does, on one thread."""
-    from twoaxis.training.measure import hardware_line, versions
+    from twoaxis.base.machine import hardware_line, versions
 
     with _one_thread():
         found = {"hardware": hardware_line(), "versions": versions(), "seed": SEED, "rounds": rounds}

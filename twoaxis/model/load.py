@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    import torch
+from twoaxis.base.machine import pick_device
 
+if TYPE_CHECKING:
     from twoaxis.model.hf_model import TwoAxisForCausalLM
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -76,18 +76,6 @@ def quiet() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-
-def pick_device(name: str | None) -> torch.device:
-    """The device of that name; None is a GPU where there is one."""
-    import torch
-
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
 def load_model(folder: str | Path, device: str | None = None) -> TwoAxisForCausalLM:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twoaxis.base.files import file_sha256
 from twoaxis.model.load import TOKENIZER_FILES
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Source:
         """SHA-256 of every file of weights, by name; of the tensors for a model at hand."""
         if self.model is not None:
             return {"state_dict": _digest_state(self.model)}
-        return {path.name: _digest_file(path) for path in self.files}
+        return {path.name: file_sha256(path) for path in self.files}
 
 
 def open_source(given: str | Path | PreTrainedModel) -> Source:
@@ -222,11 +223,6 @@ def _load(source: Source, dtype: torch.dtype | None) -> PreTrainedModel:
                 f"the weights of {source.name} do not fit its configuration; {what}: {', '.join(keys[:5])}"
             )
     return model.eval()
-
-
-def _digest_file(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest_state(model: PreTrainedModel) -> str:

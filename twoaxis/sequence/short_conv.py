@@ -29,14 +29,14 @@ Only k-1 inputs are remembered between tokens; the code above keeps k, of which 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.base.method import Card, Published, Quantity
-from twoaxis.base.options import check_types
+from twoaxis.base.options import Options, between
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.taps import depthwise_taps, with_history
 from twoaxis.sequence.mixer import Local, LocalCost, LocalNeutral, Mixer
@@ -46,10 +46,10 @@ Start = Literal["uniform", "zero", "identity"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShortConvConfig:
+class ShortConvConfig(Options):
     """Options of ShortConv."""
 
-    kernel: int = 4
+    kernel: Annotated[int, between(1, 4096)] = 4
     """k: tokens seen, the current one included."""
     activation: Literal["silu", "none"] = "silu"
     """Of the convolution's output."""
@@ -62,10 +62,8 @@ class ShortConvConfig:
     start: Start | None = None
     """Initial weights; None is "zero" where the operator adds to what passes by, else "uniform"."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.kernel < 1:
-            raise ValueError(f"kernel must be an integer of at least 1, got {self.kernel}")
+    def validate(self) -> None:
+        """Rules between fields."""
         if self.where == "residual" and self.residual:
             raise ValueError(
                 "residual=True with where='residual' adds the input twice; the stream adds it once already"

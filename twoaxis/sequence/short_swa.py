@@ -21,14 +21,14 @@ be thin: heads and head width are its own, and for w ≤ 128 the projections are
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.base.method import Card, Published, Quantity
-from twoaxis.base.options import check_types
+from twoaxis.base.options import Count, Options, Positive, between
 from twoaxis.kernels.precision import widen
 from twoaxis.sequence.mixer import Local, LocalCost, LocalNeutral, Mixer
 from twoaxis.sequence.rope import make_rope, rotate
@@ -36,22 +36,22 @@ from twoaxis.window import Ring
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShortSWAConfig:
+class ShortSWAConfig(Options):
     """Options of ShortSWA."""
 
-    window: int = 16
+    window: Count = 16
     """w: tokens seen, the current one included. 64 or 128 suit chunked kernels on a GPU."""
-    heads: int = 4
+    heads: Annotated[int, between(1, 4096)] = 4
     """Query heads."""
-    kv_heads: int | None = None
+    kv_heads: Count | None = None
     """Key and value heads; None is as many as query heads."""
-    head_width: int | None = None
+    head_width: Annotated[int, between(1, 2**16)] | None = None
     """Width of a head; None is width / heads. A small one makes the mixer thin."""
     where: Literal["residual", "branch"] = "residual"
     """A residual sub-layer of its own, or inside the attention branch."""
     rope: bool = True
     """Rotary positions on queries and keys."""
-    rope_theta: float = 10_000.0
+    rope_theta: Positive = 10_000.0
     """Base of the rotary positions."""
     qk_norm: bool = False
     """RMS-normalise queries and keys per head, before RoPE."""
@@ -60,15 +60,10 @@ class ShortSWAConfig:
     start: Literal["zero", "normal"] = "zero"
     """Initial output projection: zero makes the model start as without the mixer."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        for field in ("window", "heads", "kv_heads", "head_width"):
-            if (given := getattr(self, field)) is not None and given < 1:
-                raise ValueError(f"{field} must be at least 1, got {given}")
+    def validate(self) -> None:
+        """Rules between fields."""
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
-        if self.rope_theta <= 0:
-            raise ValueError(f"rope_theta must be positive, got {self.rope_theta}")
         if self.rope and self.head_width is not None and self.head_width % 2:
             raise ValueError(f"rotary positions need an even head_width, got {self.head_width}; or set rope=False")
 

@@ -6,7 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.base.spec import make_contender, parse, spell
+from twoaxis.base.spec import parse, spell
+from twoaxis.model.variant import make_contender
 from twoaxis.training.config import TrainConfig
 
 if TYPE_CHECKING:

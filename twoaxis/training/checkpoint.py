@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from twoaxis.base.files import atomic_folder, file_errors, read_json, write_json, write_text
+from twoaxis.base.files import atomic_folder, file_errors, file_sha256, read_json, write_json, write_text
 
 WEIGHTS, OPTIMIZER, RANDOM = "model.safetensors", "optimizer.safetensors", "random.safetensors"
 TRAINER, STATE = "trainer_state.json", "state.json"
@@ -167,7 +167,7 @@ def save_checkpoint(
         save_tensors(made / OPTIMIZER, optimizer_tensors(optimizer, model))
         save_tensors(made / RANDOM, tensors)
         write_text(made / TRAINER, trainer_state)
-        digests = {name: _file_digest(made / name) for name in (WEIGHTS, OPTIMIZER, RANDOM, TRAINER)}
+        digests = {name: file_sha256(made / name) for name in (WEIGHTS, OPTIMIZER, RANDOM, TRAINER)}
         write_json(made / STATE, {"format": FORMAT, **state, "random": rest, "files": digests})
     for old in checkpoints(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
@@ -186,7 +186,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     for name, digest in state["files"].items():
         if not (checkpoint / name).is_file():
             raise ValueError(f"{checkpoint / name} is missing")
-        if _file_digest(checkpoint / name) != digest:
+        if file_sha256(checkpoint / name) != digest:
             raise ValueError(f"{checkpoint / name} is not what was written")
     return state
 
@@ -220,8 +220,3 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file."""
     return load_file(path)
-
-
-def _file_digest(path: Path) -> str:
-    with file_errors(path, "read"), open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

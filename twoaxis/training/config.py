@@ -1,31 +1,27 @@
 """What a training run depends on: one flat dataclass, the same for `twoaxis train` and `twoaxis compare`.
 
 Every field can be given on the command line, in a file (TOML, JSON or YAML) or in Python, in this order of precedence;
-the resolved values are saved with the run. Fields under "numbers" decide the weights to the last bit on one machine;
-fields under "running" decide only how the run is carried out and watched.
+the resolved values are saved with the run. The fields come in four sections, a class each. Those of the model, the data
+and the optimisation decide the weights to the last bit on one machine; `RunningOptions` decide only how the run is
+carried out and watched.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from twoaxis.base.files import short_hash
-from twoaxis.base.options import check_types
-
-RUNNING = (
-    *("log_every", "save_seconds", "save_every", "keep", "save_model", "report_to", "threads", "device", "cache"),
-    "measure_memory",
-)
-"""Fields that do not change the weights."""
+from twoaxis.base.machine import MOST_THREADS
+from twoaxis.base.options import Count, Fraction, NotNegative, Options, Positive, Share, at_least, between
+from twoaxis.data.options import DataOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """A training run."""
+class ModelOptions(Options):
+    """The model of a run."""
 
-    # numbers: the model
     preset: str = "nano"
     """Shape of the model; see twoaxis.preset_names()."""
     stream: str = "standard"
@@ -39,72 +35,66 @@ class TrainConfig:
     train: str = "all"
     """What to train of a saved model: all, new (what a retrofit added) or names of parameters, commas between."""
 
-    # numbers: the data
-    data: tuple[str, ...] = ("stdlib",)
-    """stdlib, files and folders, hf:DATASET, or task:NAME[:option=value,...]."""
-    tokenizer: str = "bpe:2048"
-    """bytes, bpe:SIZE (trained on the training split), or the folder or hub name of a transformers tokenizer."""
-    text_field: str = "text"
-    """Where jsonl, parquet and Hugging Face records keep their text."""
-    context: int = 256
-    """Tokens of a training example."""
-    held_out: float = 0.05
-    """Part of the documents kept for evaluation."""
-    isolate: bool = False
-    """Keep packed documents from seeing each other."""
 
-    # numbers: the optimisation
-    steps: int | None = None
+@dataclass(frozen=True, kw_only=True)
+class OptimiserOptions(Options):
+    """The optimisation of a run."""
+
+    steps: Count | None = None
     """Optimiser steps; or give tokens."""
-    tokens: int | None = None
+    tokens: Count | None = None
     """Training tokens, rounded up to whole steps; or give steps."""
-    batch: int = 16
+    batch: Count = 16
     """Examples per optimiser step."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Passes a step is made of; it must divide batch."""
-    lr: float = 2e-3
+    lr: Positive = 2e-3
     """Peak learning rate."""
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     """After the warm-up: a cosine, stable then a linear decay, or constant."""
-    warmup: float | None = None
+    warmup: Share | None = None
     """Part of the steps in which the rate rises; None is a twentieth, at least 30 steps and at most half of the run."""
-    decay: float = 0.2
+    decay: Share = 0.2
     """Part of the steps in which wsd decays."""
-    final_lr: float = 0.1
+    final_lr: Share = 0.1
     """Rate at the end as a part of the peak, for cosine and wsd."""
-    beta1: float = 0.9
-    """Of AdamW."""
-    beta2: float = 0.95
-    """Of AdamW."""
-    epsilon: float = 1e-8
-    """Of AdamW."""
-    weight_decay: float = 0.1
+    beta1: Fraction = 0.9
+    """Decay of AdamW's mean of the gradient."""
+    beta2: Fraction = 0.95
+    """Decay of AdamW's mean of the squared gradient."""
+    epsilon: Positive = 1e-8
+    """Added to AdamW's denominator."""
+    weight_decay: NotNegative = 0.1
     """Of matrices; norms, biases and what a method says need none get none."""
-    clip: float = 1.0
+    clip: NotNegative = 1.0
     """Largest norm of the gradient; 0 does not clip."""
-    seed: int = 0
+    seed: Annotated[int, between(0, 2**63 - 1)] = 0
     """Of the initial weights and of the order of the data."""
-    init_seed: int | None = None
+    init_seed: Annotated[int, between(0, 2**63 - 1)] | None = None
     """Of the initial weights alone; None is seed."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the computation; bfloat16 is autocast, the weights stay float32."""
     compile: bool = False
     """torch.compile the model."""
-    recompute: int = 0
-    """Make the activations of every n-th block anew in the backward pass; 0 keeps all."""
-    eval_every: int | None = None
+    recompute: Annotated[int, at_least(0)] = 0
+    """Compute the activations of every n-th block again in the backward pass; 0 keeps all."""
+    eval_every: Count | None = None
     """Steps between evaluations; None is a tenth of the run. The last step is always evaluated."""
-    eval_examples: int = 64
+    eval_examples: Count = 64
     """Held-out examples of an evaluation, the same for every run."""
 
-    # running
-    log_every: int = 10
+
+@dataclass(frozen=True, kw_only=True)
+class RunningOptions(Options):
+    """How a run is carried out and watched; none of these changes the weights."""
+
+    log_every: Count = 10
     """Steps between log records."""
-    save_seconds: float = 60.0
+    save_seconds: Positive = 60.0
     """Seconds between checkpoints: what a crash may cost."""
-    save_every: int | None = None
+    save_every: Count | None = None
     """Steps between checkpoints, in addition."""
-    keep: int = 2
+    keep: Count = 2
     """Checkpoints kept while training."""
     save_model: bool = True
     """Keep the final model, as a folder of its own."""
@@ -112,46 +102,34 @@ class TrainConfig:
     """tensorboard, trackio or wandb; the JSONL log is always written."""
     measure_memory: bool = True
     """Measure the peak memory of one step before the first."""
-    threads: int | None = None
+    threads: Annotated[int, between(1, MOST_THREADS)] | None = None
     """CPU threads; None is torch's choice."""
     device: str | None = None
     """Such as cpu or cuda:1; None is a GPU if there is one."""
     cache: str | None = None
     """Folder of tokenised data; None is the user's cache folder."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
+
+SECTIONS = {"model": ModelOptions, "data": DataOptions, "optimisation": OptimiserOptions, "running": RunningOptions}
+"""The fields of a run by what they are about, in the order of the help."""
+
+RUNNING = tuple(each.name for each in dataclasses.fields(RunningOptions))
+"""Fields that do not change the weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(RunningOptions, OptimiserOptions, DataOptions, ModelOptions):
+    """A training run."""
+
+    def validate(self) -> None:
+        """Rules between fields."""
+        DataOptions.validate(self)
         if self.steps is not None and self.tokens is not None:
             raise ValueError(f"steps ({self.steps}) and tokens ({self.tokens}) are both given; give one of them")
-        for name in ("steps", "tokens", "batch", "accumulate", "context", "log_every", "save_every", "keep", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        for name in ("eval_every", "eval_examples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.context < 2:
-            raise ValueError(f"context must be at least 2, a token and the one it predicts, got {self.context}")
         if self.batch % self.accumulate:
             raise ValueError(f"accumulate ({self.accumulate}) must divide batch ({self.batch})")
-        for name in ("warmup", "decay", "final_lr"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name} must lie between 0 and 1, got {value}")
         if self.schedule == "wsd" and self.warmup is not None and self.warmup + self.decay > 1:
             raise ValueError(f"warmup ({self.warmup}) and decay ({self.decay}) are more than the whole run")
-        for name in ("beta1", "beta2", "held_out"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
-        for name in ("lr", "epsilon", "save_seconds"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("weight_decay", "clip", "recompute"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not self.data:
-            raise ValueError("data names nothing; give stdlib, files, folders, hf:DATASET or task:NAME")
 
     @property
     def total_steps(self) -> int:
@@ -184,26 +162,6 @@ class TrainConfig:
     def tokens_per_step(self) -> int:
         """Training tokens of a step."""
         return self.batch * self.context
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> TrainConfig:
-        """The inverse of `to_dict`; a field nobody knows is an error."""
-        import difflib
-
-        known = [f.name for f in dataclasses.fields(TrainConfig)]
-        for name in values:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f" (did you mean {close[0]!r}?)" if close else ""
-                raise ValueError(f"a training run has no field {name!r}{hint}; its fields are {', '.join(known)}")
-        listed: dict[str, Any] = {
-            name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name != "model"
-        }
-        return TrainConfig(**listed, model=dict(values.get("model", {})))
 
     @property
     def key(self) -> str:

@@ -30,7 +30,7 @@ def warn(message: str) -> None:
 
 def training_device(name: str | None) -> torch.device:
     """The device a run trains on; None is a GPU where there is one."""
-    from twoaxis.model.load import pick_device
+    from twoaxis.base.machine import pick_device
 
     device = pick_device(name)
     if device.type == "cuda" and name is not None and ":" in name and device.index != 0:

@@ -1,4 +1,4 @@
-"""What a training step takes on this machine: peak memory and tokens per second; and which machine it is.
+"""What a training step takes on this machine: peak memory and tokens per second.
 
 Everything here is measured on real steps (forward, backward, optimiser) and nothing is estimated. The model is left as
 it was found: weights, gradients, training mode and random state.
@@ -20,16 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.metadata
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -400,69 +394,3 @@ def _cuda_meter(device: torch.device) -> Iterator[Meter]:
 def _bytes(tensors: Iterable[Tensor]) -> int:
     """Of the distinct storages behind tensors."""
     return sum({(s := t.untyped_storage())._cdata: s.nbytes() for t in tensors}.values())
-
-
-def hardware() -> dict[str, Any]:
-    """The machine, for results: cpu, cores, memory in bytes, gpus, threads of torch, platform.
-
-    Cores are those this process may use; memory is the machine's, and None where the system does not tell.
-    """
-    return {
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory": _main_memory(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "threads": torch.get_num_threads(),
-        "platform": platform.platform(),
-    }
-
-
-def hardware_line() -> str:
-    """The machine and torch in one line: `AMD EPYC 7763, 2 cores, 24 GB, torch 2.13.0 CPU, 1 thread`."""
-    found = hardware()
-    parts = [found["cpu"], _count(found["cores"], "core")]
-    if found["memory"] is not None:
-        parts.append(f"{found['memory'] / 2**30:.0f} GB")
-    for name in dict.fromkeys(found["gpus"]):
-        times = found["gpus"].count(name)
-        parts.append(name if times == 1 else f"{times} x {name}")
-    build = f"CUDA {torch.version.cuda}" if found["gpus"] and torch.version.cuda else "GPU" if found["gpus"] else "CPU"
-    parts.append(f"torch {torch.__version__.partition('+')[0]} {build}")
-    return ", ".join([*parts, _count(found["threads"], "thread")])
-
-
-def versions() -> dict[str, str | None]:
-    """Of python, twoaxis, torch, transformers and tokenizers; None where one is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in ("twoaxis", "torch", "transformers", "tokenizers"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _cpu_name() -> str:
-    """As the maker calls it, where the system tells."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name" and value.strip():
-                return " ".join(value.split())
-    if sys.platform == "darwin":
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-            told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
-            return told.stdout.strip()
-    return platform.processor() or platform.machine() or "unknown processor"
-
-
-def _main_memory() -> int | None:
-    """Bytes of the machine's main memory."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return None

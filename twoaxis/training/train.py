@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.base import files
-from twoaxis.base.interrupt import Interrupted, Stop
+from twoaxis.base.interrupt import Interrupted, StopSignal
 from twoaxis.training.build import check, flops_per_token, learn, make_model, model_config, resolve, source_digest
 from twoaxis.training.config import RUNNING, TrainConfig
 from twoaxis.training.machine import prepared, rank, training_device, warn, world
@@ -117,7 +117,7 @@ def _run(config: TrainConfig, folder: Path, data: Data, watch: Any) -> Result:
             told = f"stopped after step {job.account.step} of {job.account.steps}; the same command goes on from there"
             raise Interrupted(told, job.stop.signal)
         result = _finish(job, trainer, data)
-    if job.stop.asked:  # in the last step: there was nothing left to stop, but whoever called may have more to do
+    if job.stop.requested:  # in the last step: there was nothing left to stop, but whoever called may have more to do
         raise Interrupted("stopped; this run was at its end and its result is saved", job.stop.signal)
     return result
 
@@ -146,7 +146,7 @@ def _prepare(config: TrainConfig, folder: Path, data: Data, watch: Any, device: 
         held_out=data.held_out(config.eval_examples),
         answers=data.answers,
         account=account,
-        stop=Stop(),
+        stop=StopSignal(),
         watch=watch if rank() == 0 else None,
     )
     if (folder / RUN).exists():
@@ -174,7 +174,7 @@ def _warn_of_closed(model: Any) -> None:
 
 def _check_same(job: Job, data: Data) -> None:
     """Refuse to go on with other data or another model than the run began with."""
-    from twoaxis.training.measure import versions
+    from twoaxis.base.machine import versions
 
     there, config = files.read_json(job.folder / RUN), job.config
     if there["data"]["fingerprint"] != data.fingerprint:
@@ -191,8 +191,8 @@ def _check_same(job: Job, data: Data) -> None:
 
 def _describe(job: Job, data: Data) -> None:
     """Write run.json, before the first step."""
+    from twoaxis.base.machine import hardware, versions
     from twoaxis.training import checkpoint as saving
-    from twoaxis.training.measure import hardware, versions
 
     config, model = job.config, job.model
     about = {

@@ -23,7 +23,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from twoaxis.base.files import JsonLines
-from twoaxis.base.interrupt import Stop
+from twoaxis.base.interrupt import StopSignal
 from twoaxis.training import checkpoint as saving
 from twoaxis.training.account import Account
 from twoaxis.training.config import TrainConfig
@@ -60,7 +60,7 @@ class Job:
     """Whether the accuracy of an evaluation means something."""
     account: Account
     """What is done."""
-    stop: Stop
+    stop: StopSignal
     """Whether to stop."""
     watch: Watch | None = None
     """Told of every step."""
@@ -205,7 +205,7 @@ class LabTrainer(Trainer):
         norm = super()._get_grad_norm(model, grad_norm)
         step = self.job.account.step + 1
         due = time.perf_counter() - self.saved >= self.job.config.save_seconds
-        parts = [sum(self.losses), norm, *(float(flag) for flag in (due, self.job.stop.asked))]
+        parts = [sum(self.losses), norm, *(float(flag) for flag in (due, self.job.stop.requested))]
         self.losses.clear()
         numbers = torch.stack([torch.as_tensor(part, dtype=torch.float64, device=self.args.device) for part in parts])
         self.loss, self.grad_norm, due, stop = self._over_all(numbers, "mean").tolist()

@@ -235,7 +235,7 @@ def test_tasks_are_values() -> None:
         ({"name": "recall", "context": "32"}, "context must be an integer or None, got '32'"),
         ({"name": "induction", "order": 0}, "order must be at least 1, got 0"),
         ({"name": "induction", "length": 3, "order": 3}, "length (3) must be more than order (3)"),
-        ({"name": "multi_hop", "start": "last"}, "unknown start 'last'; it is one of any, first"),
+        ({"name": "multi_hop", "start": "last"}, "unknown start 'last'.*it is one of any, first"),
         ({"name": "multi_hop", "hops": 0}, "hops must be at least 1, got 0"),
         ({"name": "cross_depth", "features": 0}, "features must be at least 1, got 0"),
         ({"name": "overwrite", "writes": 0}, "writes must be at least 1, got 0"),
