@@ -47,7 +47,6 @@ UPWARD: set[str] = {
     "data.tokenizer -> model.hf_model",
     "data.tokenizer -> model.load",
     "inspection.tables -> guide.document",
-    "kernels.taps -> window",
     "training.config_file -> comparison.request_file",
 }
 """Upward imports that remain, as `importing module -> imported module`."""

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from twoaxis.model.presets import preset as preset
     from twoaxis.model.presets import preset_names as preset_names
     from twoaxis.pretrained.convert import retrofit as retrofit
+    from twoaxis.ring import Ring as Ring
     from twoaxis.sequence.registry import mixer as mixer
     from twoaxis.sequence.registry import mixer_names as mixer_names
     from twoaxis.sequence.short_swa import ShortSWA as ShortSWA
-    from twoaxis.window import Ring as Ring
     from twoaxis.window import document_reach as document_reach
     from twoaxis.window import padding_reach as padding_reach
     from twoaxis.window import window_attention as window_attention
@@ -44,7 +44,7 @@ _HOMES = {
     "Decoder": "twoaxis.model.decoder",
     "DecoderConfig": "twoaxis.model.config",
     "Placement": "twoaxis.depth.site",
-    "Ring": "twoaxis.window",
+    "Ring": "twoaxis.ring",
     "Seen": "twoaxis.depth.stream",
     "ShortSWA": "twoaxis.sequence.short_swa",
     "Site": "twoaxis.depth.site",

@@ -18,8 +18,8 @@ from twoaxis.guide import two_axes
 from twoaxis.guide.line_svg import Line, Panel, draw, linear_ticks, log_ticks
 from twoaxis.guide.two_axes_page import figures, filled
 from twoaxis.model.config import DecoderConfig
+from twoaxis.ring import Ring
 from twoaxis.sequence.short_swa import ShortSWA
-from twoaxis.window import Ring
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "two_axes.md"

@@ -14,13 +14,13 @@ from tests.verify.streams import Bank, Gain, History, NoOptions, One, Pair, Past
 from twoaxis.depth.registry import STREAMS
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.ring import Ring
 from twoaxis.sequence.mixer import Local, LocalCost, Mixer
 from twoaxis.sequence.registry import MIXERS
 from twoaxis.sequence.short_conv import ShortConv, ShortConvConfig
 from twoaxis.verify import check_mixer, check_stream
 from twoaxis.verify.mixer import MIXER_CHECKS
 from twoaxis.verify.stream import STREAM_CHECKS
-from twoaxis.window import Ring
 
 MODULE = "purity: nothing is kept on the module"
 INPUTS = "purity: inputs and old states are untouched"

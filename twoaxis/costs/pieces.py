@@ -22,8 +22,8 @@ from torch.overrides import TorchFunctionMode
 from twoaxis.costs.recorder import ATTENTION, Op, Recorder, Work, extent, meta
 from twoaxis.depth.stream import Seen
 from twoaxis.model.sublayers import Sublayer, TokenInfo
+from twoaxis.ring import Ring
 from twoaxis.sequence.rope import make_rope
-from twoaxis.window import Ring
 
 
 class Piece(NamedTuple):

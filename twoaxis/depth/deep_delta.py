@@ -53,7 +53,7 @@ from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, St
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.rewrite import delta_rewrite, read_channels, rewritten_vector
 from twoaxis.kernels.taps import depthwise_taps, with_history
-from twoaxis.window import Ring
+from twoaxis.ring import Ring
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,8 @@ from twoaxis.base.options import Count, Options, between
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.weighted_sum import source_dots
-from twoaxis.window import Ring
+from twoaxis.ring import Ring
+from twoaxis.window import attend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +178,7 @@ class DepthAttention(Stream):
             return Seen(value.x)
         row = self.rows[site.index]
         q = F.linear(value.x, self.query[row]).unflatten(-1, (self.config.heads, -1)).unsqueeze(-3)
-        z = value.ring.attend(q).squeeze(-3).flatten(-2)
+        z = attend(value.ring, q).squeeze(-3).flatten(-2)
         read = F.linear(z, self.output[row])
         return Seen(value.x + read if self.config.inject == "add" else read)
 

@@ -262,14 +262,15 @@ def _along_depth(q: Any, k: Any, v: Any, grad: Any, window: int) -> None:
     """Layer by layer, every layer over the layers before it, as a network runs."""
     import torch
 
-    from twoaxis.window import Ring
+    from twoaxis.ring import Ring
+    from twoaxis.window import attend
 
     columns = [[t[:, :, layer : layer + 1].contiguous() for t in (q, k, v)] for layer in range(q.shape[2])]
     given = [_leaves(*column) for column in columns]
     ring, made = Ring(window, 2, merge=False), []
     for q_l, k_l, v_l in given:
         ring = ring.append(k_l, v_l)
-        made.append(ring.attend(q_l))
+        made.append(attend(ring, q_l))
     torch.autograd.backward(made, [grad[:, :, layer : layer + 1] for layer in range(q.shape[2])])
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from twoaxis.kernels.backward import readable
 from twoaxis.kernels.precision import routing_dtype, widen
-from twoaxis.window import Ring
+from twoaxis.ring import Ring
 
 CACHED = 96 * 1024
 """Numbers of one operand that a core's second-level cache holds beside the others: all lags of a stretch of tokens are

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.base.method import Card, Quantity
-from twoaxis.window import Ring
+from twoaxis.ring import Ring
 
 POINTS = ("site", "attention", "qkv", "mlp", "hidden")
 

@@ -39,8 +39,8 @@ from twoaxis.base.method import Card, Published, Quantity
 from twoaxis.base.options import Options, between
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.taps import depthwise_taps, with_history
+from twoaxis.ring import Ring
 from twoaxis.sequence.mixer import Local, LocalCost, LocalNeutral, Mixer
-from twoaxis.window import Ring
 
 Start = Literal["uniform", "zero", "identity"]
 

@@ -30,9 +30,10 @@ from torch import Tensor, nn
 from twoaxis.base.method import Card, Published, Quantity
 from twoaxis.base.options import Count, Options, Positive, between
 from twoaxis.kernels.precision import widen
+from twoaxis.ring import Ring
 from twoaxis.sequence.mixer import Local, LocalCost, LocalNeutral, Mixer
 from twoaxis.sequence.rope import make_rope, rotate
-from twoaxis.window import Ring
+from twoaxis.window import step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +138,7 @@ class ShortSWA(Local):
         if x.shape[-1] != self.width:
             raise ValueError(f"the input has width {x.shape[-1]}, the mixer was built for {self.width}")
         q, k, v = self._project(x, past.seen)
-        mixed, ring = past.step(q, k, v, sink=self.sink, reach=reach)
+        mixed, ring = step(past, q, k, v, sink=self.sink, reach=reach)
         y = self.output(mixed.flatten(-2))
         return (x + y if self.config.where == "branch" else y), ring
 

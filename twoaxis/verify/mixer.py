@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.model.config import DecoderConfig
+from twoaxis.ring import Ring
 from twoaxis.sequence.mixer import POINTS, Local, Mixer
 from twoaxis.sequence.registry import MIXERS, mixer
 from twoaxis.verify.case import registered, shift
@@ -22,7 +23,7 @@ from twoaxis.verify.properties import SMALL, causality_deviation, chunking_devia
 from twoaxis.verify.report import Outcome, Report
 from twoaxis.verify.stream import chosen, run_check
 from twoaxis.verify.values import DTYPE_BOUND
-from twoaxis.window import Ring, document_reach, padding_reach
+from twoaxis.window import document_reach, padding_reach
 
 WIDTH, BATCH, TIME = 16, 2, 24
 CHANNELS = {"site": WIDTH, "attention": WIDTH, "qkv": 32, "mlp": WIDTH, "hidden": 40}

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from twoaxis.ring import Ring
 from twoaxis.verify.certificate import Certificate
 from twoaxis.verify.count import FlopCount, growth
-from twoaxis.window import Ring, window_attention
+from twoaxis.window import attend, window_attention
 
 FAMILY = "orders"
 
@@ -31,7 +32,7 @@ def depth_read(tokens: int, window: int | None, depths: int, width: int) -> int:
         ring = Ring(window, axis=2, merge=False)
         for _ in range(depths):
             ring = ring.append(k, v)
-            ring.attend(q)
+            attend(ring, q)
     return count.flops
 
 
