@@ -424,7 +424,7 @@ def test_page_through_a_pipe() -> None:
         (("--json", "--columns", "year"), "--columns belongs to the map"),
         (("--json", "--markdown"), "two forms of one document"),
         (("--width", "100", "--heads", "3"), "heads (3) must divide the width (100)"),
-        (("--blocks", "0"), "blocks must be a positive integer, got 0"),
+        (("--blocks", "0"), "blocks must be at least 1, got 0"),
     ],
 )
 def test_mistakes(

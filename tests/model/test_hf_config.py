@@ -184,7 +184,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be True or False, got 'no'"),
     ({"pad_token_id": 256}, r"pad_token_id \(256\) is outside the 256 tokens"),
     ({"attention_windows": [1]}, "attention_windows has 1 entries, num_hidden_layers is 4"),
-    ({"attention_windows": [0, 1, 1, 1]}, "at least 1 or None, got 0"),
+    ({"attention_windows": [0, 1, 1, 1]}, "at least 1, got 0"),
     ({"attention_windows": [1.5] * 4}, r"integer.* or None, got .*1\.5"),
     ({"attention_windows": 3}, "attention_windows must be a list or None, got 3"),
     ({"no_rope_blocks": [9]}, "names block 9, the decoder has blocks 0 to 3"),
