@@ -83,8 +83,9 @@ def test_check_exits_with_one_when_a_check_fails(
     monkeypatch.setattr(load, "check_file", check_file)
     assert cli.check("mine.py", compiled=True, seed=4) == code
     shown = capsys.readouterr().out
-    assert "First: 1 checks over 1 variants, all hold" in shown
+    assert "First\n\n1 checks over 1 variants, all hold." in shown
     assert ("1 FAIL" in shown) is (code == 1)
+    assert ("- two: what is wrong" in shown) is (code == 1)
     assert cli.check("mine.py", compiled=False, json_output=True) == code
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is (code == 0)

@@ -274,7 +274,7 @@ def test_the_page_has_everything(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     ):
         assert words.lower() in shown.lower(), words
     assert "advise: 4 methods" in captured.err
-    assert len([b for b in document(asked(goal="shortcut"), 1)]) > 5
+    assert len(document(asked(goal="shortcut"), 1).blocks) > 5
 
 
 def test_one_document(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

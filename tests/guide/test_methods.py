@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import os
 import subprocess
@@ -20,8 +19,9 @@ from twoaxis.base.method import Card
 from twoaxis.commands import study
 from twoaxis.depth.registry import METHODS, STREAMS, stream
 from twoaxis.depth.stream import Stream
-from twoaxis.guide import columns, document, entries, pages, source
+from twoaxis.guide import columns, entries, pages, source
 from twoaxis.sequence.registry import MIXERS, mixer
+from twoaxis.show import document, markdown, terminal
 
 DOCS = Path(__file__).parents[2] / "docs" / "methods.md"
 SHAPE = entries.make_shape()
@@ -100,13 +100,6 @@ def test_columns_by_name_and_by_group() -> None:
         columns.choose(["windw"])
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"), [(0.0, "0%"), (1e-6, "<0.01%"), (1e-4, "0.01%"), (0.3333, "33.33%"), (2.0, "200.00%")]
-)
-def test_shares(value: float, expected: str) -> None:
-    assert columns.share(value) == expected
-
-
 # The numbers.
 
 
@@ -168,9 +161,9 @@ def test_a_shape_that_does_not_suit_a_method_is_reported() -> None:
     found = entries.entry("depth_attention", shape)
     assert found.default.cost is None
     assert "heads (4) must divide the width (30)" in found.default.problem
-    shown = document.text(pages.the_map(shape, ["cost"]), 120)
+    shown = terminal.render(pages.MethodMap(shape, ("cost",)).document(), 120)
     assert "`depth_attention` cannot be built for this shape" in shown
-    assert json.loads(json.dumps(pages.document(shape, (found,))))["methods"][0]["parameters"] is None
+    assert json.loads(json.dumps(pages.MethodPage(found).to_dict()))["methods"][0]["parameters"] is None
 
 
 @pytest.mark.parametrize(("width", "heads"), [(768, 12), (64, 1), (30, 1), (200, 2), (4096, 64)])
@@ -187,7 +180,7 @@ def test_options_have_every_field_with_its_docstring(row: entries.Entry) -> None
     config: Any = row.method.Config
     assert [o.name for o in found] == [f.name for f in dataclasses.fields(config)]
     defaults = {f.name: f.default for f in dataclasses.fields(config)}
-    shown = document.text(pages.page(row), 2000)
+    shown = terminal.render(pages.MethodPage(row).document(), 2000)
     for option in found:
         assert option.meaning, f"{row.name}: {option.name} has no docstring"
         assert option.default == repr(defaults[option.name])
@@ -222,7 +215,7 @@ def test_a_method_without_card_and_file_still_has_a_row(monkeypatch: pytest.Monk
     monkeypatch.setitem(METHODS, "bare", bare)
     found = entries.entry("bare", SHAPE)
     assert (found.card.title, found.card.axis, found.card.source) == ("bare", "depth", "-")
-    assert "bare" in document.text(pages.page(found), 80)
+    assert "bare" in terminal.render(pages.MethodPage(found).document(), 80)
 
 
 # The forms.
@@ -231,90 +224,15 @@ def test_a_method_without_card_and_file_still_has_a_row(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_plain_text_has_every_method_and_fits(width: int) -> None:
     for asked in ((), ("all",)):
-        shown = document.text(pages.the_map(SHAPE, asked), width)
+        shown = terminal.render(pages.MethodMap(SHAPE, asked).document(), width)
         for name in NAMES:
             assert any(line.startswith(name) for line in shown.splitlines())
         assert max(map(len, shown.splitlines())) <= width
 
 
-def test_table_splits_and_wraps_at_words() -> None:
-    table = document.Table(
-        headers=("method", "a", "some number"),
-        rows=(("name_of_it", "eleven words " * 3, "1,234"), ("other", "-", "5")),
-        right=frozenset({2}),
-        sections={1: "second"},
-    )
-    (whole, widths), *rest = document.fit(table, 40)
-    assert not rest
-    assert (widths[0], widths[2]) == (10, 6)
-    assert sum(widths) + 2 * document.GAP <= 40
-    assert whole.right == {2}
-    lines = document.text([table], 40).splitlines()
-    assert lines[0].split() == ["some"]
-    assert lines[1].split() == ["method", "a", "number"]
-    assert lines[3].endswith(" 1,234")
-    assert lines[-3:-1] == ["", "[second]"]
-    first, second = document.fit(table, 28)
-    assert first[0].headers == ("method", "a")
-    assert second[0].headers == ("method", "some number")
-    assert second[0].right == {1}
-
-
-@pytest.mark.parametrize("width", [80, 160])
-def test_rich_has_every_method_and_the_words_of_the_plain_form(width: int) -> None:
-    from rich.console import Console
-
-    file = io.StringIO()
-    console = Console(file=file, width=width, force_terminal=True, highlight=False)
-    blocks = pages.the_map(SHAPE, ["all"])
-    document.show_rich(blocks, console)
-    assert "\x1b[" in file.getvalue()
-    plain = io.StringIO()
-    document.show_rich(blocks, Console(file=plain, width=width, highlight=False))
-    shown = plain.getvalue()
-    for name in NAMES:
-        assert name in shown
-    assert max(map(len, shown.splitlines())) <= width
-    expected = (
-        document.text(blocks, width).replace("[depth axis]", "depth axis").replace("[sequence axis]", "sequence axis")
-    )
-    words = [w for w in expected.lower().split() if set(w) != {"-"} or w == "-"]
-    assert [w for w in shown.lower().split() if set(w) != {"-"} or w == "-"] == words
-
-
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("installed", [True, False])
-def test_a_terminal_gets_colour_where_rich_is_installed(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
-    if not installed:
-        monkeypatch.setitem(sys.modules, "rich", None)
-        monkeypatch.setitem(sys.modules, "rich.console", None)
-    terminal = _Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    document.show(pages.the_map(SHAPE))
-    shown = terminal.getvalue()
-    assert ("\x1b[" in shown) is installed
-    for name in NAMES:
-        assert name in shown
-
-
-def test_markdown_cells_are_escaped() -> None:
-    table = document.Table(
-        headers=("a", "b", "c"), rows=(("x", "k*p | <0.01% `a*b`", "'u' | None"),), code=frozenset({2})
-    )
-    assert document.markdown([table]).splitlines()[2] == "| x | k\\*p \\| \\<0.01% `a*b` | `'u' \\| None` |"
-    assert document.unmark(document.escape("k*p < 1")) == "k*p < 1"
-    assert document.text([document.Prose("**Bold** " + document.escape("a*b"))], 80) == "Bold a*b\n"
-
-
 def test_markdown_tables_are_rectangular() -> None:
-    shown = document.markdown([*pages.the_map(SHAPE, ["all"]), *(b for row in ROWS for b in pages.page(row))])
+    shown = markdown.render(pages.MethodMap(SHAPE, ("all",)).document())
+    shown += "\n".join(markdown.render(pages.MethodPage(row).document()) for row in ROWS)
     size = 0
     for line in shown.splitlines():
         cells = line.replace("\\|", "").count("|") if line.startswith("|") else 0
@@ -405,7 +323,7 @@ def test_page_of_one_method(row: entries.Entry, capsys: pytest.CaptureFixture[st
         if isinstance(block, document.Code):
             assert all(line.strip() in shown for line in block.text.splitlines())
     assert study.methods(row.name, markdown=True) == 0
-    assert capsys.readouterr().out == document.markdown(pages.page(row))
+    assert capsys.readouterr().out == markdown.render(pages.MethodPage(row).document())
     assert study.methods(row.name, json_output=True) == 0
     assert [m["name"] for m in json.loads(capsys.readouterr().out)["methods"]] == [row.name]
 
@@ -413,7 +331,7 @@ def test_page_of_one_method(row: entries.Entry, capsys: pytest.CaptureFixture[st
 def test_page_through_a_pipe() -> None:
     done = run("canon", width=100)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == document.text(pages.page(entries.entry("canon", SHAPE)), 100)
+    assert done.stdout == terminal.render(pages.MethodPage(entries.entry("canon", SHAPE)).document(), 100)
 
 
 @pytest.mark.parametrize(

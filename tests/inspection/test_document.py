@@ -19,12 +19,13 @@ from tests.inspection.helpers import PROMPT, document, make
 from twoaxis.base.method import NamedRange, Quantity
 from twoaxis.depth.standard import Standard
 from twoaxis.depth.stream import Layout
-from twoaxis.guide.document import Table, text
 from twoaxis.inspection import document as documents
 from twoaxis.inspection.document import describe, inspect_prompt, merge_sources, pieces
 from twoaxis.inspection.files import prepare_folder, write_files
 from twoaxis.inspection.tables import tables
 from twoaxis.model.load import ByteCodec, Encoded
+from twoaxis.show import terminal
+from twoaxis.show.document import Table
 
 METHODS: list[dict[str, Any]] = [
     {"stream": "attention_residuals"},
@@ -152,7 +153,7 @@ def test_what_is_no_number_is_null_and_the_tables_say_so() -> None:
     assert made["sites"][0]["norm"]["mean"] is None
     assert made["sites"][0]["norm"]["tokens"][0] > 0
     assert made["sites"][0]["norm"]["tokens"][1] is None
-    assert " - " in text(tables(made))
+    assert " - " in terminal.render(tables(made))
 
 
 def test_refusals_and_the_mode_of_the_model() -> None:
@@ -165,11 +166,15 @@ def test_refusals_and_the_mode_of_the_model() -> None:
     assert model.training
 
 
+def heads(table: Table) -> tuple[str, ...]:
+    return tuple(column.head for column in table.columns)
+
+
 def test_tables_have_the_document_s_numbers() -> None:
     made = document(stream="deep_delta", mixer="short_swa", mixer_options={"window": 3, "start": "normal"})
-    blocks = tables(made)
-    found = [block for block in blocks if isinstance(block, Table)]
-    assert found[0].headers == (
+    shown = tables(made)
+    found = [block for block in shown.blocks if isinstance(block, Table)]
+    assert heads(found[0]) == (
         "site",
         "read",
         "increment",
@@ -178,7 +183,7 @@ def test_tables_have_the_document_s_numbers() -> None:
         "discrepancy, before the write",
         "discrepancy, after the write",
     )
-    assert [row[0] for row in found[0].rows] == [
+    assert [row[0].text for row in found[0].rows] == [
         "0 mixer",
         "0 attention",
         "0 mlp",
@@ -188,21 +193,21 @@ def test_tables_have_the_document_s_numbers() -> None:
         "out",
     ]
     for row, site in zip(found[0].rows, made["sites"], strict=True):
-        assert float(row[1]) == pytest.approx(site["norm"]["mean"], rel=1e-3)
-        assert (row[4] == "-") == (site["kind"] == "out")
-    assert found[1].headers[1] == "skip 0 to 0.1"
+        assert float(row[1].text) == pytest.approx(site["norm"]["mean"], rel=1e-3)
+        assert (row[4].text == "-") == (site["kind"] == "out")
+    assert heads(found[1])[1] == "skip 0 to 0.1"
     for row in found[1].rows:
-        assert sum(float(cell.rstrip("%")) for cell in row[1:]) == pytest.approx(100, abs=0.25)
-    assert found[2].headers == ("site", *(str(i) for i in range(12)))[:1] + tuple(
+        assert sum(float(cell.text.rstrip("%")) for cell in row[1:]) == pytest.approx(100, abs=0.25)
+    assert heads(found[2]) == ("site", *(str(i) for i in range(12)))[:1] + tuple(
         f"{h},{d}" for h in range(4) for d in range(3)
     )
-    words = text(blocks)
+    words = terminal.render(shown, 120)
     assert "deep_delta; mixer short_swa:window=3,start=normal; 2 blocks of width 32" in words
     attention = tables(document(stream="attention_residuals"))
-    rows = next(block for block in attention if isinstance(block, Table)).rows
-    assert rows[0][-1] == "embedding 1"
-    assert rows[0][-2] == "1"
-    wide = text(tables(document(mixer="short_swa", mixer_options={"window": 20})))
+    rows = next(block for block in attention.blocks if isinstance(block, Table)).rows
+    assert rows[0][-1].text == "embedding 1"
+    assert rows[0][-2].text == "1"
+    wide = terminal.render(tables(document(mixer="short_swa", mixer_options={"window": 20})))
     assert "Mean over every head, by distance." in wide
     assert "4 more are in the files that --out writes." in wide
 
@@ -224,7 +229,7 @@ def test_a_stream_of_one_s_own_is_shown_with_all_it_tells(tmp_path: Path) -> Non
         {"name": "large", "range": "from 1", "share": pytest.approx((ratio >= 1).float().mean().item())},
     ]
     assert told["parts"]["mean"] == [0.0, 1.0]
-    words = text(tables(made))
+    words = terminal.render(tables(made))
     assert "REGIMES OF THE GROWTH, SHARE OF TOKENS" in words
     assert [line.split() for line in words.split("PARTS")[1].splitlines()[6:9]] == [
         ["0", "attention", "0", "-"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -21,8 +22,10 @@ from transformers.utils import logging
 from tests.training.train_helpers import SHAPE, numbers
 from twoaxis import cli
 from twoaxis.depth.registry import STREAMS
+from twoaxis.show.charts import Line
+from twoaxis.show.numbers import percent
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.results import load_result
+from twoaxis.training.results import load_log, load_result
 
 MODEL = ["--model", ",".join(f"{name}={value}" for name, value in SHAPE.items())]
 DATA = ["--data", "task:recall:pairs=3", "--context", "24", "--eval-examples", "4"]
@@ -51,6 +54,7 @@ def config_of(folder: Path) -> TrainConfig:
 
 
 def test_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
     folder = tmp_path / "run"
     arguments = [*SMALL, "--out", str(folder), "--steps", "6", "--stream", "deep_delta:value_channels=2"]
     assert run(monkeypatch, *arguments) == 0
@@ -59,7 +63,7 @@ def test_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert result is not None
     assert result.loss is not None
     assert f"held-out loss  {result.loss:.4f} nats per token" in out
-    assert f"accuracy       {result.accuracy:.4f} (chance 0.0312)" in out
+    assert f"accuracy       {percent(result.accuracy, 2)} (chance 3.12%)" in out
     assert f"sha256 {result.weights}" in out
     assert "6 steps, 576 tokens" in out
     assert f"model in {folder}/model" in out
@@ -138,10 +142,11 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
     arguments = [*SMALL, "--steps", "3", "--lr", "1e30", "--warmup", "0", "--out", str(tmp_path / "run")]
     assert run(monkeypatch, *arguments) == 1
     message = f"the gradient's norm of step 2 is nan; the run in {tmp_path / 'run'} was stopped there"
-    assert capsys.readouterr().out == f"diverged       {message}\n"
+    assert " ".join(capsys.readouterr().out.split()).startswith(f"diverged {message} trained ")
     assert run(monkeypatch, *arguments, "--json") == 1
     assert json.loads(capsys.readouterr().out)["message"] == message
 
@@ -248,3 +253,23 @@ def test_documented_commands_are_understood(
             "runs/tuned": TrainConfig(source="runs/delta/model", data=("notes",), lr=1e-4),
         }[folder]
     ]
+
+
+def test_a_result_has_a_page_with_its_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "run"
+    assert run(monkeypatch, *SMALL, "--out", str(folder), "--steps", "6", "--eval-every", "3") == 0
+    result = load_result(folder)
+    assert result is not None
+    (chart,) = result.document().charts
+    training, held_out = chart.panels[0].marks
+    assert isinstance(training, Line)
+    assert isinstance(held_out, Line)
+    log = load_log(folder)
+    assert [(r["tokens"], r["loss"]) for r in log if "loss" in r] == list(zip(training.x, training.y, strict=True))
+    assert held_out.y[-1] == result.loss
+    saved = result.save(folder / "report")
+    assert {file.suffix for file in saved.files} == {".md", ".html", ".json", ".svg", ".png"}
+    assert f"{result.loss:.4f} nats per token" in (folder / "report" / "report.html").read_text()
+    assert result.exit_code == 0
+    assert dataclasses.replace(result, status="diverged", message="the loss is nan").exit_code == 1

@@ -18,6 +18,7 @@ from twoaxis.ring import Ring
 from twoaxis.sequence.mixer import Local, LocalCost, Mixer
 from twoaxis.sequence.registry import MIXERS
 from twoaxis.sequence.short_conv import ShortConv, ShortConvConfig
+from twoaxis.show import terminal
 from twoaxis.verify import check_mixer, check_stream
 from twoaxis.verify.mixer import MIXER_CHECKS
 from twoaxis.verify.stream import STREAM_CHECKS
@@ -318,7 +319,7 @@ FAULTS: dict[type[Stream], tuple[str, ...]] = {
 @pytest.mark.parametrize("cls", list(FAULTS), ids=lambda cls: cls.__name__)
 def test_a_planted_fault_is_caught(cls: type[Stream]) -> None:
     report = check_stream(cls, only=FAULTS[cls])
-    assert {check.name for check in report.failed} == set(FAULTS[cls]), report.text()
+    assert {check.name for check in report.failed} == set(FAULTS[cls]), report.failed
     with pytest.raises(AssertionError, match=r"measured \S+, bound"):
         report.raise_if_failed()
 
@@ -422,7 +423,7 @@ def test_a_correct_mixer_passes() -> None:
 def test_a_planted_fault_of_a_mixer_is_caught(operator: type[Shift]) -> None:
     expected = MIXER_FAULTS[operator]
     report = check_mixer(type("Faulty", (ShiftMixer,), {"operator": operator}), only=expected)
-    assert {check.name for check in report.failed} == set(expected), report.text()
+    assert {check.name for check in report.failed} == set(expected), report.failed
 
 
 # Reports.
@@ -451,7 +452,7 @@ def test_a_report_names_the_options_that_fail() -> None:
     assert check.instances == 2
     assert "power=2.0" in check.detail
     assert "1 of 2 variants" in check.detail
-    assert report.text().count("FAIL") == 2  # the head line and the check
+    assert terminal.render(report.document()).count("FAIL") == 2  # the head line and the check
     assert report.to_dict()["checks"][0]["name"] == "declarations"
     assert check_stream(Optional, variants=[{}], only=["cost: live"]).ok
     with pytest.raises(KeyError, match="there is no check 'x'"):

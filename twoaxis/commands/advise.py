@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from typing import Annotated, Any, Literal
@@ -69,8 +68,6 @@ def advise(
     """
     if top < 1:
         raise ValueError(f"--top must be at least 1, got {top}")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
     if records is not None:
         return _records(evidence, records, json_output)
     given = {name: value for name, value in locals().items() if name not in ("top", "evidence", "records")}
@@ -97,8 +94,8 @@ def _advise(given: dict[str, Any], evidence: str | None, top: int, json_output: 
     from twoaxis.guide.advise import Question, advise
     from twoaxis.guide.answer import document, to_json
     from twoaxis.guide.candidates import for_goal
-    from twoaxis.guide.document import show
     from twoaxis.guide.evidence import read_evidence
+    from twoaxis.show import terminal
 
     own = ("goal", "start", "shape", "max_overhead", "headroom", "serving", "kernels")
     asked = {name: given[name] for name in own}
@@ -112,15 +109,16 @@ def _advise(given: dict[str, Any], evidence: str | None, top: int, json_output: 
     if json_output:
         print(json.dumps(to_json(answer, top), indent=1))
     else:
-        show(document(answer, top))
+        terminal.show(document(answer, top))
     return 0
 
 
 def _records(evidence: str | None, names: tuple[str, ...], json_output: bool) -> int:
     """Print what is published."""
     from twoaxis.guide.answer import records_table
-    from twoaxis.guide.document import show
     from twoaxis.guide.evidence import read_evidence
+    from twoaxis.show import terminal
+    from twoaxis.show.document import Document
 
     found = read_evidence(evidence)
     blocks = [block for name in names or (None,) for block in records_table(found, name)]
@@ -128,5 +126,5 @@ def _records(evidence: str | None, names: tuple[str, ...], json_output: bool) ->
         kept = [record.to_dict() for record in found.records if not names or record.name in names]
         print(json.dumps({"law": found.law._asdict(), "records": kept}, indent=1))
     else:
-        show(blocks)
+        terminal.show(Document("", tuple(blocks)))
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -78,8 +77,6 @@ def cost(
         _alone("--calibrate" if calibrate else "--published", stream, mixer, grid, sites, plot, calibrate and published)
     if grid and not (stream and mixer):
         raise ValueError("--grid pairs streams with mixers; give at least one --stream and one --mixer")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
     if calibrate:
         return _calibrate(out, json_output)
     if published:
@@ -128,8 +125,8 @@ def _predict(
     from twoaxis.costs.costs import cost as predict
     from twoaxis.costs.document import document, to_json
     from twoaxis.costs.shapes import find_shape
-    from twoaxis.guide.document import show
     from twoaxis.model.variant import make_contender
+    from twoaxis.show import terminal
 
     config = find_shape(shape)
     contenders = [make_contender(*pair) for pair in pairs]
@@ -141,7 +138,7 @@ def _predict(
     if json_output:
         print(json.dumps(to_json(shape, rows), indent=1))
     else:
-        show(document(shape, rows, sites=sites))
+        terminal.show(document(shape, rows, sites=sites))
     if plot is not None:
         from twoaxis.costs.plots import draw
 
@@ -154,7 +151,7 @@ def _calibrate(out: str | None, json_output: bool) -> int:
     """Measure this machine."""
     from twoaxis.base.files import write_json
     from twoaxis.costs.calibrate import calibrate, calibration_document
-    from twoaxis.guide.document import show
+    from twoaxis.show import terminal
 
     found = calibrate(say=lambda text: print(text, file=sys.stderr))
     if out is not None:
@@ -163,18 +160,19 @@ def _calibrate(out: str | None, json_output: bool) -> int:
     if json_output:
         print(json.dumps(found, indent=1))
     else:
-        show(calibration_document(found))
+        terminal.show(calibration_document(found))
     return 0
 
 
 def _published(json_output: bool) -> int:
     """Published figures beside ours."""
-    from twoaxis.guide.document import show
     from twoaxis.guide.published import compared, published_table
+    from twoaxis.show import terminal
+    from twoaxis.show.document import Document
 
     rows = compared()
     if json_output:
         print(json.dumps([row._asdict() for row in rows], indent=1))
     else:
-        show([published_table(rows)])
+        terminal.show(Document("", (published_table(rows),)))
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from typing import Annotated
@@ -43,19 +42,17 @@ def inspect(
 
     target = None if out is None else files.prepare_folder(out)
     load.quiet()
-    from twoaxis.guide.document import show
     from twoaxis.inspection.document import inspect_prompt
     from twoaxis.inspection.tables import tables
+    from twoaxis.show import terminal
 
     model = load.load_model(folder, device)
     codec = load.load_codec(folder, model.config.vocab_size, as_bytes=as_bytes)
     document = inspect_prompt(model, codec, text, name=folder)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
     if json_output:
         print(json.dumps(document, allow_nan=False))
     else:
-        show(tables(document))
+        terminal.show(tables(document))
     if target is not None:
         written, left_out = files.write_files(target, document)
         print(f"wrote {', '.join(str(path) for path in written)}", file=sys.stderr)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import json
-import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from twoaxis.commands.app import app
+from twoaxis.commands.emit import emit
 
 
 @app.command
@@ -28,37 +26,19 @@ def verify(
     """
     import torch
 
-    from twoaxis.verify.run import certificates
+    from twoaxis.verify.run import Certificates, certificates
 
     torch.set_num_threads(1)  # the instances are small
     results = []
     for certificate in certificates(seed, only):
         results.append(certificate)
         if not json_output:
-            mark = "holds" if certificate.holds else "FAILS"
-            numbers = f"{certificate.error:8.1e} <= {certificate.bound:<7.0e} {certificate.instances:4d}x"
-            print(f"{mark}  {numbers}  {certificate.family:9s} {certificate.statement}", flush=True)
-    failed = [c for c in results if not c.holds]
+            print(certificate.line(), flush=True)  # as it is measured: all of them take a while
+    result = Certificates(seed, tuple(results))
     if json_output:
-        print(json.dumps(_certificates_document(seed, results), indent=1))
-    else:
-        held = f"{len(results) - len(failed)} of {len(results)} certificates hold"
-        print(f"{held} (seed {seed}, float64, torch {torch.__version__})")
-    return 1 if failed else 0
-
-
-def _certificates_document(seed: int, results: list[Any]) -> dict[str, Any]:
-    import torch
-
-    import twoaxis
-
-    return {
-        "twoaxis": twoaxis.__version__,
-        "torch": torch.__version__,
-        "seed": seed,
-        "holds": all(c.holds for c in results),
-        "certificates": [{**c._asdict(), "holds": c.holds} for c in results],
-    }
+        return emit(result, "json")
+    print(result.closing())
+    return result.exit_code
 
 
 @app.command
@@ -93,22 +73,13 @@ def methods(
         raise ValueError("--markdown and --json are two forms of one document; give one of them")
     if columns and (json_output or name is not None):
         raise ValueError("--columns belongs to the map; a page and --json always have everything")
-    from twoaxis.guide import document, entries, pages
+    from twoaxis.guide import entries, pages
 
     shape = entries.make_shape(blocks, width, heads, kv_heads, head_width, hidden)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # drawings must not fail where the encoding is narrow
-    if json_output:
-        rows = entries.entries(shape) if name is None else (entries.entry(name, shape),)
-        print(json.dumps(pages.document(shape, rows), indent=1, ensure_ascii=False))
-        return 0
-    asked = columns or (("all",) if markdown else ())
-    blocks_of_page = pages.the_map(shape, asked) if name is None else pages.page(entries.entry(name, shape))
-    if markdown:
-        print(document.markdown(blocks_of_page), end="")
-    else:
-        document.show([*blocks_of_page, pages.more()] if name is None and not columns else blocks_of_page)
-    return 0
+    form = "json" if json_output else "markdown" if markdown else "text"
+    if name is not None:
+        return emit(pages.MethodPage(entries.entry(name, shape)), form)
+    return emit(pages.MethodMap(shape, columns or (("all",) if markdown else ())), form)
 
 
 @app.command
@@ -129,15 +100,8 @@ def check(
     """
     import torch
 
-    import twoaxis
     from twoaxis.verify.load import check_file
+    from twoaxis.verify.report import Checked
 
     torch.set_num_threads(1)  # the instances are small
-    reports = check_file(path, compile=compiled, seed=seed)
-    ok = all(report.ok for report in reports)
-    if json_output:
-        found = {"twoaxis": twoaxis.__version__, "torch": torch.__version__, "seed": seed, "ok": ok}
-        print(json.dumps({**found, "reports": [report.to_dict() for report in reports]}, indent=1))
-    else:
-        print("\n\n".join(report.text() for report in reports))
-    return 0 if ok else 1
+    return emit(Checked(seed, tuple(check_file(path, compile=compiled, seed=seed))), "json" if json_output else "text")

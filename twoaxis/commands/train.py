@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from twoaxis.commands.app import app
+from twoaxis.commands.emit import emit
 from twoaxis.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ def train(
     except Interrupted as stopped:
         print(f"twoaxis: {stopped}", file=sys.stderr)
         return 128 + (stopped.signal or 2)
-    if rank() == 0:
-        print(json.dumps(result.to_dict() | {"folder": out}, indent=1) if json_output else _text(result, run, out))
-    return 1 if result.status == "diverged" else 0
+    if rank() > 0:
+        return result.exit_code
+    return emit(result, "json" if json_output else "text")
 
 
 def given_fields(fields: Fields, arguments: list[str]) -> dict[str, Any]:
@@ -137,29 +137,3 @@ def training_bar(run: TrainConfig) -> Iterator[Callable[[int, float | None], Non
                 bar.advance(each, f"step {step:,}  loss {loss:.4f}  {speed:,.0f} tokens/s")
 
         yield show
-
-
-def _text(result: Result, run: TrainConfig, out: str) -> str:
-    """The result in lines."""
-    if result.status == "diverged":
-        return f"diverged       {result.message}"
-    import math
-
-    from twoaxis.training.results import MODEL
-
-    assert result.loss is not None
-    lines = [f"held-out loss  {result.loss:.4f} nats per token, perplexity {math.exp(min(result.loss, 700)):.6g}"]
-    if result.bits_per_byte is not None:
-        lines.append(f"bits per byte  {result.bits_per_byte:.4f}")
-    if result.accuracy is not None:
-        lines.append(f"accuracy       {result.accuracy:.4f} (chance {result.chance:.4f})")
-    lines += [
-        f"training loss  {result.train_loss:.4f} over the last tenth",
-        f"trained        {result.steps:,} steps, {result.tokens:,} tokens, {result.flops:.4g} FLOPs",
-        f"time           {result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s over the last half",
-        f"learned        {result.parameters:,} parameters"
-        + ("" if result.peak_memory is None else f", {result.peak_memory / 1e6:,.1f} MB at the peak of a step"),
-        f"weights        sha256 {result.weights}",
-        f"folder         {out}" + (f", model in {out.rstrip('/')}/{MODEL}" if run.save_model else ""),
-    ]
-    return "\n".join(lines)

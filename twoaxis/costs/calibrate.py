@@ -29,10 +29,10 @@ from twoaxis.costs.measured import op_seconds, product_flops
 from twoaxis.costs.recorder import ROOM, Op, Work, describe, key_of, total
 from twoaxis.costs.trace import Model
 from twoaxis.depth.registry import STREAMS
-from twoaxis.guide.document import Block, Heading, Prose, Table
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.sequence.registry import MIXERS
+from twoaxis.show.document import Column, Document, Heading, Prose, table
 from twoaxis.training.measure import next_token_loss
 
 PROBES = (
@@ -349,7 +349,7 @@ def errors(checks: list[dict[str, Any]]) -> tuple[float, float]:
     return statistics.median(found), max(found)
 
 
-def calibration_document(found: dict[str, Any]) -> list[Block]:
+def calibration_document(found: dict[str, Any]) -> Document:
     """What was measured, for people."""
     profile, checks = found["profile"], found["checks"]
     copies = [
@@ -373,18 +373,18 @@ def calibration_document(found: dict[str, Any]) -> list[Block]:
     shape, batch, tokens = CHECK
     median, worst = errors(checks)
     headers = ("method", "predicted ms", "measured ms", "predicted ratio", "measured ratio", "error")
-    return [
-        Heading("This machine", 1),
+    blocks = (
         Prose(f"{profile['source'].removeprefix('measured: ')}; {profile['ops']['call'] * 1e6:.1f} us per call."),
         Heading("Copying, read and written"),
-        Table(("bytes", "rate"), tuple(copies), frozenset({0, 1})),
+        table((Column("bytes"), "rate"), copies),
         Heading("Matrix products, slowest to fastest"),
-        Table(("operation", "batch x rows x inner x columns", "rate"), tuple(products), frozenset({2})),
+        table(("operation", Column("batch x rows x inner x columns", number=False), "rate"), products),
         Heading("Predicted against measured"),
         Prose(
             f"Forward and backward of {batch} sequences of {tokens} tokens through {shape['blocks']} blocks of width "
             f"{shape['width']}, a shape that was not probed. Ratios are to the plain residual. "
             f"Median error {median:.1%}, worst {worst:.1%}."
         ),
-        Table(headers, tuple(rows), frozenset(range(1, 6))),
-    ]
+        table(headers, rows),
+    )
+    return Document("This machine", blocks)

@@ -10,39 +10,18 @@ from twoaxis.costs.costs import Costs
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.hardware import Profile, find_profile
 from twoaxis.costs.roofline import Seconds
-from twoaxis.guide.document import Block, Heading, Items, Prose, Table
+from twoaxis.show.document import Block, Column, Document, Heading, Items, Prose, Table, table
+from twoaxis.show.numbers import NOTHING, increase, seconds, si, whole
+from twoaxis.show.numbers import times as ratio
 
 
-def amount(count: float, unit: str = "B") -> str:
-    """As 3.1 MB or 19.3 GFLOP; powers of a thousand."""
-    for prefix in ("", "k", "M", "G", "T"):
-        if abs(count) < 999.5:
-            digits = 0 if count == int(count) and not prefix else 3
-            return f"{count:.{digits}g} {prefix}{unit}".rstrip() if digits else f"{int(count)} {prefix}{unit}".rstrip()
-        count /= 1000
-    return f"{count:.4g} P{unit}"
-
-
-def share(part: float, whole: float) -> str:
-    """As +0.21%."""
-    return "0" if not part else f"{100 * part / whole:+.2g}%"
-
-
-def times(seconds: Seconds) -> str:
+def times(found: Seconds) -> str:
     """A ratio, fused to naive, as 1.07x to 1.35x."""
-    low, high = f"{seconds.fused:.3g}x", f"{seconds.naive:.3g}x"
+    low, high = ratio(found.fused), ratio(found.naive)
     return low if low == high else f"{low} to {high}"
 
 
-def clock(seconds: float) -> str:
-    """As 46.1 ms or 52.2 s."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
-
-
-def document(shape: str, rows: Sequence[Costs], *, sites: bool = False) -> list[Block]:
+def document(shape: str, rows: Sequence[Costs], *, sites: bool = False) -> Document:
     """Everything about some methods on one shape; the first row is the plain residual.
 
     Args:
@@ -53,7 +32,6 @@ def document(shape: str, rows: Sequence[Costs], *, sites: bool = False) -> list[
     deployment, plain = rows[0].deployment, rows[0]
     profile = find_profile(deployment.hardware)
     blocks: list[Block] = [
-        Heading(f"What methods cost on {shape}", 1),
         Prose(_shape_line(plain) + " " + _deployment_line(deployment, profile)),
         Heading("In short"),
         Items(tuple(verdict(row, plain, profile) for row in rows[1:]) or (verdict(plain, plain, profile),)),
@@ -73,7 +51,7 @@ def document(shape: str, rows: Sequence[Costs], *, sites: bool = False) -> list[
     ]
     if sites:
         blocks += [Heading("Bytes per token at each site, naive / fused"), _sites(rows)]
-    return blocks
+    return Document(f"What methods cost on {shape}", tuple(blocks))
 
 
 PIPELINE = (
@@ -114,11 +92,11 @@ def verdict(row: Costs, plain: Costs, profile: Profile) -> str:
         plain: the plain residual of the same shape.
         profile: of the device.
     """
-    room = f"{amount(row.memory.total)} of {amount(profile.memory)}"
+    room = f"{si(row.memory.total)} of {si(profile.memory)}"
     if row is plain:
         line = (
-            f"**{row.label}**: {amount(row.training.total, 'FLOP')} per token in training; it keeps "
-            f"{amount(row.activations)} of activations where nothing is recomputed, and {amount(row.kept.attention)} "
+            f"**{row.label}**: {si(row.training.total, 'FLOP')} per token in training; it keeps "
+            f"{si(row.activations)} of activations where nothing is recomputed, and {si(row.kept.attention)} "
             "of keys and values between tokens. "
         )
         return line + (f"It fits: {room}." if row.fits else f"It does not fit: {room}{_remedy(row, profile)}.")
@@ -126,12 +104,12 @@ def verdict(row: Costs, plain: Costs, profile: Profile) -> str:
     added = row.forward.stream + row.forward.mixer
     kept = row.kept.local + row.kept.stream
     line = (
-        f"**{row.label}**: {share(row.parameters_added, base)} parameters, "
-        f"{share(added, row.forward.total - added)} operations; training takes {times(row.train)} "
+        f"**{row.label}**: {increase(row.parameters_added / base)} parameters, "
+        f"{increase(added / (row.forward.total - added))} operations; training takes {times(row.train)} "
         f"(fused to as written), decoding {times(row.decode)}; it leaves "
         f"{row.activations / plain.activations:.2f}x the activations where nothing is recomputed; between tokens it "
-        f"keeps {amount(kept) if kept else 'nothing'} beside "
-        f"{amount(row.kept.attention)} of keys and values. "
+        f"keeps {si(kept) if kept else 'nothing'} beside "
+        f"{si(row.kept.attention)} of keys and values. "
     )
     if row.deployment.pipeline_stages > 1:
         pipeline, bare = row.pipeline, plain.pipeline.naive
@@ -140,8 +118,8 @@ def verdict(row: Costs, plain: Costs, profile: Profile) -> str:
             f"{pipeline.naive / bare:.3g} times when forwarded whole. "
         )
     if row.fits:
-        return f"{line}It fits: {room}; the plain residual takes {amount(plain.memory.total)}."
-    also = f"the plain residual {'does' if plain.fits else 'does not either'} ({amount(plain.memory.total)})"
+        return f"{line}It fits: {room}; the plain residual takes {si(plain.memory.total)}."
+    also = f"the plain residual {'does' if plain.fits else 'does not either'} ({si(plain.memory.total)})"
     return f"{line}It does not fit: {room}; {also}{_remedy(row, profile)}."
 
 
@@ -163,10 +141,10 @@ def _remedy(row: Costs, profile: Profile) -> str:
         )
         found = cost(row.shape, same, asked)
         if found.fits:
-            return f"; with recompute {recompute} it does, {amount(found.memory.total)}"
+            return f"; with recompute {recompute} it does, {si(found.memory.total)}"
     weights = row.memory.weights + row.memory.gradients + row.memory.optimizer
     if weights > profile.memory:
-        return f"; weights, gradients and optimiser alone are {amount(weights)}: use more devices"
+        return f"; weights, gradients and optimiser alone are {si(weights)}: use more devices"
     return "; recomputing is not enough: use a smaller micro-batch or more devices"
 
 
@@ -177,15 +155,15 @@ def _counts(rows: Sequence[Costs]) -> Table:
         cells.append(
             (
                 row.label,
-                f"{row.parameters_added:,}",
-                share(row.parameters_added, base),
-                amount(row.forward.total, "FLOP"),
-                share(added, row.forward.total - added),
-                amount(row.training.total, "FLOP"),
+                whole(row.parameters_added),
+                increase(row.parameters_added / base),
+                si(row.forward.total, "FLOP"),
+                increase(added / (row.forward.total - added)),
+                si(row.training.total, "FLOP"),
             )
         )
     headers = ("method", "parameters added", "share", "forward per token", "added", "training per token")
-    return Table(headers, tuple(cells), frozenset(range(1, 6)))
+    return table(headers, cells)
 
 
 def _bytes(rows: Sequence[Costs]) -> Table:
@@ -196,13 +174,13 @@ def _bytes(rows: Sequence[Costs]) -> Table:
     cells = [
         (
             row.label,
-            *(amount(row.traffic.naive), amount(row.traffic.fused), amount(row.activations)),
-            *(amount(row.live_training), amount(row.live_prefill)),
-            *(amount(part) for part in row.kept),
+            *(si(row.traffic.naive), si(row.traffic.fused), si(row.activations)),
+            *(si(row.live_training), si(row.live_prefill)),
+            *(si(part) for part in row.kept),
         )
         for row in rows
     ]
-    return Table(headers, tuple(cells), frozenset(range(1, 9)))
+    return table(headers, cells)
 
 
 def _pipeline(rows: Sequence[Costs]) -> Table:
@@ -214,31 +192,32 @@ def _pipeline(rows: Sequence[Costs]) -> Table:
         (
             row.label,
             str(len(row.pipeline.boundaries[-1].tensors)),
-            amount(row.pipeline.worst_naive),
-            amount(row.pipeline.worst_cached),
-            amount(row.pipeline.naive),
-            amount(row.pipeline.cached),
-            amount(row.pipeline.recomputed),
+            si(row.pipeline.worst_naive),
+            si(row.pipeline.worst_cached),
+            si(row.pipeline.naive),
+            si(row.pipeline.cached),
+            si(row.pipeline.recomputed),
             f"{row.pipeline.recomputed_share:.3g}",
         )
         for row in rows
     ]
-    return Table(headers, tuple(cells), frozenset(range(1, 8)))
+    return table(headers, cells)
 
 
 def _memory(rows: Sequence[Costs], profile: Profile) -> Table:
-    headers = ("method", "stage", "weights", "gradients", "optimiser", "activations", "backward pass", "all", "fits")
+    headers = ("method", "stage", "weights", "gradients", "optimiser", "activations", "backward pass", "all")
+    headers = (*headers, Column("fits", number=False))
     cells = [
         (
             row.label,
             str(row.memory.stage),
-            *(amount(part) for part in row.memory[1:]),
-            amount(row.memory.total),
-            f"{'yes' if row.fits else 'no'}, {amount(profile.memory)}",
+            *(si(part) for part in row.memory[1:]),
+            si(row.memory.total),
+            f"{'yes' if row.fits else 'no'}, {si(profile.memory)}",
         )
         for row in rows
     ]
-    return Table(headers, tuple(cells), frozenset(range(1, 8)))
+    return table(headers, cells)
 
 
 def _times(rows: Sequence[Costs]) -> Table:
@@ -249,11 +228,11 @@ def _times(rows: Sequence[Costs]) -> Table:
         (
             row.label,
             *(f"{n:.3f}" for pair in (row.train, row.prefill, row.decode) for n in (pair.fused, pair.naive)),
-            clock(row.times.train.fused),
+            seconds(row.times.train.fused),
         )
         for row in rows
     ]
-    return Table(headers, tuple(cells), frozenset(range(1, 8)))
+    return table(headers, cells)
 
 
 def assumptions(profile: Profile, deployment: Deployment) -> str:
@@ -280,10 +259,10 @@ def _sites(rows: Sequence[Costs]) -> Table:
         line = [f"{site.block} {site.kind}"]
         for row in rows:
             found = [s for s in row.traffic.sites if (s.block, s.kind) == (site.block, site.kind)]
-            line.append(f"{amount(found[0].naive)} / {amount(found[0].fused)}" if found else "-")
+            line.append(f"{si(found[0].naive)} / {si(found[0].fused)}" if found else NOTHING)
         cells.append(tuple(line))
     headers = ("site", *(row.label for row in rows))
-    return Table(headers, tuple(cells), frozenset(range(1, len(headers))))
+    return table(headers, cells)
 
 
 def to_json(shape: str, rows: Sequence[Costs]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.costs.deployment import Deployment
-from twoaxis.costs.document import amount
 from twoaxis.costs.memory import SIZES
 from twoaxis.costs.pipeline import plan
 from twoaxis.costs.shapes import with_method
@@ -20,6 +19,7 @@ from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.variant import Contender
 from twoaxis.sequence.registry import MIXERS
+from twoaxis.show.numbers import si
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -161,7 +161,7 @@ def _panel(panel: Axes, x: str, y: str, lines: Lines, names: list[str]) -> None:
     if heights and max(heights) < 30 * min(heights):  # too few decades to read a height from
         panel.set_yscale("linear")
         panel.set_ylim(0)
-    panel.yaxis.set_major_formatter(lambda size, _: amount(size))
+    panel.yaxis.set_major_formatter(lambda size, _: si(size))
     panel.yaxis.set_minor_formatter(lambda size, _: "")
     ticks = sorted({point[0] for points in lines.values() for point in points})
     panel.set_xticks(ticks, [f"{int(n):,}" for n in ticks])

@@ -6,12 +6,13 @@ import dataclasses
 import math
 from typing import Any
 
-from twoaxis.costs.document import amount, times
+from twoaxis.costs.document import times
 from twoaxis.costs.hardware import find_profile
 from twoaxis.guide.advise import PAYS, Advice, Choice, paper_says
-from twoaxis.guide.document import Block, Code, Heading, Items, Prose, Table
 from twoaxis.guide.evidence import Evidence, Record
 from twoaxis.guide.next_steps import next_steps
+from twoaxis.show.document import Block, Code, Column, Document, Heading, Items, Prose, Table, table
+from twoaxis.show.numbers import NOTHING, si
 
 SHOWN = 4
 """Records printed of a method; `--records` has all."""
@@ -30,7 +31,7 @@ BEGINNINGS = {
 STARTS = {"scratch": "from scratch", "retrofit": "onto a trained model"}
 
 
-def document(advice: Advice, top: int) -> list[Block]:
+def document(advice: Advice, top: int) -> Document:
     """The answer: what to try, why, at what cost and risk, and the commands that follow.
 
     Args:
@@ -39,7 +40,6 @@ def document(advice: Advice, top: int) -> list[Block]:
     """
     chosen = advice.ranked[:top]
     blocks: list[Block] = [
-        Heading(f"Advice for {advice.question.shape}", 1),
         Prose(_asked(advice)),
         Prose(verdict(advice)),
         Items(tuple(paper_says(advice))) if paper_says(advice) else Prose(NO_ADVICE),
@@ -54,9 +54,9 @@ def document(advice: Advice, top: int) -> list[Block]:
         blocks.append(Heading("Next"))
         blocks.append(Code("\n\n".join(f"# {step.why}\n{step.text}" for step in steps)))
     if advice.left_out:
-        rows = tuple((c.method, f"{c.trust.speed_up:.3f}x", c.left_out or "") for c in advice.left_out)
-        blocks += [Heading("Left out"), Table(("method", "trusted", "because it"), rows, frozenset((1,)))]
-    return blocks
+        rows = [(c.method, f"{c.trust.speed_up:.3f}x", c.left_out or "") for c in advice.left_out]
+        blocks += [Heading("Left out"), table(("method", "trusted", Column("because it", number=False)), rows)]
+    return Document(f"Advice for {advice.question.shape}", tuple(blocks))
 
 
 NO_ADVICE = (
@@ -80,12 +80,12 @@ def _asked(advice: Advice) -> str:
     if question.max_overhead is not None:
         parts.append(f"at most {question.max_overhead:g}% more time")
     if question.headroom is not None:
-        parts.append(f"at most {amount(question.headroom)} more on a device")
+        parts.append(f"at most {si(question.headroom)} more on a device")
     text = "; ".join(parts) + "."
     if not advice.plain.fits:
         text += (
-            f" The plain model itself takes {amount(advice.plain.memory.total)} of a device's "
-            f"{amount(profile.memory)} in training: give the real deployment to compare memory."
+            f" The plain model itself takes {si(advice.plain.memory.total)} of a device's "
+            f"{si(profile.memory)} in training: give the real deployment to compare memory."
         )
     return text
 
@@ -122,9 +122,9 @@ def ranking(advice: Advice) -> Table:
             f"{choice.trust.speed_up:.3f}x",
             f"{choice.ratio:.3f}x",
             f"{choice.net:.3f}",
-            f"+{amount(costs.parameters_added, '')}".strip().replace("G", "B"),
-            f"{'+' if choice.added >= 0 else '-'}{amount(abs(choice.added))}",
-            amount(kept),
+            f"+{si(costs.parameters_added, '')}".strip().replace("G", "B"),
+            f"{'+' if choice.added >= 0 else '-'}{si(abs(choice.added))}",
+            si(kept),
             str(len(choice.trust.studies)),
         ]
         if staged:
@@ -132,7 +132,7 @@ def ranking(advice: Advice) -> Table:
         rows.append(tuple(row))
     if staged:
         headers = (*headers[:-1], "pipeline traffic", headers[-1])
-    return Table(headers, tuple(rows), frozenset(range(1, len(headers))))
+    return table(headers, rows)
 
 
 def _rule(advice: Advice) -> str:
@@ -151,7 +151,7 @@ def _about(advice: Advice, choice: Choice) -> list[str]:
     lines = [f"**What it does**: {choice.candidate.why}."]
     cost_line = (
         f"**Cost here**: training {times(costs.train)} (fused to as written), decoding {times(costs.decode)}, "
-        f"{costs.parameters_added:,} more parameters, {amount(choice.added)} more on the fullest device"
+        f"{costs.parameters_added:,} more parameters, {si(choice.added)} more on the fullest device"
     )
     if costs.deployment.pipeline_stages > 1:
         whole = costs.pipeline.naive / advice.plain.pipeline.naive
@@ -159,7 +159,7 @@ def _about(advice: Advice, choice: Choice) -> list[str]:
         cost_line += f", pipeline traffic {cached:.3g}x cached, {whole:.3g}x forwarded whole"
     kept = costs.kept.local + costs.kept.stream
     lines.append(
-        f"{cost_line}; between tokens it keeps {amount(kept)} beside {amount(costs.kept.attention)} of keys and values."
+        f"{cost_line}; between tokens it keeps {si(kept)} beside {si(costs.kept.attention)} of keys and values."
     )
     shown = nearest(choice, advice)
     rest = len([r for r in choice.records if r.kind != "none"]) - len(shown)
@@ -206,9 +206,9 @@ def sentence(record: Record) -> str:
 def _scale(record: Record) -> str:
     parts = []
     if record.parameters:
-        parts.append(f"{amount(record.parameters, '')} parameters".replace("G ", "B ").replace("  ", " "))
+        parts.append(f"{si(record.parameters, '')} parameters".replace("G ", "B ").replace("  ", " "))
     if record.tokens:
-        parts.append(f"{amount(record.tokens, '')} tokens".replace("G ", "B ").replace("  ", " "))
+        parts.append(f"{si(record.tokens, '')} tokens".replace("G ", "B ").replace("  ", " "))
     return ", ".join(parts)
 
 
@@ -225,9 +225,9 @@ def records_table(evidence: Evidence, name: str | None) -> list[Block]:
         for r in found:
             gain = r.log_speed_up(evidence.law)
             text = f"No published result: {r.note}" if r.kind == "none" else sentence(r)
-            rows.append((r.method, r.form, "-" if gain is None else f"{math.exp(gain):.3f}x", text))
-        headers = ("method", "form", "compute at equal loss", "record")
-        blocks += [Heading(method, 3), Table(headers, tuple(rows), frozenset((2,)))]
+            rows.append((r.method, r.form, NOTHING if gain is None else f"{math.exp(gain):.3f}x", text))
+        form, record = Column("form", number=False), Column("record", number=False)
+        blocks += [Heading(method, 3), table(("method", form, "compute at equal loss", record), rows)]
     return blocks
 
 

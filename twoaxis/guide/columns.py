@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from twoaxis.base.method import Card
 from twoaxis.base.registry import did_you_mean
-from twoaxis.guide.document import Table
 from twoaxis.guide.entries import Entry, block_parameters
 from twoaxis.guide.source import field_docs
+from twoaxis.show import document, numbers
 
 
 class Column(NamedTuple):
@@ -30,21 +30,16 @@ class Column(NamedTuple):
     value: Callable[[Entry], Any]
     right: bool = False
 
-    def cell(self, entry: Entry) -> str:
+    def text(self, entry: Entry) -> str:
         """The value as people read it."""
         value = self.value(entry)
         if isinstance(value, bool):
             return "yes" if value else "no"
         if value is None:
-            return "-"
+            return numbers.NOTHING
         if isinstance(value, float):
-            return share(value)
-        return f"{value:,}" if isinstance(value, int) and self.key != "year" else str(value)
-
-
-def share(value: float) -> str:
-    """A share of the model in percent."""
-    return "0%" if value == 0 else "<0.01%" if value < 1e-4 else f"{100 * value:.2f}%"
+            return numbers.share(value)
+        return numbers.whole(value) if isinstance(value, int) and self.key != "year" else str(value)
 
 
 _HEADERS = {"literal_qkv": "QKV", "depth_state": "between layers", "token_state": "between tokens"}
@@ -167,14 +162,18 @@ def choose(asked: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     return [(TITLES["map"], single), *tables] if single else tables
 
 
-def table(entries: Sequence[Entry], keys: Sequence[str], *, anchors: bool = False) -> Table:
-    """The table of some columns, a section per axis."""
+def table(entries: Sequence[Entry], keys: Sequence[str], *, link: bool = False) -> document.Table:
+    """The table of some columns, a section per axis; `link` leads from a name to its page in the same document."""
     columns = [COLUMNS[key] for key in keys]
+    heads = [document.Column("method", number=False, link=link)]
+    heads += [document.Column(column.header, number=column.right) for column in columns]
     axes = [e.card.axis for e in entries]
-    return Table(
-        headers=("method", *(c.header for c in columns)),
-        rows=tuple((e.name, *(c.cell(e) for c in columns)) for e in entries),
-        right=frozenset(i for i, c in enumerate(columns, 1) if c.right),
+    return document.table(
+        heads,
+        [(e.name, *(_cell(column, e) for column in columns)) for e in entries],
         sections={i: f"{axis} axis" for i, axis in enumerate(axes) if i == 0 or axis != axes[i - 1]},
-        anchors=anchors,
     )
+
+
+def _cell(column: Column, entry: Entry) -> document.Cell:
+    return document.Cell(column.text(entry), column.value(entry) if column.right else None)

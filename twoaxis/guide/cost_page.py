@@ -23,10 +23,11 @@ MARK = re.compile(r"<!-- begin: (?P<part>.+?) -->\n(?P<text>.*?)<!-- end: (?P=pa
 def part(name: str) -> str:
     """The text between a part's marks."""
     if name == "published":
-        from twoaxis.guide.document import markdown
         from twoaxis.guide.published import compared, published_table
+        from twoaxis.show import markdown
+        from twoaxis.show.document import Document
 
-        return markdown([published_table(compared())])
+        return markdown.render(Document("", (published_table(compared()),)))
     words = shlex.split(name)
     if words[:2] != ["twoaxis", "cost"]:
         raise ValueError(f"a part of this page is `published` or what a twoaxis cost command prints, got {name!r}")

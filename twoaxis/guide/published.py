@@ -13,9 +13,9 @@ from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.pipeline import Pipeline, plan
 from twoaxis.costs.shapes import find_shape
 from twoaxis.costs.trace import Model
-from twoaxis.guide.document import Table
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.flops import count_parameters, forward_flops
+from twoaxis.show.document import Column, Table, table
 
 
 class Figure(NamedTuple):
@@ -51,7 +51,7 @@ def compared() -> list[Figure]:
 def published_table(rows: list[Figure]) -> Table:
     """As a table."""
     headers = ("source", "what", "published", "ours", "why they differ")
-    return Table(headers, tuple(tuple(row) for row in rows), frozenset())
+    return table([Column(head, number=False) for head in headers], rows)
 
 
 # Attention Residuals.

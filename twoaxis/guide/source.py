@@ -13,7 +13,7 @@ import sys
 import textwrap
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from twoaxis.guide.document import Code, Items, Prose
+from twoaxis.show.document import Code, Items, Prose
 
 
 class Option(NamedTuple):

@@ -13,9 +13,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from twoaxis.costs.document import amount
-from twoaxis.guide.document import Block, Items, Prose, Table, markdown
 from twoaxis.guide.line_svg import Line, Panel, draw
+from twoaxis.show import markdown
+from twoaxis.show.document import Block, Column, Document, Items, Prose, table
+from twoaxis.show.numbers import si
 
 COLOURS = {
     "plain": 0,
@@ -41,7 +42,7 @@ def write_page(path: Path, document: dict[str, Any]) -> None:
 
 def filled(page: str, document: dict[str, Any]) -> str:
     """The page with all its numbers from `document`."""
-    made = {name: markdown(make(document)) for name, make in PARTS.items()}
+    made = {name: markdown.render(Document("", tuple(make(document)))) for name, make in PARTS.items()}
     wanted = {match[1] for match in MARK.findall(page)}
     if wanted != set(made):
         raise ValueError(f"the page has numbers for {sorted(wanted)}, there are numbers for {sorted(made)}")
@@ -66,7 +67,7 @@ def _equal(d: dict[str, Any]) -> list[Block]:
             f"tensor differ by {operator['depth, difference on the transposed tensor']:g}. In {shape['name']} "
             f"({shape['blocks']} blocks of width {shape['width']:,}, {shape['heads']} heads, window {d['window']}):"
         ),
-        Table(("axis", "parameters added", "operations added per token"), rows, frozenset((1, 2))),
+        table(("axis", "parameters added", "operations added per token"), rows),
         Prose(
             f"The ratio is {ratio:.4f}; what is left is the mixer's own pre-norm and residual addition, and the first "
             f"{d['window'] - 1} layers, which have fewer states to read."
@@ -87,15 +88,15 @@ def _window(d: dict[str, Any]) -> list[Block]:
     rows = tuple(
         (
             str(row["window"]),
-            *(amount(row[m]["moved"]) for m in ("sequence", "depth")),
-            *(amount(row[m]["live"]) for m in ("sequence", "depth")),
-            *(amount(row[m]["kept"]) for m in ("sequence", "depth")),
+            *(si(row[m]["moved"]) for m in ("sequence", "depth")),
+            *(si(row[m]["live"]) for m in ("sequence", "depth")),
+            *(si(row[m]["kept"]) for m in ("sequence", "depth")),
         )
         for row in d["by_window"]
     )
     first, last = d["by_window"][0], d["by_window"][-1]
     return [
-        Table(headers, rows, frozenset(range(7))),
+        table(map(Column, headers), rows),
         Prose(
             f"From a window of {first['window']} to one of {last['window']} the sequence read moves the same bytes, "
             f"and the depth read {last['depth']['moved'] / first['depth']['moved']:.0f} times as many: "
@@ -111,7 +112,7 @@ def _reads(d: dict[str, Any]) -> list[Block]:
     rows = tuple((str(row["window"]), *(f"{row[name]:,.0f} ns" for name in names)) for row in measured["reads"])
     last = measured["reads"][-1]
     return [
-        Table(("window", *names), rows, frozenset(range(4))),
+        table(map(Column, ("window", *names)), rows),
         Prose(
             f"Forward and backward per token and layer, {read['layers']} layers, {read['tokens']} tokens, "
             f"{read['heads']} heads of {read['head_width']}, float32; medians of {measured['rounds']} rounds. At a "
@@ -132,7 +133,7 @@ def _steps(d: dict[str, Any]) -> list[Block]:
         rows.append((f"{row['grows']} {row['size']:,}", *cells))
     headers = ("decoder", "time, sequence", "time, depth", "activations, sequence", "activations, depth")
     return [
-        Table(headers, tuple(rows), frozenset(range(1, 5))),
+        table(headers, rows),
         Prose(
             f"Real training steps as ratios to the plain decoder, measured in turns: width {model['width']}, "
             f"{model['heads']} heads; where they do not grow, {measured['steps'][0]['blocks']} blocks (8 for the "
@@ -152,13 +153,13 @@ def _chunks(d: dict[str, Any]) -> list[Block]:
         )
         for row in d["by_chunk"]
     )
-    return [Table(headers, rows, frozenset(range(len(headers))))]
+    return [table(map(Column, headers), rows)]
 
 
 def _depth(d: dict[str, Any]) -> list[Block]:
     names = [name for name in d["by_depth"][0] if name != "blocks"]
-    rows = tuple((str(row["blocks"]), *(amount(row[name]) for name in names)) for row in d["by_depth"])
-    return [Table(("blocks", *names), rows, frozenset(range(len(names) + 1)))]
+    rows = tuple((str(row["blocks"]), *(si(row[name]) for name in names)) for row in d["by_depth"])
+    return [table(map(Column, ("blocks", *names)), rows)]
 
 
 def _context(d: dict[str, Any]) -> list[Block]:
@@ -168,22 +169,22 @@ def _context(d: dict[str, Any]) -> list[Block]:
     rows = tuple(
         (
             f"{row['context']:,}",
-            amount(row["keys and values"]),
-            amount(row["ring"]),
+            si(row["keys and values"]),
+            si(row["ring"]),
             "0 B",
-            *(amount(row["prefill"][name]) for name in names),
-            *(amount(row["chunked"][name]) for name in names),
+            *(si(row["prefill"][name]) for name in names),
+            *(si(row["chunked"][name]) for name in names),
         )
         for row in d["by_context"]
     )
     last = d["by_context"][-1]
     share = last["ring"] / last["keys and values"]
     return [
-        Table(headers, rows, frozenset(range(10))),
+        table(map(Column, headers), rows),
         Prose(
             f"At {last['context']:,} tokens the sequence read's ring is {share:.2%} of the keys and values. The depth "
             f"read keeps nothing between tokens, but while a prompt of that length is read at once its states take "
-            f"{amount(last['prefill']['depth'])}, {last['prefill']['depth'] / last['prefill']['sequence']:.0f} times "
+            f"{si(last['prefill']['depth'])}, {last['prefill']['depth'] / last['prefill']['sequence']:.0f} times "
             f"the plain stream's."
         ),
     ]
@@ -191,21 +192,21 @@ def _context(d: dict[str, Any]) -> list[Block]:
 
 def _stages(d: dict[str, Any]) -> list[Block]:
     names = [name for name in d["by_stages"][0] if name != "stages"]
-    rows = tuple((str(row["stages"]), *(amount(row[name]["naive"]) for name in names)) for row in d["by_stages"])
+    rows = tuple((str(row["stages"]), *(si(row[name]["naive"]) for name in names)) for row in d["by_stages"])
     row = next(row for row in d["by_stages"] if row["stages"] == 8)
     cells = tuple(
         (
             name,
-            amount(row[name]["virtual"]),
-            amount(row[name]["cached"]),
+            si(row[name]["virtual"]),
+            si(row[name]["cached"]),
             f"{row[name]['cached'] / row['plain']['cached']:.3g}x",
         )
         for name in names
     )
     return [
-        Table(("stages", *names), rows, frozenset(range(len(names) + 1))),
+        table(map(Column, ("stages", *names)), rows),
         Prose("Eight stages of two virtual ones each, forwarded whole and with what a stage already has left out:"),
-        Table(("read", "whole", "cached", "cached, to the plain residual"), cells, frozenset((1, 2, 3))),
+        table(("read", "whole", "cached", "cached, to the plain residual"), cells),
     ]
 
 
@@ -221,7 +222,7 @@ def _pays(d: dict[str, Any]) -> list[Block]:
     ):
         items.append(
             f"**{words}**: loss {found[name]['baseline']} to {found[name]['value']}, {gains[name] / gains['full']:.0%} "
-            f"of the full gain; at {last['blocks']} blocks {amount(state[name])} of state per token, "
+            f"of the full gain; at {last['blocks']} blocks {si(state[name])} of state per token, "
             f"{state[name] / last['plain']:.0f} times the plain residual's."
         )
     return [Items(tuple(items)), Prose(f"The losses are published ({found['full']['source']}, 436M parameters).")]
@@ -270,7 +271,7 @@ def _line(name: str, points: list[tuple[float, float]], label: str | None = None
 
 
 def _bytes(size: float) -> str:
-    return amount(size).replace(".0 ", " ")
+    return si(size).replace(".0 ", " ")
 
 
 def _window_figure(d: dict[str, Any]) -> str:

@@ -1,11 +1,12 @@
-"""The inspection in the terminal: tables of numbers per site, in the forms of `twoaxis.guide.document`."""
+"""The inspection in the terminal: tables of numbers per site, as a document."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from twoaxis.guide.document import Block, Heading, Prose, Table
+from twoaxis.show.document import Block, Column, Document, Heading, Prose, Table, table
+from twoaxis.show.numbers import digits
 
 TOP = 3
 """Sources named per site."""
@@ -13,15 +14,15 @@ WIDE = 16
 """Entries of a probe that fit into a row."""
 
 
-def tables(document: dict[str, Any]) -> list[Block]:
-    """A document from `inspect_prompt` as blocks for `twoaxis.guide.document.show`."""
+def tables(document: dict[str, Any]) -> Document:
+    """What `inspect_prompt` measured, in tables."""
     sites = document["sites"]
-    found: list[Block] = [Heading(document["model"] or "model", 1), Prose(summary(document))]
+    found: list[Block] = [Prose(summary(document))]
     found += [Heading("Sites, mean over tokens"), _sites(document), Prose(_words(document))]
     found += _regimes(sites)
     for name, rows in _entries(sites).items():
         found += [Heading(capital(name)), *_probe_table(rows)]
-    return found
+    return Document(document["model"] or "model", tuple(found))
 
 
 def summary(document: dict[str, Any]) -> str:
@@ -40,11 +41,6 @@ def summary(document: dict[str, Any]) -> str:
 def spelling(name: str, options: dict[str, Any]) -> str:
     """`name:option=value,...`, the spelling of the command line."""
     return name + (":" + ",".join(f"{k}={v}" for k, v in options.items()) if options else "")
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """So many digits, or a dash for what is not there."""
-    return "-" if value is None else f"{value:.{digits}g}"
 
 
 def capital(text: str) -> str:
@@ -80,16 +76,15 @@ def _sites(document: dict[str, Any]) -> Table:
     names = scalar_names(sites)
     weighted = bool(columns)
     headers = ["site", "read", "increment", "cosine", *names]
-    headers += ["effective", "most read sources"] if weighted else []
+    heads = [*headers, "effective", Column("most read sources", number=False)] if weighted else headers
     rows = []
     for site in sites:
-        row = [site["label"], *(number(_mean(site[key])) for key in ("norm", "increment", "cosine"))]
-        row += [number(_mean(probe_of(site, name))) for name in names]
+        row = [site["label"], *(digits(_mean(site[key])) for key in ("norm", "increment", "cosine"))]
+        row += [digits(_mean(probe_of(site, name))) for name in names]
         if weighted:
-            row += [number(_mean(site["effective"])), _top(site, columns)]
+            row += [digits(_mean(site["effective"])), _top(site, columns)]
         rows.append(tuple(row))
-    right = frozenset(range(1, len(headers) - weighted))
-    return Table(headers=tuple(headers), rows=tuple(rows), right=right)
+    return table(heads, rows)
 
 
 def _mean(series: dict[str, Any] | None) -> float | None:
@@ -102,7 +97,7 @@ def _top(site: dict[str, Any], columns: list[str]) -> str:
         return "-"
     mean = column_means(site["weights"]["mean"])
     ranked = sorted(range(len(mean)), key=lambda s: -abs(mean[s] or 0.0))[:TOP]
-    return ", ".join(f"{columns[site['sources'][s]]} {number(mean[s])}" for s in ranked)
+    return ", ".join(f"{columns[site['sources'][s]]} {digits(mean[s])}" for s in ranked)
 
 
 def _regimes(sites: list[dict[str, Any]]) -> Iterator[Block]:
@@ -112,7 +107,7 @@ def _regimes(sites: list[dict[str, Any]]) -> Iterator[Block]:
         headers = ("site", *(f"{r['name']} {r['range']}" for r in found[0][1]))
         rows = tuple((label, *(f"{r['share']:.1%}" for r in regimes)) for label, regimes in found)
         yield Heading(f"Regimes of the {name}, share of tokens")
-        yield Table(headers=headers, rows=rows, right=frozenset(range(1, len(headers))))
+        yield table(headers, rows)
 
 
 def _entries(sites: list[dict[str, Any]]) -> dict[str, list[tuple[str, dict[str, Any]]]]:
@@ -136,14 +131,10 @@ def _probe_table(rows: list[tuple[str, dict[str, Any]]]) -> Iterator[Block]:
         entries = [dict(enumerate(column_means(probe["mean"]))) for _, probe in rows]
     headers = list(dict.fromkeys(key for row in entries for key in row))[:WIDE]
     yield Prose(f"Mean over every {axes[0]}, by {axes[1]}." if averaged else f"By {' and '.join(axes)}.")
-    yield Table(
-        headers=("site", *map(str, headers)),
-        rows=tuple(
-            (label, *(number(row.get(key), 3) for key in headers))
-            for (label, _), row in zip(rows, entries, strict=True)
-        ),
-        right=frozenset(range(1, len(headers) + 1)),
-    )
+    cells = [
+        (label, *(digits(row.get(key), 3) for key in headers)) for (label, _), row in zip(rows, entries, strict=True)
+    ]
+    yield table(("site", *map(str, headers)), cells)
     if (more := max(map(len, entries)) - WIDE) > 0:
         yield Prose(f"{more} more are in the files that --out writes.")
 

@@ -284,7 +284,7 @@ def _keep(job: Job, **outcome: Any) -> Result:
         "train_loss": account.train_loss,
         **dict.fromkeys(("loss", "bits_per_byte", "accuracy", "chance", "weights")),
     }
-    result = Result(**made | outcome)
+    result = Result(**made | outcome, folder=str(job.folder))
     if rank() == 0:
         save_result(job.folder, result)
         shutil.rmtree(job.folder / CHECKPOINTS, ignore_errors=True)

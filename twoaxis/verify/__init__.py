@@ -3,7 +3,7 @@
 from twoaxis.verify import check_stream
 
 report = check_stream(MyStream)          # a class, registered or not, or a registered name
-print(report.text())
+report.show()
 report.raise_if_failed()
 """
 

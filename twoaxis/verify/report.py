@@ -1,10 +1,13 @@
-"""What a run of the kit returns: measured checks, as text, as a dictionary, or as an assertion."""
+"""What a run of the kit returns: measured checks, as a document, as a dictionary, or as an assertion."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from twoaxis.show import numbers
+from twoaxis.show.document import Block, Cell, Column, Document, Heading, Items, Prose, Showable, Table, table
 
 
 class Outcome(NamedTuple):
@@ -66,7 +69,7 @@ def _severity(outcome: Outcome) -> tuple[bool, float]:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Showable):
     """Every check of one stream or mixer.
 
     Attributes:
@@ -104,21 +107,31 @@ class Report:
         lines += [f"  {c.name}: measured {c.measured:.3g}, bound {c.bound:.3g}. {c.detail}" for c in self.failed]
         raise AssertionError("\n".join(lines))
 
-    def text(self) -> str:
-        """The printed card."""
-        width = max(len(check.name) for check in self.checks)
+    @property
+    def exit_code(self) -> int:
+        """Whether a check failed."""
+        return 0 if self.ok else 1
+
+    def document(self) -> Document:
+        """The verdict, a row per check, and what is wrong with those that fail."""
+        return Document(self.subject, tuple(self.blocks()))
+
+    def blocks(self) -> list[Block]:
+        """What stands under the subject's name."""
         verdict = "all hold" if self.ok else f"{len(self.failed)} FAIL"
-        lines = [f"{self.subject}: {len(self.checks)} checks over {len(self.variants)} variants, {verdict}", ""]
-        lines.append(f"       {'check':<{width}}  {'measured':>9}  {'bound':>9}")
+        said: list[Block] = [Prose(f"{len(self.checks)} checks over {len(self.variants)} variants, {verdict}.")]
+        wrong = tuple(f"**{check.name}**: {check.detail}" for check in self.failed if check.detail)
+        return [*said, self._table(), *([Items(wrong)] if wrong else [])]
+
+    def _table(self) -> Table:
+        rows = []
         for check in self.checks:
-            mark = "ok" if check.holds else "FAIL"
             if not check.instances:
-                lines.append(f"  -    {check.name:<{width}}  {check.detail}")
+                rows.append((check.name, numbers.NOTHING, numbers.NOTHING, check.detail))
                 continue
-            lines.append(f"  {mark:<4} {check.name:<{width}}  {check.measured:>9.3g}  {check.bound:>9.3g}")
-            if check.detail and not check.holds:
-                lines.append(f"       {'':<{min(4, width)}}{check.detail}")
-        return "\n".join(lines)
+            mark = Cell("ok") if check.holds else Cell("FAIL", None, "worse")
+            rows.append((check.name, numbers.digits(check.measured, 3), numbers.digits(check.bound, 3), mark))
+        return table(("check", "measured", "bound", Column("", number=False)), rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; a measured number that is none is None."""
@@ -126,3 +139,35 @@ class Report:
         for check in checks:
             check["measured"] = check["measured"] if math.isfinite(check["measured"]) else None
         return {"subject": self.subject, "ok": self.ok, "variants": list(self.variants), "checks": checks}
+
+
+@dataclass(frozen=True)
+class Checked(Showable):
+    """The reports of everything that a file defines.
+
+    Attributes:
+        seed: of the random instances.
+        reports: one per stream and mixer.
+    """
+
+    seed: int
+    reports: tuple[Report, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """Whether a check of one of them failed."""
+        return max((report.exit_code for report in self.reports), default=0)
+
+    def document(self) -> Document:
+        """One report after the other."""
+        return Document("", tuple(b for report in self.reports for b in (Heading(report.subject, 3), *report.blocks())))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with the versions they were measured with."""
+        import torch
+
+        import twoaxis
+
+        versions = {"twoaxis": twoaxis.__version__, "torch": torch.__version__}
+        reports = [report.to_dict() for report in self.reports]
+        return {**versions, "seed": self.seed, "ok": not self.exit_code, "reports": reports}
