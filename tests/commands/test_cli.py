@@ -100,7 +100,7 @@ def test_check_exits_with_one_when_a_check_fails(
     [
         (("verify", "--only", "dualty"), "unknown family 'dualty' of certificates; the families are duality"),
         (("verify", "--sed", "1"), "Perhaps you meant"),
-        (("verfy",), "Available subcommands"),
+        (("verfy",), "unknown command 'verfy' (did you mean 'verify'?)"),
         (("methods", "densformer"), "did you mean 'denseformer'"),
         (("check", "no_such_file.py"), "there is no file no_such_file.py"),
     ],

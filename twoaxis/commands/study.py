@@ -9,10 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from twoaxis.commands.app import app
 
-
-@app.command
 def verify(
     *,
     seed: int = 0,
@@ -61,7 +58,6 @@ def _certificates_document(seed: int, results: list[Any]) -> dict[str, Any]:
     }
 
 
-@app.command
 def methods(
     name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = None,
     *,
@@ -111,7 +107,6 @@ def methods(
     return 0
 
 
-@app.command
 def check(
     path: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")],
     *,

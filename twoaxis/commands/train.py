@@ -3,51 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import tyro
 
-from twoaxis.commands.app import app
-from twoaxis.training.config import TrainConfig
+from twoaxis.training.fields import RunFields
 
 if TYPE_CHECKING:
+    from twoaxis.training.config import TrainConfig
     from twoaxis.training.results import Result
 
-Several = tyro.conf.UseAppendAction
 
-
-@dataclass(frozen=True, kw_only=True)
-class Fields(TrainConfig):
-    """The fields of a run as the command line spells them."""
-
-    source: Annotated[str | None, tyro.conf.arg(name="from", metavar="DIR")] = None
-    """Folder of a saved model to go on from, in place of a preset."""
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE")] = ("stdlib",)
-    """stdlib, files and folders, hf:DATASET, or task:NAME[:option=value,...]."""
-    model: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
-        tuple[str, ...], Several, tyro.conf.arg(metavar="FIELD=VALUE[,FIELD=VALUE]")
-    ] = ()
-    """Fields of TwoAxisConfig that replace the preset's."""
-
-    def __post_init__(self) -> None:
-        """Nothing: a run is checked when it is put together with what a file gives."""
-
-
-@app.command
 def train(
     *,
     out: Annotated[str, tyro.conf.arg(metavar="DIR")],
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None,
-    use: Annotated[tuple[str, ...], Several, tyro.conf.arg(metavar="FILE.py")] = (),
-    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
-    fields: Annotated[Fields, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")] = Fields(),  # noqa: B008
-) -> int:
-    """Train a model. The same command goes on with a run that was interrupted, to the same bits.
+    **fields: Unpack[RunFields],
+) -> Result:
+    """Train a model. The same call goes on with a run that was interrupted, to the same bits.
 
     Exit with 1 if the loss stopped being a number, with 130 after Ctrl-C.
 
@@ -55,44 +30,13 @@ def train(
         out: Folder of the run: its configuration, log, checkpoints, model and result.
         config: TOML, JSON or YAML file with fields of a run, or the run.json of another one. What is given here counts
             more.
-        use: Python file that registers streams and mixers of your own. It is run: name only files you trust.
-        json_output: Print the result as one JSON document.
-        fields: Of the run.
+        **fields: Of the run; see `TrainConfig`.
     """
-    from twoaxis.training.config_file import merge, read_fields
+    from twoaxis.training.fields import merge, read_fields
 
-    run = merge({} if config is None else read_fields(config), given_fields(fields, sys.argv[1:]))
-    from twoaxis.base.interrupt import Interrupted
-    from twoaxis.base.plugins import use_files
-    from twoaxis.training.machine import rank
-    from twoaxis.training.reporting import check_reports
-
-    check_reports(run.report_to)
-    use_files(use)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # stdout is the result's; some reports greet there
-            result = _train(run, out)
-    except Interrupted as stopped:
-        print(f"twoaxis: {stopped}", file=sys.stderr)
-        return 128 + (stopped.signal or 2)
-    if rank() == 0:
-        print(json.dumps(result.to_dict() | {"folder": out}, indent=1) if json_output else _text(result, run, out))
-    return 1 if result.status == "diverged" else 0
-
-
-def given_fields(fields: Fields, arguments: list[str]) -> dict[str, Any]:
-    """The fields whose options stand on the command line: only these speak to a file."""
-    from twoaxis.commands.compare import given
-    from twoaxis.training.config_file import parse_model
-
-    values = {field.name: getattr(fields, field.name) for field in dataclasses.fields(TrainConfig)}
-    values["from"] = values.pop("source")
-    found = given(values, arguments)
-    if "from" in found:
-        found["source"] = found.pop("from")
-    if "model" in found:
-        found["model"] = parse_model(found["model"])
-    return found
+    run = merge({} if config is None else read_fields(config), fields)
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is the result's; some loggers greet there
+        return _train(run, out)
 
 
 def _train(run: TrainConfig, out: str) -> Result:
@@ -118,7 +62,7 @@ def _train(run: TrainConfig, out: str) -> Result:
 
 @contextlib.contextmanager
 def training_bar(run: TrainConfig) -> Iterator[Callable[[int, float | None], None]]:
-    """A `watch` for `train` that shows a bar with the loss, tokens per second and time left on stderr.
+    """Context manager with a callback for `train` that shows a bar with the loss, tokens per second and time left.
 
     Args:
         run: what is trained.
@@ -137,29 +81,3 @@ def training_bar(run: TrainConfig) -> Iterator[Callable[[int, float | None], Non
                 bar.advance(each, f"step {step:,}  loss {loss:.4f}  {speed:,.0f} tokens/s")
 
         yield show
-
-
-def _text(result: Result, run: TrainConfig, out: str) -> str:
-    """The result in lines."""
-    if result.status == "diverged":
-        return f"diverged       {result.message}"
-    import math
-
-    from twoaxis.training.results import MODEL
-
-    assert result.loss is not None
-    lines = [f"held-out loss  {result.loss:.4f} nats per token, perplexity {math.exp(min(result.loss, 700)):.6g}"]
-    if result.bits_per_byte is not None:
-        lines.append(f"bits per byte  {result.bits_per_byte:.4f}")
-    if result.accuracy is not None:
-        lines.append(f"accuracy       {result.accuracy:.4f} (chance {result.chance:.4f})")
-    lines += [
-        f"training loss  {result.train_loss:.4f} over the last tenth",
-        f"trained        {result.steps:,} steps, {result.tokens:,} tokens, {result.flops:.4g} FLOPs",
-        f"time           {result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s over the last half",
-        f"learned        {result.parameters:,} parameters"
-        + ("" if result.peak_memory is None else f", {result.peak_memory / 1e6:,.1f} MB at the peak of a step"),
-        f"weights        sha256 {result.weights}",
-        f"folder         {out}" + (f", model in {out.rstrip('/')}/{MODEL}" if run.save_model else ""),
-    ]
-    return "\n".join(lines)
