@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twoaxis.base.options import read_fields
 from twoaxis.comparison import plan as plans
 from twoaxis.comparison.budget import TOLERANCE, fits, make_rows, smallest
 from twoaxis.comparison.controls import controls, nearest, parse_spelled, pin, spelled_out
 from twoaxis.comparison.plan import Comparison, Plan, make_contenders
 from twoaxis.comparison.rates import choose, settle
 from twoaxis.comparison.request import Request
-from twoaxis.comparison.request_file import make_request, merge_options, parse_seeds, read_options
+from twoaxis.comparison.request_file import make_request, merge_options, parse_seeds
 from twoaxis.comparison.sizes import parse_sizes
 from twoaxis.model.variant import make_contender
 from twoaxis.training.config import TrainConfig
@@ -431,11 +432,11 @@ def test_files_in_three_formats_say_the_same(tmp_path: Path) -> None:
         '[[contenders]]\nstream = "denseformer"\nmixer = "canon"\nlabel = "mine"\ntrain = {weight_decay = 0.0}\n'
         "[model]\nhidden_size = 64\n"
     )
-    options = read_options(tmp_path / "p.toml")
+    options = read_fields(tmp_path / "p.toml")
     (tmp_path / "p.json").write_text(json.dumps(options))
     (tmp_path / "p.yaml").write_text(json.dumps(options))  # JSON is YAML
     plan = make_request(options).fresh()
-    assert [make_request(read_options(tmp_path / f"p.{kind}")).fresh() for kind in ("json", "yaml")] == [plan, plan]
+    assert [make_request(read_fields(tmp_path / f"p.{kind}")).fresh() for kind in ("json", "yaml")] == [plan, plan]
     assert plan.labels == ["standard", "deep_delta", "mine"]
     assert plan.contenders[2].train == {"weight_decay": 0.0}
     assert (plan.seeds, plan.lrs, plan.base.steps) == ((0, 1), (1e-3, 2e-3), 5)
@@ -446,15 +447,15 @@ def test_files_in_three_formats_say_the_same(tmp_path: Path) -> None:
     assert merged.labels == ["standard", "deep_delta", "elc_bert", "mine"]
     for name, text, message in [
         ("q.toml", "a = = 1", "q.toml cannot be read"),
-        ("q.json", "[1]", "holds no mapping"),
+        ("q.json", "[1]", "must hold a table of options"),
         ("q.yaml", "a: [", "q.yaml cannot be read"),
         ("q.txt", "", "its name ends in '.txt'"),
     ]:
         (tmp_path / name).write_text(text)
         with pytest.raises(ValueError, match=message):
-            read_options(tmp_path / name)
+            read_fields(tmp_path / name)
     with pytest.raises(ValueError, match=r"none\.toml cannot be read: No such file"):
-        read_options(tmp_path / "none.toml")
+        read_fields(tmp_path / "none.toml")
 
 
 def test_seeds_are_counted_or_named() -> None:

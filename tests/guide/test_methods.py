@@ -16,7 +16,7 @@ import torch
 import twoaxis
 from twoaxis import cli
 from twoaxis.base.method import Card
-from twoaxis.commands import study
+from twoaxis.commands.methods import methods
 from twoaxis.depth.registry import METHODS, STREAMS, stream
 from twoaxis.depth.stream import Stream
 from twoaxis.guide import columns, entries, pages, source
@@ -302,7 +302,7 @@ def test_json_is_everything_and_exact() -> None:
 
 
 def test_markdown_has_all_columns() -> None:
-    done = run("--markdown")
+    done = run("--markdown", "--columns", "all")
     assert done.returncode == 0, done.stderr
     headers = [
         cell.strip() for line in done.stdout.splitlines() if line.startswith("| method") for cell in line.split("|")
@@ -314,7 +314,9 @@ def test_markdown_has_all_columns() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=NAMES)
 def test_page_of_one_method(row: entries.Entry, capsys: pytest.CaptureFixture[str]) -> None:
-    assert study.methods(row.name) == 0
+    result = methods(row.name)
+    assert result.exit_code == 0
+    result.show()
     shown = capsys.readouterr().out
     joined = " ".join(shown.split())
     for part in (row.card.paper, *row.card.quirks, *(p.result for p in row.card.published), *row.default.dead):
@@ -322,10 +324,7 @@ def test_page_of_one_method(row: entries.Entry, capsys: pytest.CaptureFixture[st
     for block in source.notes(row.method).body:
         if isinstance(block, document.Code):
             assert all(line.strip() in shown for line in block.text.splitlines())
-    assert study.methods(row.name, markdown=True) == 0
-    assert capsys.readouterr().out == markdown.render(pages.MethodPage(row).document())
-    assert study.methods(row.name, json_output=True) == 0
-    assert [m["name"] for m in json.loads(capsys.readouterr().out)["methods"]] == [row.name]
+    assert [m["name"] for m in result.to_dict()["methods"]] == [row.name]
 
 
 def test_page_through_a_pipe() -> None:
@@ -340,7 +339,7 @@ def test_page_through_a_pipe() -> None:
         (("short_sw",), "unknown method 'short_sw' (did you mean 'short_swa'?)"),
         (("--columns", "windw"), "unknown column 'windw' (did you mean 'window'?)"),
         (("--json", "--columns", "year"), "--columns belongs to the map"),
-        (("--json", "--markdown"), "two forms of one document"),
+        (("--json", "--markdown"), "two forms of one result"),
         (("--width", "100", "--heads", "3"), "heads (3) must divide the width (100)"),
         (("--blocks", "0"), "blocks must be at least 1, got 0"),
     ],

@@ -22,7 +22,7 @@ from twoaxis.training import checkpoint as saving
 from twoaxis.training.account import Account
 from twoaxis.training.build import make_model
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.config_file import merge, parse_model, read_fields
+from twoaxis.training.fields import merge, parse_model, read_fields
 from twoaxis.training.groups import make_groups, make_optimizer
 from twoaxis.training.schedule import rate, rates
 

@@ -14,15 +14,19 @@ is checked by the same code, whether it comes from the command line, a file or P
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
+import itertools
 import math
+import textwrap
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from twoaxis.base.files import file_errors
 from twoaxis.base.registry import did_you_mean
@@ -194,6 +198,18 @@ def field_types(options: type) -> dict[str, Any]:
     except NameError:
         return {name: Any for name in getattr(options, "__dataclass_fields__", ())}
     return {name: hint for name, hint in hints.items() if name in getattr(options, "__dataclass_fields__", ())}
+
+
+@cache
+def field_docs(options: type) -> dict[str, str]:
+    """The text under each field of a dataclass, from its source."""
+    docs: dict[str, str] = {}
+    for cls in reversed([base for base in options.__mro__ if dataclasses.is_dataclass(base)]):
+        body = cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]).body
+        for field, text in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                docs[cast(ast.Name, field.target).id] = inspect.cleandoc(str(text.value.value))
+    return docs
 
 
 def read_fields(path: str | Path) -> dict[str, Any]:

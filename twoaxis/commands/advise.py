@@ -8,10 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from twoaxis.commands.app import app
 
-
-@app.command
 def advise(
     *,
     goal: Literal["any", "shortcut", "mixing", "retrieval"] = "any",

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from twoaxis.commands.app import app
 from twoaxis.training.config import TrainConfig
 
 Several = tyro.conf.UseAppendAction
@@ -38,7 +37,6 @@ class Shared(TrainConfig):
         """Nothing: what was given is checked when the comparison is put together."""
 
 
-@app.command
 def compare(
     *,
     out: Annotated[str, tyro.conf.arg(metavar="DIR")],
@@ -91,11 +89,12 @@ def compare(
         json_output: Print one JSON document instead of tables.
         shared: Fields that all runs share.
     """
-    from twoaxis.comparison.request_file import make_request, merge_options, read_options
+    from twoaxis.base.options import read_fields
+    from twoaxis.comparison.request_file import make_request, merge_options
 
     local = {name: value for name, value in locals().items() if name in LINE}
     options = given(local | shared_fields(shared), sys.argv[1:])
-    held = {} if file is None else read_options(file)
+    held = {} if file is None else read_fields(file)
     request = make_request(merge_options(held, options) if "rows" not in held else held)
     if "rows" in held and options:
         raise ValueError(f"{file} is a whole comparison; give it alone, then add {', '.join(options)} in a second call")
@@ -114,7 +113,7 @@ LINE = (
 def shared_fields(shared: Shared) -> dict[str, Any]:
     """The fields of a run that a comparison takes as they are, the model's parsed."""
     from twoaxis.comparison.request_file import FIELDS
-    from twoaxis.training.config_file import parse_model
+    from twoaxis.training.fields import parse_model
 
     return {name: getattr(shared, name) for name in FIELDS} | {"model": parse_model(shared.model)}
 

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from twoaxis.commands.app import app
-
 if TYPE_CHECKING:
     from twoaxis.costs.deployment import Deployment
 
 Several = tyro.conf.UseAppendAction
 
 
-@app.command
 def cost(
     *,
     shape: Annotated[str, tyro.conf.arg(metavar="NAME|config.json")] = "llama-3-8b",

@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from twoaxis.commands.app import app
-
 if TYPE_CHECKING:
     from twoaxis.data.load import Data, TaskData
 
 
-@app.command
 def data(
     *,
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE")] = ("stdlib",),

@@ -8,11 +8,9 @@ from typing import Annotated
 
 import tyro
 
-from twoaxis.commands.app import app
 from twoaxis.commands.models import _stdin
 
 
-@app.command
 def inspect(
     folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
     *,

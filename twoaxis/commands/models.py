@@ -9,10 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from twoaxis.commands.app import app
 
-
-@app.command
 def generate(
     folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
     *,
@@ -82,7 +79,6 @@ def _stdin() -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-@app.command(name="eval")
 def evaluate(
     folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
     *,

@@ -8,12 +8,9 @@ from typing import Annotated
 
 import tyro
 
-from twoaxis.commands.app import app
-
 Several = tyro.conf.UseAppendAction
 
 
-@app.command
 def probe(
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")],
     *,

@@ -8,10 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from twoaxis.commands.app import app
 
-
-@app.command
 def report(
     folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
     *,

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from twoaxis.commands.app import app
-
 if TYPE_CHECKING:
     from twoaxis.pretrained.record import Record
 
 
-@app.command
 def retrofit(
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")],
     *,

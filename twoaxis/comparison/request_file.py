@@ -38,43 +38,6 @@ FIELDS = tuple(f.name for f in dataclasses.fields(TrainConfig) if f.name not in 
 """Keys that are."""
 
 
-def read_options(path: str | Path) -> dict[str, Any]:
-    """The mapping of a plan file."""
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        found = _parse(path.suffix.lower(), data)
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no mapping of options")
-    return found
-
-
-def _parse(kind: str, data: bytes) -> Any:
-    if kind == ".toml":
-        import tomllib
-
-        return tomllib.loads(data.decode("utf-8"))
-    if kind == ".json":
-        import json
-
-        return json.loads(data)
-    if kind in (".yaml", ".yml"):
-        try:
-            import yaml
-        except ModuleNotFoundError as error:
-            raise ValueError("YAML needs the package pyyaml: pip install pyyaml") from error
-        try:
-            return yaml.safe_load(data)
-        except yaml.YAMLError as error:
-            raise ValueError(str(error).replace("\n", " ")) from error
-    raise ValueError(f"its name ends in {kind!r}, not in .toml, .json or .yaml")
-
-
 def make_request(options: Mapping[str, Any]) -> Request:
     """A request from options by name; a key nobody knows is an error.
 

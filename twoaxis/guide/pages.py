@@ -61,6 +61,8 @@ class MethodMap(Showable):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything about every method."""
+        if self.columns:
+            raise ValueError("--columns belongs to the map; --json always has everything")
         return _plain(self.shape, entries(self.shape))
 
 
