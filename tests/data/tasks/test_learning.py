@@ -18,7 +18,7 @@ from twoaxis.model.presets import preset
 def accuracy_after(task: Task, steps: int, batch: int, **fields: Any) -> float:
     torch.manual_seed(0)
     shape = {"hidden_size": 64, "intermediate_size": 168, "num_hidden_layers": 2}
-    model = TwoAxisForCausalLM(preset("nano", vocab_size=task.vocabulary, **(shape | fields)))
+    model = TwoAxisForCausalLM(preset("nano", vocab_size=task.vocab_size, **(shape | fields)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95))
     for step in range(steps):
         ids, labels = map(torch.from_numpy, task.examples(0, step * batch, batch))
@@ -38,10 +38,10 @@ def test_labels_are_aligned_the_way_the_model_shifts_them() -> None:
     task = make_task("local", context=24, window=1, symbols=4)
     ids, labels = map(torch.from_numpy, task.examples(0, 0, 3))
     torch.manual_seed(0)
-    model = TwoAxisForCausalLM(preset("nano", vocab_size=task.vocabulary, hidden_size=16, num_hidden_layers=1))
+    model = TwoAxisForCausalLM(preset("nano", vocab_size=task.vocab_size, hidden_size=16, num_hidden_layers=1))
     with torch.no_grad():
         output = model(ids, labels=labels, use_cache=False)
-    by_hand = F.cross_entropy(output.logits[:, :-1].reshape(-1, task.vocabulary), labels[:, 1:].reshape(-1))
+    by_hand = F.cross_entropy(output.logits[:, :-1].reshape(-1, task.vocab_size), labels[:, 1:].reshape(-1))
     assert output.loss.item() == pytest.approx(by_hand.item(), abs=1e-6)
 
 

@@ -49,7 +49,7 @@ def test_plain_python_and_the_solver_agree_with_the_labels(name: str, data: st.D
     assert examples.input_ids.shape == examples.labels.shape == (5, task.context)
     assert examples.input_ids.dtype == examples.labels.dtype == np.int64
     assert examples.input_ids.min() >= 0
-    assert max(examples.input_ids.max(), examples.labels.max()) < task.vocabulary
+    assert max(examples.input_ids.max(), examples.labels.max()) < task.vocab_size
     np.testing.assert_array_equal(task.solve(examples.input_ids), examples.labels)
     for row in range(5):
         words = [task.word(token) for token in examples.input_ids[row].tolist()]
@@ -86,11 +86,11 @@ def test_chance_is_chance(name: str) -> None:
     """Every constant guess, and the best guess for each position learnt on other examples, is right 1 / values of the
     time, within five standard errors of examples (questions of one example are not independent)."""
     task = make_task(name)
-    assert task.chance == 1 / task.values
-    assert task.chance_loss == pytest.approx(math.log(task.values), abs=1e-15)
+    assert task.chance == 1 / task.answers
+    assert task.chance_loss == pytest.approx(math.log(task.answers), abs=1e-15)
     learn, test = task.examples(1, 0, 2048), task.examples(1, 0, 2048, held_out=True)
     answers = sorted(set(learn.labels[learn.labels != UNSCORED].tolist()))
-    assert len(answers) == task.values
+    assert len(answers) == task.answers
     best = np.array(
         [Counter(column[column != UNSCORED].tolist() or [0]).most_common(1)[0][0] for column in learn.labels.T]
     )
@@ -114,7 +114,7 @@ def test_order_blind_guesses_reach_the_bag_and_no_more(name: str) -> None:
     first = task.tokens("v").start
     right, nats = [], []
     for ids, labels, where in zip(*examples, asked, strict=True):
-        count = np.bincount(ids[ids >= first] - first, minlength=task.values)[: task.values]
+        count = np.bincount(ids[ids >= first] - first, minlength=task.answers)[: task.answers]
         label = labels[where] - first
         right.append((label == count.argmax()).mean())
         nats.append(-np.log(count[label] / task.stated).mean())
@@ -139,11 +139,11 @@ def test_neither_the_last_token_nor_any_lag_tells_the_answer(name: str) -> None:
     other tokens; in induction, where every token is a value, it is with probability 1 / length.
     """
     options = {"local": {"window": 3, "symbols": 4}}.get(name, {})
-    task = make_task(name, **options)
+    task: Any = make_task(name, **options)
     learn, test = task.examples(2, 0, 3072), task.examples(2, 0, 3072, held_out=True)
-    limit = task.chance + (1 / task.config.length if name == "induction" else 0)
+    limit = task.chance + (1 / task.length if name == "induction" else 0)
     for lag in (1, 2, 3):
-        table = np.zeros((task.vocabulary, task.vocabulary), dtype=np.int64)
+        table = np.zeros((task.vocab_size, task.vocab_size), dtype=np.int64)
         pairs = [_lagged(task, part, lag) for part in (learn, test)]
         np.add.at(table, pairs[0], 1)
         token, answer = pairs[1]
@@ -178,16 +178,7 @@ def test_seeds_splits_and_numbers_give_different_examples(name: str) -> None:
         for held_out in (False, True)
         for row in task.examples(seed, 0, 500, held_out=held_out).input_ids
     ]
-    assert len(rows) ** 2 * 2**-task.bits < 1e-9
     assert len(set(rows)) == len(rows)
-
-
-def test_bits_bound_how_often_examples_coincide() -> None:
-    task = make_task("overwrite", context=6, keys=1, writes=2, values=3)
-    assert task.bits == pytest.approx(2 * math.log2(3))
-    ids = task.examples(0, 0, 4000).input_ids
-    same = (ids[:2000] == ids[2000:]).all(1).mean()
-    assert same == pytest.approx(2**-task.bits, abs=5 * math.sqrt(1 / 9 / 2000))
 
 
 def test_examples_are_what_they_were() -> None:
@@ -219,7 +210,7 @@ def test_tasks_are_values() -> None:
     assert hash(task) == hash(make_task("local", symbols=5, context=40))
     assert task != make_task("induction", context=40)
     assert pickle.loads(pickle.dumps(task)) == task
-    assert repr(task) == "Local(LocalConfig(window=2, symbols=5, rule=0), context=40)"
+    assert repr(task) == "Local(context=40, window=2, symbols=5, rule=0)"
 
 
 @pytest.mark.parametrize(
@@ -232,15 +223,15 @@ def test_tasks_are_values() -> None:
         ({"name": "recall", "keys": 17, "key_length": 3}, "17 tokens in keys of 3 make 4913 keys; at most 4096"),
         ({"name": "recall", "values": 1}, "values must be at least 2, got 1"),
         ({"name": "recall", "context": 13}, "recall with these options needs a context of at least 14 tokens, got 13"),
-        ({"name": "recall", "context": "32"}, "context must be an integer or None, got '32'"),
+        ({"name": "recall", "context": "32"}, "context must be an integer, got '32'"),
         ({"name": "induction", "order": 0}, "order must be at least 1, got 0"),
         ({"name": "induction", "length": 3, "order": 3}, "length (3) must be more than order (3)"),
-        ({"name": "multi_hop", "start": "last"}, "unknown start 'last'.*it is one of any, first"),
+        ({"name": "multi_hop", "start": "last"}, "unknown start 'last'; it is one of any, first"),
         ({"name": "multi_hop", "hops": 0}, "hops must be at least 1, got 0"),
         ({"name": "cross_depth", "features": 0}, "features must be at least 1, got 0"),
         ({"name": "overwrite", "writes": 0}, "writes must be at least 1, got 0"),
         ({"name": "local", "window": 0}, "window must be at least 1, got 0"),
-        ({"name": "local", "rule": -1}, "rule must be at least 0, got -1"),
+        ({"name": "local", "rule": -1}, "rule must not be negative, got -1"),
     ],
 )
 def test_mistakes(options: dict[str, Any], message: str) -> None:
@@ -252,8 +243,8 @@ def test_mistakes(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((-1, 0, 1), "seed must be at least 0, got -1"),
-        ((0, -1, 1), "start must be at least 0, got -1"),
+        ((-1, 0, 1), "seed must not be negative, got -1"),
+        ((0, -1, 1), "start must not be negative, got -1"),
         ((0, 0, 0), "count must be at least 1, got 0"),
         ((0, 0.5, 1), "start must be an integer, got 0.5"),
     ],
@@ -286,11 +277,12 @@ def test_every_part_of_a_local_window_is_useless_without_the_rest() -> None:
 
 
 def test_stale_and_featureless_guesses() -> None:
-    task = make_task("overwrite", keys=3, writes=3, values=4, context=40)
+    task: Any = make_task("overwrite", keys=3, writes=3, values=4, context=40)
     ids, labels = task.examples(0, 0, 4000)
-    facts, asked = ids[:, : task.facts].reshape(4000, -1, 2), ids[:, task.facts]  # type: ignore[attr-defined]
+    facts, asked = ids[:, : task.facts].reshape(4000, -1, 2), ids[:, task.facts]
     mine = facts[..., 0] == asked[:, None]
-    share = ((facts[..., 1] == labels[:, task.facts + 1][:, None]) & mine).sum(1) / 3  # type: ignore[attr-defined]
-    assert share.mean() == pytest.approx(task.stale_chance, abs=5 * share.std() / math.sqrt(4000))  # type: ignore[attr-defined]
-    assert task.stale_chance == pytest.approx(1 / 3 + 2 / 3 / 4)  # type: ignore[attr-defined]
-    assert make_task("cross_depth", features=2, values=8).featureless_chance == 0.5 + 0.5 / 8  # type: ignore[attr-defined]
+    share = ((facts[..., 1] == labels[:, task.facts + 1][:, None]) & mine).sum(1) / 3
+    assert share.mean() == pytest.approx(task.stale_chance, abs=5 * share.std() / math.sqrt(4000))
+    assert task.stale_chance == pytest.approx(1 / 3 + 2 / 3 / 4)
+    task = make_task("cross_depth", features=2, values=8)
+    assert task.featureless_chance == 0.5 + 0.5 / 8

@@ -12,77 +12,56 @@ care how long the context is.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twoaxis.base.options import check_types
-from twoaxis.data.tasks.task import UNSCORED, Alphabet, Examples, Task, Tokens, check_least
+from twoaxis.base.options import Count, at_least
+from twoaxis.data.tasks.task import UNSCORED, Alphabet, Several, Task, Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalConfig:
-    """Options of local token mixing."""
-
-    window: int = 2
-    """Tokens the answer depends on, the newest included."""
-    symbols: int = 8
-    """Different tokens, and answers."""
-    rule: int = 0
-    """Seed of the function, the same for all examples."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, window=1, symbols=2, rule=0)
-
-
 class Local(Task):
     """Local token mixing."""
 
     name = "local"
     summary = "the answer is a fixed function of the last few tokens"
-    Config = LocalConfig
-    config: LocalConfig
-    default_context = 256
+
+    context: int = 256
+    window: Count = 2
+    """Tokens the answer depends on, the newest included."""
+    symbols: Several = 8
+    """Different tokens, and answers."""
+    rule: Annotated[int, at_least(0)] = 0
+    """Seed of the function, the same for all examples."""
 
     @property
     def alphabets(self) -> tuple[Alphabet, ...]:
         """Tokens and answers."""
-        return Alphabet("a", self.config.symbols), Alphabet("v", self.config.symbols)
-
-    @property
-    def values(self) -> int:
-        """As many as symbols."""
-        return self.config.symbols
+        return Alphabet("a", self.symbols), Alphabet("v", self.symbols)
 
     @property
     def shortest(self) -> int:
         """A window and the position of its answer."""
-        return self.config.window + 1
-
-    @property
-    def bits(self) -> float:
-        """Every token is free."""
-        return self.context * math.log2(self.config.symbols)
+        return self.window + 1
 
     def tables(self) -> NDArray[np.int64]:
         """(window + 1, symbols): what each lag makes of a token, the newest first, and what the sum becomes."""
-        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.config.rule)))
-        return generator.permuted(np.tile(np.arange(self.config.symbols), (self.config.window + 1, 1)), axis=1)
+        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.rule)))
+        return generator.permuted(np.tile(np.arange(self.symbols), (self.window + 1, 1)), axis=1)
 
-    def sample(self, generator: np.random.Generator, count: int) -> Examples:
+    def sample(self, generator: np.random.Generator, count: int) -> Tokens:
         """Independent tokens."""
-        input_ids = generator.integers(self.config.symbols, size=(count, self.context))
-        return Examples(input_ids, self.solve(input_ids))
+        return generator.integers(self.symbols, size=(count, self.context))
 
     def solve(self, input_ids: Tokens) -> Tokens:
         """Look the tokens up lag by lag."""
-        window, tables = self.config.window, self.tables()
+        window, tables = self.window, self.tables()
         total = np.zeros_like(input_ids[:, window:])
         for lag in range(1, window + 1):
             total += tables[lag - 1][input_ids[:, window - lag : input_ids.shape[1] - lag]]
         answers = np.full_like(input_ids, UNSCORED)
-        answers[:, window:] = tables[-1][total % self.config.symbols] + self.tokens("v").start
+        answers[:, window:] = tables[-1][total % self.symbols] + self.tokens("v").start
         return answers

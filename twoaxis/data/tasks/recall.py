@@ -9,33 +9,35 @@ to be put together before it can be looked up.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from twoaxis.base.options import check_types
-from twoaxis.data.tasks.task import END, UNSCORED, Alphabet, Examples, Task, Tokens, check_least, choices, shuffled
+from twoaxis.base.options import Count
+from twoaxis.data.tasks.task import Alphabet, Lookup, Several, Tokens, shuffled
 
 MOST_KEYS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecallConfig:
-    """Options of associative recall."""
+class Recall(Lookup):
+    """Associative recall."""
 
-    pairs: int = 6
+    name = "recall"
+    summary = "key-value pairs, then keys whose values are asked"
+
+    context: int = 32
+    pairs: Count = 6
     """Facts stated."""
-    values: int = 32
+    values: Several = 32
     """Different values."""
-    keys: int = 16
+    keys: Several = 16
     """Different tokens that keys are made of."""
-    key_length: int = 1
+    key_length: Count = 1
     """Tokens of a key."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, pairs=1, values=2, keys=2, key_length=1)
+    def validate(self) -> None:
+        """Refuse more keys than there can be."""
         if self.possible > MOST_KEYS:
             raise ValueError(
                 f"{self.keys} tokens in keys of {self.key_length} make {self.possible} keys; at most {MOST_KEYS} are "
@@ -43,85 +45,46 @@ class RecallConfig:
             )
         if self.pairs > self.possible:
             raise ValueError(f"{self.pairs} pairs need as many different keys; there are {self.possible}")
+        super().validate()
 
     @property
     def possible(self) -> int:
         """How many keys there are."""
         return self.keys**self.key_length
 
-
-class Recall(Task):
-    """Associative recall."""
-
-    name = "recall"
-    summary = "key-value pairs, then keys whose values are asked"
-    Config = RecallConfig
-    config: RecallConfig
-    default_context = 32
-
     @property
     def alphabets(self) -> tuple[Alphabet, ...]:
         """The end, keys, values."""
-        return Alphabet(".", 1), Alphabet("k", self.config.keys), Alphabet("v", self.config.values)
-
-    @property
-    def values(self) -> int:
-        """Different values."""
-        return self.config.values
+        return Alphabet(".", 1), Alphabet("k", self.keys), Alphabet("v", self.values)
 
     @property
     def stated(self) -> int:
         """One value per pair."""
-        return self.config.pairs
+        return self.pairs
+
+    @property
+    def asked(self) -> int:
+        """A key."""
+        return self.key_length
 
     @property
     def facts(self) -> int:
-        """Tokens of the facts."""
-        return self.config.pairs * (self.config.key_length + 1)
+        """Tokens of the pairs."""
+        return self.pairs * (self.key_length + 1)
 
-    @property
-    def shortest(self) -> int:
-        """The facts, one question and the position of its answer."""
-        return self.facts + self.config.key_length + 1
-
-    @property
-    def questions(self) -> int:
-        """How many questions fit."""
-        return (self.context - self.facts - 1) // self.config.key_length
-
-    @property
-    def bits(self) -> float:
-        """Keys, values and questions."""
-        c = self.config
-        return choices(c.possible, c.pairs) + c.pairs * math.log2(c.values) + self.questions * math.log2(c.pairs)
-
-    def sample(self, generator: np.random.Generator, count: int) -> Examples:
+    def sample(self, generator: np.random.Generator, count: int) -> Tokens:
         """Facts in a random order, then questions drawn from them with repetition."""
-        c, asked = self.config, self.questions
-        codes = shuffled(generator, count, np.arange(c.possible))[:, : c.pairs]
-        digits = c.keys ** np.arange(c.key_length)
-        keys_NPK = codes[..., None] // digits % c.keys + self.tokens("k").start
-        values_NP = generator.integers(c.values, size=(count, c.pairs)) + self.tokens("v").start
-        picked_NQ = generator.integers(c.pairs, size=(count, asked))
-        rows = np.arange(count)[:, None]
-
-        input_ids = np.full((count, self.context), END)
-        labels = np.full_like(input_ids, UNSCORED)
-        input_ids[:, : self.facts] = np.concatenate([keys_NPK, values_NP[..., None]], -1).reshape(count, -1)
-        end = self.facts + asked * c.key_length
-        input_ids[:, self.facts : end] = keys_NPK[rows, picked_NQ].reshape(count, -1)
-        labels[:, self.facts + c.key_length : end + 1 : c.key_length] = values_NP[rows, picked_NQ]
-        return Examples(input_ids, labels)
+        codes = shuffled(generator, count, np.arange(self.possible))[:, : self.pairs]
+        digits = self.keys ** np.arange(self.key_length)
+        keys_NPK = codes[..., None] // digits % self.keys + self.tokens("k").start
+        values_NP = generator.integers(self.values, size=(count, self.pairs)) + self.tokens("v").start
+        picked_NQ = generator.integers(self.pairs, size=(count, self.questions))
+        facts = np.concatenate([keys_NPK, values_NP[..., None]], -1)
+        return self.join(facts, keys_NPK[np.arange(count)[:, None], picked_NQ])
 
     def solve(self, input_ids: Tokens) -> Tokens:
         """Find the fact with the key asked."""
-        c, count = self.config, len(input_ids)
-        facts = input_ids[:, : self.facts].reshape(count, c.pairs, c.key_length + 1)
-        end = self.facts + self.questions * c.key_length
-        asked = input_ids[:, self.facts : end].reshape(count, -1, c.key_length)
-        same_NQP = (asked[:, :, None] == facts[:, None, :, :-1]).all(-1)
-        answers = np.full_like(input_ids, UNSCORED)
-        answers[:, self.facts + c.key_length : end + 1 : c.key_length] = np.take_along_axis(
-            facts[..., -1], same_NQP.argmax(-1), 1
-        )
-        return answers
+        facts, asked_NQK = self.split(input_ids)
+        facts_NPK = facts.reshape(len(facts), self.pairs, -1)
+        same_NQP = (asked_NQK[:, :, None] == facts_NPK[:, None, :, :-1]).all(-1)
+        return self.place(np.take_along_axis(facts_NPK[..., -1], same_NQP.argmax(-1), 1))

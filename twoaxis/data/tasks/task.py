@@ -8,30 +8,33 @@ A label at position t is what a causal model predicts from positions < t, the wa
 It is *not* always the token at t: answers are never shown, so one question cannot be solved from the answer to another.
 
 Three numbers frame every measurement, all exact. The solver scores 1. `chance` is the accuracy of the best guess that
-knows the task and the position but sees no token: answers are symmetric, so it is 1 / values, and its loss ln(values).
-`bag_chance`, where stated facts are looked up, is the accuracy of the best guess that sees every token but not their
-order: it names the value stated most often. A model learns that much first; what it knows beyond is the lookup.
+knows the task and the position but sees no token: answers are symmetric, so it is one over their number, and its loss
+the logarithm of that. `bag_chance`, where stated facts are looked up, is the accuracy of the best guess that sees every
+token but not their order: it names the value stated most often. A model learns that much first; what it knows beyond is
+the lookup.
 
 Example i of a seed is a function of (task, seed, i) alone. Examples are made `CHUNK` at a time, each chunk from a
 Philox generator keyed by (seed, held out or not, chunk), so batches may be cut in any way and resumed anywhere.
-Held-out examples come from other keys than any training example. They are different draws, not filtered ones: two
-examples coincide by chance with probability at most 2 ** -bits, and the loss on n held-out examples after training on
-m touches a seen one with probability at most n * m * 2 ** -bits.
+Held-out examples come from other keys than any training example. They are different draws, not filtered ones.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twoaxis.base.options import check_type
+from twoaxis.base.options import Count, Options, at_least, check_type
+from twoaxis.base.registry import Registry
 
 Tokens = NDArray[np.int64]
+Several = Annotated[int, at_least(2)]
+"""A number of things to choose from."""
 
 UNSCORED = -100
 """Label where nothing is scored, the one transformers ignores."""
@@ -60,27 +63,21 @@ class Alphabet(NamedTuple):
     size: int
 
 
-class Task(ABC):
-    """A diagnostic task with its options.
-
-    A task is one file: a frozen dataclass of options and a subclass that says which tokens there are, draws examples
-    and solves them. Tasks are equal when their options and context are.
-
-    Args:
-        config: the task's options.
-        context: T, the tokens of an example; None is `default_context`.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Task(Options, ABC):
+    """A diagnostic task: a frozen dataclass of its options that says which tokens there are, draws and solves."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     """One line: what is asked."""
-    Config: ClassVar[Any]
-    default_context: ClassVar[int]
+    answer_letter: ClassVar[str] = "v"
+    """The alphabet of the answers."""
 
-    def __init__(self, config: Any, context: int | None = None) -> None:
-        check_type("context", context, int | None)
-        self.config = config
-        self.context = self.default_context if context is None else context
+    context: int
+    """T, the tokens of an example."""
+
+    def validate(self) -> None:
+        """Refuse a context in which nothing is asked."""
         if self.context < self.shortest:
             raise ValueError(
                 f"{self.name} with these options needs a context of at least {self.shortest} tokens, got {self.context}"
@@ -93,27 +90,12 @@ class Task(ABC):
 
     @property
     @abstractmethod
-    def values(self) -> int:
-        """How many answers there are, all equally likely."""
-
-    @property
-    def stated(self) -> int | None:
-        """How many independent uniform values are stated, any of which may be asked; None for other tasks."""
-        return None
-
-    @property
-    @abstractmethod
     def shortest(self) -> int:
         """The smallest context in which a question is scored."""
 
-    @property
     @abstractmethod
-    def bits(self) -> float:
-        """Two independent examples are the same with probability at most 2 ** -bits."""
-
-    @abstractmethod
-    def sample(self, generator: np.random.Generator, count: int) -> Examples:
-        """Draw examples.
+    def sample(self, generator: np.random.Generator, count: int) -> Tokens:
+        """Draw the tokens of examples, (N, T).
 
         Args:
             generator: where the randomness comes from.
@@ -128,29 +110,39 @@ class Task(ABC):
         """
 
     @property
-    def vocabulary(self) -> int:
+    def stated(self) -> int | None:
+        """How many independent uniform values are stated, any of which may be asked; None for other tasks."""
+        return None
+
+    @property
+    def vocab_size(self) -> int:
         """How many tokens there are."""
         return sum(alphabet.size for alphabet in self.alphabets)
 
     @property
+    def answers(self) -> int:
+        """How many answers there are, all equally likely."""
+        return len(self.tokens(self.answer_letter))
+
+    @property
     def chance(self) -> float:
         """Accuracy of the best guess that sees no token."""
-        return 1 / self.values
+        return 1 / self.answers
 
     @property
     def chance_loss(self) -> float:
         """Loss of that guess, in nats."""
-        return math.log(self.values)
+        return math.log(self.answers)
 
     @property
     def bag_chance(self) -> float | None:
         """Accuracy of the best guess that sees all tokens but not their order; None where no facts are looked up."""
-        return None if self.stated is None else bag_accuracy(self.stated, self.values)
+        return None if self.stated is None else bag_accuracy(self.stated, self.answers)
 
     @property
     def bag_loss(self) -> float | None:
         """Loss of that guess, in nats."""
-        return None if self.stated is None else bag_entropy(self.stated, self.values)
+        return None if self.stated is None else bag_entropy(self.stated, self.answers)
 
     def examples(self, seed: int, start: int, count: int, *, held_out: bool = False) -> Examples:
         """Examples `start` to `start + count - 1` of a seed, the same however they are batched.
@@ -161,10 +153,9 @@ class Task(ABC):
             count: how many.
             held_out: from the randomness that no training example comes from.
         """
-        for what, value, least in (("seed", seed, 0), ("start", start, 0), ("count", count, 1)):
-            check_type(what, value, int)
-            if value < least:
-                raise ValueError(f"{what} must be at least {least}, got {value}")
+        check_type("seed", seed, Annotated[int, at_least(0)])
+        check_type("start", start, Annotated[int, at_least(0)])
+        check_type("count", count, Count)
         numbers = range(start // CHUNK, (start + count - 1) // CHUNK + 1)
         chunks = [_chunk(self, seed, held_out, number) for number in numbers]
         skip = start - numbers[0] * CHUNK
@@ -186,53 +177,109 @@ class Task(ABC):
             if 0 <= left < alphabet.size:
                 return alphabet.letter if alphabet.size == 1 else f"{alphabet.letter}{left}"
             left -= alphabet.size
-        raise ValueError(f"{self.name} has tokens 0 to {self.vocabulary - 1}, got {token}")
+        raise ValueError(f"{self.name} has tokens 0 to {self.vocab_size - 1}, got {token}")
 
     def show(self, examples: Examples, row: int = 0) -> str:
         """One example in words; `a→b` is a question whose answer is b."""
-        words = []
         labels = [*examples.labels[row].tolist()[1:], UNSCORED]
-        for token, answer in zip(examples.input_ids[row].tolist(), labels, strict=True):
-            asked = "" if answer == UNSCORED else f"→{self.word(answer)}"
-            words.append(self.word(token) + asked)
-        return " ".join(words)
+        return " ".join(
+            self.word(token) + ("" if answer == UNSCORED else f"→{self.word(answer)}")
+            for token, answer in zip(examples.input_ids[row].tolist(), labels, strict=True)
+        )
 
     def describe(self) -> str:
         """One line: what is asked, how large it is, and what guessing gives."""
         bag = "" if self.bag_chance is None else f"; from the bag of tokens {self.bag_chance:.4g}, {self.bag_loss:.4f}"
         return (
-            f"{self.name}: {self.summary} ({self.context} tokens of {self.vocabulary}, {self.values} answers; "
+            f"{self.name}: {self.summary} ({self.context} tokens of {self.vocab_size}, {self.answers} answers; "
             f"chance {self.chance:.4g}, {self.chance_loss:.4f} nats{bag})"
         )
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and (other.config, other.context) == (self.config, self.context)  # type: ignore[attr-defined]
 
-    def __hash__(self) -> int:
-        return hash((self.name, self.config, self.context))
+class Lookup(Task):
+    """A task whose example states some tokens, the facts, and then asks about them as often as fits."""
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.config!r}, context={self.context})"
+    @property
+    @abstractmethod
+    def facts(self) -> int:
+        """Tokens of the facts."""
+
+    @property
+    def asked(self) -> int:
+        """Tokens of a question."""
+        return 1
+
+    @property
+    def shortest(self) -> int:
+        """The facts, one question and the position of its answer."""
+        return self.facts + self.asked + 1
+
+    @property
+    def questions(self) -> int:
+        """How many questions fit."""
+        return (self.context - self.facts - 1) // self.asked
+
+    def join(self, facts: Tokens, questions: Tokens) -> Tokens:
+        """(N, T): all tokens of the facts, (N, ...), all of the questions, (N, ...), and the end."""
+        both = np.concatenate([facts.reshape(len(facts), -1), questions.reshape(len(facts), -1)], 1)
+        return np.pad(both, ((0, 0), (0, self.context - both.shape[1])), constant_values=END)
+
+    def split(self, input_ids: Tokens) -> tuple[Tokens, Tokens]:
+        """The facts, (N, facts), and the questions, (N, questions, tokens of one)."""
+        end = self.facts + self.questions * self.asked
+        return input_ids[:, : self.facts], input_ids[:, self.facts : end].reshape(len(input_ids), -1, self.asked)
+
+    def place(self, answers: Tokens) -> Tokens:
+        """(N, T): each answer behind its question."""
+        labels = np.full((len(answers), self.context), UNSCORED)
+        labels[:, self.facts + self.asked : self.facts + self.questions * self.asked + 1 : self.asked] = answers
+        return labels
+
+
+TASKS: Registry[Task] = Registry(
+    "task",
+    {
+        "recall": "twoaxis.data.tasks.recall:Recall",
+        "induction": "twoaxis.data.tasks.induction:Induction",
+        "multi_hop": "twoaxis.data.tasks.chains:MultiHop",
+        "cross_depth": "twoaxis.data.tasks.chains:CrossDepth",
+        "overwrite": "twoaxis.data.tasks.overwrite:Overwrite",
+        "local": "twoaxis.data.tasks.local:Local",
+    },
+)
+
+
+def task_names() -> tuple[str, ...]:
+    """The names `make_task` takes."""
+    return TASKS.names()
+
+
+def make_task(name: str, **options: Any) -> Task:
+    """A diagnostic task by name.
+
+        make_task("recall", context=64, pairs=8)
+
+    Args:
+        name: one of `task_names()`.
+        **options: fields of the task's class.
+    """
+    return TASKS.find(name).from_dict(options, name)
 
 
 @lru_cache(maxsize=16)
 def _chunk(task: Task, seed: int, held_out: bool, number: int) -> Examples:
     """The examples of one chunk; kept, because small batches ask for the same one several times."""
     key = np.random.SeedSequence(seed, spawn_key=(int(held_out), number))
-    made = task.sample(np.random.Generator(np.random.Philox(key)), CHUNK)
-    for part in made:
+    input_ids = task.sample(np.random.Generator(np.random.Philox(key)), CHUNK)
+    examples = Examples(input_ids, task.solve(input_ids))
+    for part in examples:
         part.setflags(write=False)
-    return made
+    return examples
 
 
 def shuffled(generator: np.random.Generator, count: int, deck: NDArray[Any]) -> NDArray[Any]:
     """(count, len(deck)): the deck in a random order in every row."""
     return generator.permuted(np.tile(deck, (count, 1)), axis=1)
-
-
-def choices(deck: int, taken: int) -> float:
-    """In how many ways, in bits, `taken` of `deck` cards can be laid out in order."""
-    return (math.lgamma(deck + 1) - math.lgamma(deck - taken + 1)) / math.log(2)
 
 
 @lru_cache(maxsize=64)
@@ -264,10 +311,3 @@ def bag_entropy(stated: int, values: int) -> float:
         chance = math.comb(stated, times) * (1 / values) ** times * (1 - 1 / values) ** (stated - times)
         entropy -= values * chance * times / stated * math.log(times / stated)
     return entropy
-
-
-def check_least(config: object, **least: int) -> None:
-    """Refuse an option below its least value."""
-    for name, bound in least.items():
-        if getattr(config, name) < bound:
-            raise ValueError(f"{name} must be at least {bound}, got {getattr(config, name)}")
