@@ -39,11 +39,6 @@ WITHOUT_SHOW = {"kernels", "depth", "sequence", "window", "ring", "data", "base"
 
 UPWARD: set[str] = {
     "costs.calibrate -> training.measure",
-    "data.corpus -> model.evaluate",
-    "data.load -> training.config",
-    "data.sources -> model.evaluate",
-    "data.tokenizer -> model.hf_model",
-    "data.tokenizer -> model.load",
 }
 """Upward imports that remain, as `importing module -> imported module`."""
 

@@ -23,9 +23,10 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from twoaxis import cli
+from twoaxis.data.tokenizer import Bytes
 from twoaxis.model.generate import generate
 from twoaxis.model.hf_model import TwoAxisForCausalLM
-from twoaxis.model.load import ByteCodec, load_model
+from twoaxis.model.load import load_model
 from twoaxis.model.presets import preset
 
 PROMPT = "Grüße from the two axes"
@@ -117,7 +118,7 @@ def test_generate_prints_what_the_model_generates(folder: Path) -> None:
 
 def test_the_cache_is_reported_by_part(folder: Path) -> None:
     model = load_model(folder, "cpu")
-    made = generate(model, ByteCodec(260), PROMPT, tokens=10)
+    made = generate(model, Bytes(260), PROMPT, tokens=10)
     cache = model.make_cache()
     seen = len(PROMPT.encode()) + 9  # the last token has not been read
     model(torch.zeros(1, seen, dtype=torch.long), past_key_values=cache)
@@ -209,7 +210,7 @@ def test_the_folders_own_tokenizer(
     assert ids.shape[1] < len(PROMPT.encode())
     found = run_here(monkeypatch, capsys, "eval", str(tmp_path), "--data", str(data / "a.txt"), "--json")
     document = json.loads(found.out)
-    assert document["tokenizer"] == "TokenizersBackend"
+    assert document["tokenizer"] == str(tmp_path)
     assert document["tokens"] == len(tokenizer(TEXT).input_ids) - 1
     assert document["bytes"] == len(TEXT.encode()) - 2  # the first token, Th, has nothing before it
 
@@ -231,13 +232,13 @@ def test_sampling_follows_its_seed(
 
 def test_an_end_of_text_token_ends_it(folder: Path) -> None:
     model = load_model(folder, "cpu")
-    whole = generate(model, ByteCodec(260), PROMPT, tokens=12)
+    whole = generate(model, Bytes(260), PROMPT, tokens=12)
     ids = torch.tensor([list(PROMPT.encode())])
     made: list[int] = cast(Any, model).generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :].tolist()
     assert whole.tokens == 12
     model.generation_config.eos_token_id = made[3]
     said: list[str] = []
-    short = generate(model, ByteCodec(260), PROMPT, tokens=12, say=said.append)
+    short = generate(model, Bytes(260), PROMPT, tokens=12, say=said.append)
     assert short.tokens == made.index(made[3]) + 1
     assert "".join(said) == short.text
 
@@ -248,7 +249,7 @@ def test_a_model_that_has_diverged_says_so(folder: Path) -> None:
         model.lm_head.weight[0, 0] = math.nan
     for temperature in (0.0, 1.0):
         with pytest.raises(ValueError, match="logits after 2 tokens are not numbers"):
-            generate(model, ByteCodec(260), "ab", temperature=temperature)
+            generate(model, Bytes(260), "ab", temperature=temperature)
 
 
 GENERATE: list[tuple[tuple[str, ...], str]] = [

@@ -86,7 +86,7 @@ def test_a_comparison_leaves_its_plan_and_paired_runs(whole: Path) -> None:
     assert len(set(weights(whole).values())) == 4
     assert made.about["commands"] == ["twoaxis compare ..."]
     assert ", 1 thread" in made.about["hardware_line"]
-    assert made.about["data"][made.rows[0].data]["vocabulary"] >= 256
+    assert made.about["data"][made.rows[0].data]["vocab_size"] >= 256
     assert not (whole / "output").exists()
 
 

@@ -24,7 +24,7 @@ from twoaxis.comparison.ladder import CONTROL, LADDER
 from twoaxis.comparison.probe import RATE_WINDOWS, ProbeConfig, choose_rungs, probe
 from twoaxis.comparison.probe_report import render_terminal, summarise
 from twoaxis.comparison.probe_text import read_text
-from twoaxis.model.load import ByteCodec
+from twoaxis.data.tokenizer import Bytes
 
 SMALL: dict[str, Any] = {"context": 32, "steps": 2, "held_out": 3, "site_windows": 2, "rates": (1.0,)}
 
@@ -176,7 +176,7 @@ def test_of_several_rates_the_best_on_a_seed_apart_is_taken(folder: Path, text: 
 
 def test_text_is_divided_by_document_and_seeds_draw_their_own(text: str) -> None:
     context = 128  # so many letters are in one document only
-    made = read_text([text], ByteCodec(256), context)
+    made = read_text([text], Bytes(), context)
     assert (len(made.train), len(made.held_out)) == (20, 20)
     inside = {bytes(document.tolist()) for document in made.train}
     assert not inside & {bytes(document.tolist()) for document in made.held_out}
@@ -200,7 +200,7 @@ def test_text_is_divided_by_document_and_seeds_draw_their_own(text: str) -> None
 def test_parts_of_a_lone_document(tmp_path: Path) -> None:
     path = tmp_path / "one.txt"
     path.write_text("".join(f"{n} is a number. " for n in range(2000)))
-    made = read_text([str(path)], ByteCodec(256), 32)
+    made = read_text([str(path)], Bytes(), 32)
     assert "1 document only" in made.note
     assert len(made.train) > 30
     assert abs(len(made.train) - len(made.held_out)) <= 1

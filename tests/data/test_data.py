@@ -18,13 +18,13 @@ pytest.importorskip("transformers")
 
 from tests.data.text_samples import load, settings, text, write_folder
 from twoaxis.data.load import Data, TaskData, TextData, bars, load_data
-from twoaxis.data.packing import Order
+from twoaxis.data.options import DataOptions
+from twoaxis.data.packing import epoch_starts
 from twoaxis.data.tasks import make_task
+from twoaxis.data.tokenizer import Encoded
 from twoaxis.model.evaluate import evaluate
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM
-from twoaxis.model.load import Encoded
-from twoaxis.training.config import TrainConfig
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def ids(dataset: Any) -> torch.Tensor:
 def test_what_a_run_gets(tmp_path: Path, folder: Path) -> None:
     data = load_data(settings(tmp_path, folder))
     assert isinstance(data, TextData)
-    assert (data.name, data.vocabulary, data.context, data.end) == ("folder texts", 256, 32, 0)
+    assert (data.name, data.vocab_size, data.context, data.end) == ("folder texts", 256, 32, 0)
     assert (data.answers, data.chance) == (False, None)
     again = load_data(settings(tmp_path, folder))
     assert again.fingerprint == data.fingerprint
@@ -62,7 +62,7 @@ def test_no_row_of_one_part_is_of_the_other(tmp_path: Path, folder: Path) -> Non
 
 def test_the_fingerprint_changes_with_the_tokens_only(tmp_path: Path, folder: Path) -> None:
     base = load(tmp_path, folder).fingerprint
-    same: list[dict[str, Any]] = [{"seed": 5}, {"eval_examples": 3}, {"cache": str(tmp_path / "other")}, {"batch": 4}]
+    same: list[dict[str, Any]] = [{"eval_examples": 3}, {"cache": str(tmp_path / "other")}]
     for changes in same:
         assert load(tmp_path, folder, **changes).fingerprint == base
     other: list[dict[str, Any]] = [{"context": 31}, {"isolate": True}, {"held_out": 0.5}, {"tokenizer": "bpe:300"}]
@@ -91,7 +91,7 @@ def test_bytes_per_token_are_those_of_the_predicted_tokens(
                     continue
                 known = data.corpus.tokenizer
                 size += 1 if tokenizer == "bytes" else len(known.tokenizer.convert_ids_to_tokens(token))
-    assert data.held_out_bytes(7) == (tokens, size)
+    assert data.held_out(7).predicted(data.corpus.sizes) == (tokens, size)
     assert data.bytes_per_token == size / tokens
     assert tokens <= 7 * 31
     assert (data.corpus.sizes.sum(), len(data.corpus.sizes)) == (
@@ -111,8 +111,8 @@ def test_bits_per_byte_are_those_of_eval(tmp_path: Path, folder: Path) -> None:
     loss = torch.nn.functional.cross_entropy(logits.reshape(-1, 300), batch[:, 1:].reshape(-1)).item()
     encoded = []
     for number in range(5):
-        start = rows.order.start(number)
-        encoded.append(Encoded(batch[number].tolist(), data.corpus.sizes[start : start + 32].tolist()))
+        start = rows.start(number)
+        encoded.append(Encoded(batch[number].numpy(), np.array(data.corpus.sizes[start : start + 32])))
     found = evaluate(model, encoded, context=32, stride=16)
     assert found.loss == pytest.approx(loss, rel=1e-12)
     assert data.bytes_per_token is not None
@@ -124,7 +124,7 @@ def test_a_single_document_has_a_gap(tmp_path: Path) -> None:
     data = load(tmp_path, tmp_path / "one.txt", held_out=0.3)
     assert data.name == "file one.txt"
     assert data.train_tokens == len(data.corpus.train.tokens) - 32
-    furthest = max(int(Order(data.train_tokens, 32, 0).epoch(epoch).max()) for epoch in range(200))
+    furthest = max(int(epoch_starts(data.train_tokens, 32, 0, epoch).max()) for epoch in range(200))
     assert furthest + 32 <= data.train_tokens
     assert data.notes()[0] == "one document only: its end is held out, and the 32 tokens before the cut are not used"
     with pytest.raises(ValueError, match="the training part has 0 after a gap of 3,000 before the cut, of"):
@@ -140,7 +140,7 @@ def test_what_is_said_of_it(tmp_path: Path, folder: Path) -> None:
     assert facts["train"]["documents"] + facts["held_out"]["documents"] == 40
     assert facts["train"]["bytes"] + facts["held_out"]["bytes"] == sum(len(text(n, 120).encode()) for n in range(40))
     assert facts["train"]["rows"] == data.rows
-    assert (facts["tokenizer"], facts["vocabulary"], facts["duplicates"]) == ("bpe:300", 300, 1)
+    assert (facts["tokenizer"], facts["vocab_size"], facts["duplicates"]) == ("bpe:300", 300, 1)
     assert facts["skipped"] == {"hidden": 1, "binary": 1}
     assert facts["notes"][:2] == [
         "passed over: 1 binary, 1 hidden",
@@ -200,11 +200,11 @@ def test_the_standard_library(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_standard_library_with_a_tokenizer_of_its_own(tmp_path: Path) -> None:
-    data = load_data(TrainConfig(cache=str(tmp_path)))
-    assert data.vocabulary == 2048
+    data = load_data(DataOptions(cache=str(tmp_path)))
+    assert data.vocab_size == 2048
     assert data.bytes_per_token is not None
     assert 2.8 < data.bytes_per_token < 3.6
-    (other,) = {load_data(TrainConfig(cache=str(tmp_path / "again"))).fingerprint}
+    (other,) = {load_data(DataOptions(cache=str(tmp_path / "again"))).fingerprint}
     assert other == data.fingerprint
 
 
@@ -225,7 +225,7 @@ def test_tasks(tmp_path: Path) -> None:
     data = load_data(settings(tmp_path, "task:recall:pairs=4,values=4", context=24))
     task = make_task("recall", context=24, pairs=4, values=4)
     assert isinstance(data, TaskData)
-    assert (data.name, data.vocabulary, data.context) == ("task:recall:pairs=4,values=4", task.vocabulary, 24)
+    assert (data.name, data.vocab_size, data.context) == ("task:recall:pairs=4,values=4", task.vocab_size, 24)
     assert (data.answers, data.chance, data.bytes_per_token, data.end) == (True, task.chance, None, None)
     for seed in (0, 7):
         made, rows = task.examples(seed, 0, 150), data.train(seed, 150)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sysconfig
 from collections import Counter
 from pathlib import Path
@@ -11,13 +12,12 @@ from typing import Any
 import pytest
 
 from twoaxis.base.files import FileError
-from twoaxis.data.sources import parse_hub, read_source, source_name
-from twoaxis.model.evaluate import Document
+from twoaxis.data.sources import Document, list_sources, parse_hub, read_sources, source_name
 
 
 def read(spec: str | Path, text_field: str = "text") -> tuple[list[Document], dict[str, int]]:
     skipped: Counter[str] = Counter()
-    documents = list(read_source(str(spec), text_field, skipped))
+    documents = list(read_sources([str(spec)], text_field, skipped))
     return documents, {kind: count for kind, count in skipped.items() if count}
 
 
@@ -69,7 +69,7 @@ def test_a_named_file_must_be_text(tmp_path: Path) -> None:
             read(tmp_path / name)
     with pytest.raises(ValueError, match=r"no file or folder stdlb \(did you mean 'stdlib'\?\)"):
         read("stdlb")
-    with pytest.raises(ValueError, match=r"did you mean 'task:recall'\?"):
+    with pytest.raises(ValueError, match=r"no file or folder tasks:recall \(did you mean 'task'\?\)"):
         read("tasks:recall")
 
 
@@ -152,12 +152,17 @@ def test_a_data_set_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         write_records(tmp_path / "set" / f"{split}.jsonl", [{"body": word} for word in words])
     spec = f"hf:{tmp_path / 'set'}"
     assert [d.text for d in read(spec, "body")[0]] == ["eins", "zwei"]
+    listed = list_sources([spec])
+    assert list_sources([spec]) == listed != list_sources([f"{spec}@test"])
     documents, skipped = read(f"{spec}@test", "body")
     assert (documents, skipped) == ([Document(f"{spec}@test, row 1", "drei")], {"empty": 1})
     with pytest.raises(ValueError, match=r"has no field 'text'; its fields are body"):
         read(spec)
     with pytest.raises(ValueError, match=r"cannot be loaded: .*fetched over the network unless"):
         read(f"{spec}@absent", "body")
+    write_records(tmp_path / "set" / "train.jsonl", [{"body": "vier"}])
+    assert [d.text for d in read(spec, "body")[0]] == ["vier"]
+    assert list_sources([spec]) != listed
 
 
 def test_a_data_set_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,16 +179,39 @@ def test_a_data_set_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_standard_library() -> None:
     documents, _ = read("stdlib")
-    names = [d.name for d in documents]
+    root = Path(sysconfig.get_paths()["stdlib"])
+    names = [Path(d.name).relative_to(root).as_posix() for d in documents]
     assert len(names) > 300
     assert sum(len(d.text.encode()) for d in documents) > 5_000_000
     assert names == sorted(names, key=lambda name: Path(name).parts)
     assert {"argparse.py", "json/decoder.py"} <= set(names)
     assert not any(part in ("test", "tests", "site-packages") for name in names for part in Path(name).parts)
-    root = Path(sysconfig.get_paths()["stdlib"])
     at = names.index("argparse.py")
     assert documents[at].text.encode() == (root / "argparse.py").read_bytes()
     assert read("stdlib")[0] == documents
+
+
+def test_listings_change_with_the_files(tmp_path: Path) -> None:
+    """Also where size and time of modification are put back, and where what is passed over changes."""
+    one, folder = tmp_path / "one.txt", tmp_path / "folder"
+    folder.mkdir()
+    for path in (one, folder / "a.txt", folder / "b.txt"):
+        path.write_text("text")
+    sources = [str(one), str(folder), "stdlib"]
+    seen = [list_sources(sources)]
+    assert list_sources(sources) == seen[0]
+    stat = one.stat()
+    one.write_text("tixt")
+    os.utime(one, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    seen.append(list_sources(sources))
+    (folder / "b.txt").rename(folder / "c.txt")
+    seen.append(list_sources(sources))
+    (folder / ".hidden").touch()
+    seen.append(list_sources(sources))
+    (folder / "a.txt").unlink()
+    seen.append(list_sources(sources))
+    assert all(a != b for number, a in enumerate(seen) for b in seen[:number])
+    assert len(json.dumps(seen[0])) > 10_000  # the modules of the standard library are in it
 
 
 def test_names_of_sources(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Small corpora for the tests of the lab's data."""
+"""Small corpora for the tests of data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from twoaxis.data.load import TextData
-from twoaxis.training.config import TrainConfig
+from twoaxis.data.options import DataOptions
 
 WORDS = (
     *("the", "stream", "adds", "along", "depth", "while", "mixers", "look", "back", "over", "a", "window", "of"),
@@ -29,12 +29,12 @@ def write_folder(folder: Path, documents: int = 40, words: int = 120) -> Path:
     return folder
 
 
-def settings(folder: Path, *data: str | Path, **changes: Any) -> TrainConfig:
-    """A configuration with its cache beside the data."""
+def settings(folder: Path, *data: str | Path, **changes: Any) -> DataOptions:
+    """Options with the cache beside the data."""
     fields: dict[str, Any] = {"tokenizer": "bytes", "context": 32, "held_out": 0.2, "cache": str(folder / "cache")}
-    return TrainConfig(data=tuple(map(str, data)), **fields | changes)
+    return DataOptions(data=tuple(map(str, data)), **fields | changes)
 
 
 def load(folder: Path, *data: str | Path, **changes: Any) -> TextData:
-    """Text of such a configuration."""
+    """Text of such options."""
     return TextData(settings(folder, *data, **changes))

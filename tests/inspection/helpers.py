@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 import twoaxis
+from twoaxis.data.tokenizer import Bytes
 from twoaxis.inspection.document import inspect_prompt
 from twoaxis.model.hf_model import TwoAxisForCausalLM
-from twoaxis.model.load import ByteCodec
 
 PROMPT = 'Grüße </script><b id="x">&amp;\n'
 
@@ -33,4 +33,4 @@ def make(**changes: Any) -> TwoAxisForCausalLM:
 
 def document(prompt: str = PROMPT, **changes: Any) -> dict[str, Any]:
     """The inspection of such a model."""
-    return inspect_prompt(make(**changes), ByteCodec(256), prompt, name="a <model>")
+    return inspect_prompt(make(**changes), Bytes(), prompt, name="a <model>")

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,13 +18,13 @@ pytest.importorskip("transformers")
 import twoaxis
 from tests.inspection.helpers import PROMPT, document, make
 from twoaxis.base.method import NamedRange, Quantity
+from twoaxis.data.tokenizer import Bytes, Encoded
 from twoaxis.depth.standard import Standard
 from twoaxis.depth.stream import Layout
 from twoaxis.inspection import document as documents
 from twoaxis.inspection.document import describe, inspect_prompt, merge_sources, pieces
 from twoaxis.inspection.files import prepare_folder, write_files
 from twoaxis.inspection.tables import tables
-from twoaxis.model.load import ByteCodec, Encoded
 from twoaxis.show import terminal
 from twoaxis.show.document import Table
 
@@ -40,7 +41,7 @@ METHODS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("changes", METHODS, ids=lambda c: c["stream"])
 def test_every_number_is_the_trace_s(changes: dict[str, Any]) -> None:
     model = make(**changes)
-    made = inspect_prompt(model, ByteCodec(256), PROMPT, name="m")
+    made = inspect_prompt(model, Bytes(), PROMPT, name="m")
     json.dumps(made, allow_nan=False)
     ids = list(PROMPT.encode())
     with torch.no_grad(), twoaxis.trace(model) as seen:
@@ -130,14 +131,14 @@ def test_merging_keeps_sorted_lists_sorted(lists: list[list[int]]) -> None:
 
 
 def test_pieces_of_text() -> None:
-    encoded = Encoded([1, 7, 8, 9, 5], [0, 1, 1, 1, 2])
+    encoded = Encoded(np.array([1, 7, 8, 9, 5]), np.array([0, 1, 1, 1, 2]))
     assert [p["text"] for p in pieces(encoded, "aüéé"[:3] + "")] == ["", "a", "\\xc3", "\\xbc", "é"]
     assert "".join(p["text"] for p in document("a </script>")["tokens"]) == "a </script>"
 
 
 @given(st.text(min_size=1, max_size=12))
 def test_pieces_hold_every_byte(words: str) -> None:
-    encoded = ByteCodec(256).encode(words)
+    encoded = Bytes().encode([words], sizes=True, prompt=True)[0]
     found = pieces(encoded, words)
     assert len(found) == len(words.encode())
     for piece, byte in zip(found, words.encode(), strict=True):
@@ -148,7 +149,7 @@ def test_what_is_no_number_is_null_and_the_tables_say_so() -> None:
     model = make(stream="attention_residuals")
     with torch.no_grad():
         model.model.embed_tokens.weight[ord("b")] = math.nan
-    made = inspect_prompt(model, ByteCodec(256), "ab")
+    made = inspect_prompt(model, Bytes(), "ab")
     json.dumps(made, allow_nan=False)
     assert made["sites"][0]["norm"]["mean"] is None
     assert made["sites"][0]["norm"]["tokens"][0] > 0
@@ -159,10 +160,10 @@ def test_what_is_no_number_is_null_and_the_tables_say_so() -> None:
 def test_refusals_and_the_mode_of_the_model() -> None:
     model = make().train()
     with pytest.raises(ValueError, match="the prompt is empty"):
-        inspect_prompt(model, ByteCodec(256), "")
+        inspect_prompt(model, Bytes(), "")
     with pytest.raises(ValueError, match="the prompt has 65 tokens, the model is made for 64: shorten it"):
-        inspect_prompt(model, ByteCodec(256), "x" * 65)
-    assert len(inspect_prompt(model, ByteCodec(256), "x" * 64)["tokens"]) == 64
+        inspect_prompt(model, Bytes(), "x" * 65)
+    assert len(inspect_prompt(model, Bytes(), "x" * 64)["tokens"]) == 64
     assert model.training
 
 

@@ -22,8 +22,9 @@ from transformers.utils import logging
 
 from tests.pretrained.helpers import byte_llama, save, tokens
 from twoaxis import cli
+from twoaxis.data.tokenizer import load_tokenizer
 from twoaxis.model.generate import generate
-from twoaxis.model.load import load_codec, load_model
+from twoaxis.model.load import load_model
 from twoaxis.pretrained.convert import retrofit
 from twoaxis.pretrained.record import read_record
 
@@ -76,8 +77,8 @@ def test_everything_comes_along(source: Path, tmp_path: Path) -> None:
     assert new.apply_chat_template(words, tokenize=False) == "user: Grüße\n"
     assert new("Grüße").input_ids == old("Grüße").input_ids
     said: list[str] = []
-    codec = load_codec(out, loaded.config.vocab_size)
-    assert generate(loaded, codec, "Once", tokens=4, say=said.append).tokens == 4
+    tokenizer = load_tokenizer(out, loaded.config.vocab_size)
+    assert generate(loaded, tokenizer, "Once", tokens=4, say=said.append).tokens == 4
     assert read_record(out) == made.record
     document = json.loads((out / "retrofit.json").read_text())
     digests = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in source.glob("*.safetensors")}

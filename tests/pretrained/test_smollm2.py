@@ -22,9 +22,10 @@ pytest.importorskip("gguf")
 import twoaxis
 from tests.pretrained.helpers import library_bytes
 from twoaxis import cli
+from twoaxis.data.tokenizer import load_tokenizer
 from twoaxis.depth.registry import stream_names
 from twoaxis.model.evaluate import evaluate
-from twoaxis.model.load import load_codec, load_model
+from twoaxis.model.load import load_model
 from twoaxis.pretrained.groups import optimizer_groups, parameter_roles, trainable
 from twoaxis.pretrained.record import read_record
 from twoaxis.pretrained.source import open_source
@@ -113,8 +114,10 @@ def test_the_same_text_and_loss_with_every_method(
     model: Any = load_model(tmp_path / "out", "cpu")
     continued = model.generate(source["prompt"], max_new_tokens=64, min_new_tokens=64, do_sample=False)
     assert torch.equal(continued, source["made"])
-    codec = load_codec(tmp_path / "out", model.config.vocab_size)
-    loss = evaluate(model, [codec.encode(source["text"])], context=1024, stride=512, batch=1).loss
+    tokenizer = load_tokenizer(tmp_path / "out", model.config.vocab_size)
+    loss = evaluate(
+        model, tokenizer.encode([source["text"]], sizes=True, prompt=True), context=1024, stride=512, batch=1
+    ).loss
     assert loss == pytest.approx(source["loss"], rel=1e-4)
 
 

@@ -41,7 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def by_hand(config: TrainConfig, data: Any) -> tuple[nn.Module, list[float], list[float]]:
     """A training loop with nothing but torch: the whole batch at once. The model, losses and gradient norms."""
-    model = make_model(config, data.vocabulary)
+    model = make_model(config, data.vocab_size)
     optimizer = make_optimizer(
         model,
         learn(config, model),
@@ -107,7 +107,7 @@ def test_log_and_result(tmp_path: Path) -> None:
     keys = {"step", "tokens", "flops", "seconds"}
     assert all(set(r) == keys | {"loss", "lr", "grad_norm", "tokens_per_second"} for r in records)
     assert all(set(r) == keys | {"held_out_loss", "accuracy"} for r in log if "loss" not in r)
-    shape = model_config(config, load_data(config).vocabulary)
+    shape = model_config(config, load_data(config).vocab_size)
     per_token = flops_per_token(config, shape)
     assert all(r["tokens"] == r["step"] * 6 * 24 and r["flops"] == r["tokens"] * per_token for r in log)
     assert (result.status, result.steps, result.tokens) == ("finished", 14, 14 * 6 * 24)

@@ -50,7 +50,7 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
 class Uneven(Data):
     """Random tokens of which each example labels another number."""
 
-    name, fingerprint, vocabulary, context, answers = "uneven", "uneven", 29, 16, False
+    name, fingerprint, vocab_size, context, answers = "uneven", "uneven", 29, 16, False
 
     def train(self, seed: int, count: int) -> Dataset[dict[str, Tensor]]:
         return _Examples(seed, count)
@@ -77,7 +77,7 @@ class _Examples(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed((self.seed + 1) * 1_000_003 + index)
-        tokens = torch.randint(0, Uneven.vocabulary, (Uneven.context,), generator=generator)
+        tokens = torch.randint(0, Uneven.vocab_size, (Uneven.context,), generator=generator)
         labels = tokens.clone()
         labels[: 1 + (index * 5) % (Uneven.context - 2)] = -100
         return {"input_ids": tokens, "labels": labels}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 if TYPE_CHECKING:
-    from twoaxis.data.load import Data, TaskData
+    from twoaxis.data.load import TaskData
 
 
 def data(
@@ -22,6 +23,7 @@ def data(
     cache: str | None = None,
     seed: int = 0,
     examples: int = 1,
+    check: bool = False,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> int:
     """Show what a run would train on: documents, tokens, split, fingerprint and some examples.
@@ -36,13 +38,14 @@ def data(
         cache: Folder of tokenised data. None is the user's cache folder.
         seed: Whose order the examples are shown in.
         examples: How many to show, from the first on.
+        check: Read all documents again and hash all tokenised data; what is damaged is made anew.
         json_output: Print one JSON document instead of lines.
     """
     if examples < 0:
         raise ValueError(f"examples must not be negative, got {examples}")
-    from twoaxis.training.config import TrainConfig
+    from twoaxis.data.options import DataOptions
 
-    config = TrainConfig(
+    options = DataOptions(
         data=data,
         tokenizer=tokenizer,
         text_field=text_field,
@@ -50,42 +53,74 @@ def data(
         held_out=held_out,
         isolate=isolate,
         cache=cache,
-        seed=seed,
     )
-    from twoaxis.data.load import TaskData, bars, load_data
-    from twoaxis.model.load import quiet
-
-    if not data[0].startswith("task:"):
-        quiet()
-    with bars() as watch:
-        loaded = load_data(config, watch=watch)
-    facts = loaded.describe()
-    shown = [loaded.excerpt(number, seed=seed) for number in range(examples)]
-    if isinstance(loaded, TaskData):
-        facts["solver"] = _solved(loaded, seed)
-    if json_output:
-        print(json.dumps(facts | {"seed": seed, "examples": shown}, indent=1, ensure_ascii=False))
-        return 0
-    for name, value in _task_lines(facts) if loaded.answers else _text_lines(loaded, facts):
-        print(f"{name:<14} {value}")
-    for number, text in enumerate(shown):
-        print(f"\nexample {number} of seed {seed}")
-        print("\n".join(f"  | {line}" for line in text.splitlines()))
+    shown = describe(options, seed=seed, examples=examples, check=check)
+    print(json.dumps(shown.to_dict(), indent=1, ensure_ascii=False) if json_output else shown.text())
     return 0
 
 
-def _text_lines(loaded: Data, facts: dict[str, Any]) -> list[tuple[str, str]]:
+@dataclass(frozen=True)
+class Described:
+    """What a run would train on.
+
+    Attributes:
+        facts: of the data; see `Data.describe`.
+        seed: whose order the examples are in.
+        examples: training examples as text, from the first on.
+    """
+
+    facts: dict[str, Any]
+    seed: int
+    examples: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return self.facts | {"seed": self.seed, "examples": self.examples}
+
+    def text(self) -> str:
+        """Lines for a terminal."""
+        rows = _task_lines(self.facts) if self.facts["tokenizer"] is None else _text_lines(self.facts)
+        lines = [f"{name:<14} {value}" for name, value in rows]
+        for number, example in enumerate(self.examples):
+            lines += ["", f"example {number} of seed {self.seed}", *(f"  | {line}" for line in example.splitlines())]
+        return "\n".join(lines)
+
+
+def describe(options: Any, *, seed: int = 0, examples: int = 1, check: bool = False) -> Described:
+    """Load data and describe it.
+
+    Args:
+        options: DataOptions, or a run's.
+        seed: whose order the examples are shown in.
+        examples: how many to show.
+        check: see `load_data`.
+    """
+    from twoaxis.data.load import TaskData, bars, load_data
+
+    if not options.data[0].startswith("task:"):
+        from twoaxis.model.load import quiet
+
+        quiet()
+    with bars() as watch:
+        loaded = load_data(options, watch=watch, check=check)
+    facts = loaded.describe()
+    if isinstance(loaded, TaskData):
+        facts["solver"] = _solved(loaded, seed)
+    return Described(facts, seed, [loaded.excerpt(number, seed=seed) for number in range(examples)])
+
+
+def _text_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     train, held, size = facts["train"], facts["held_out"], facts["bytes_per_token"]
     per = "" if size is None else f", {size:.3f} bytes per predicted held-out token"
     python = f", Python {facts['python']}" if "python" in facts else ""
     lines = [("data", f"{facts['name']}{python}")]
     for name, part in (("train", train), ("held out", held)):
         documents = f"{part['documents']:,} documents, {part['bytes']:,} bytes"
-        lines.append((name, f"{documents}, {part['tokens']:,} tokens, {part['rows']:,} rows of {loaded.context:,}"))
+        lines.append((name, f"{documents}, {part['tokens']:,} tokens, {part['rows']:,} rows of {facts['context']:,}"))
     share = held["bytes"] / (train["bytes"] + held["bytes"])
     lines += [
         ("split", f"{share:.1%} of the bytes are held out, by a hash of each document"),
-        ("tokenizer", f"{facts['tokenizer']}, {facts['vocabulary']:,} tokens{per}"),
+        ("tokenizer", f"{facts['tokenizer']}, {facts['vocab_size']:,} tokens{per}"),
         ("isolate", "yes" if facts["isolate"] else "no"),
         ("fingerprint", facts["fingerprint"]),
     ]
@@ -107,7 +142,7 @@ def _task_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _solved(loaded: TaskData, seed: int) -> dict[str, Any]:
     """How the known solver does on the first examples."""
-    made = loaded.task.examples(seed, 0, 64)
-    asked = made.labels >= 0
-    right = loaded.task.solve(made.input_ids)[asked] == made.labels[asked]
+    examples = loaded.task.examples(seed, 0, 64)
+    asked = examples.labels >= 0
+    right = loaded.task.solve(examples.input_ids)[asked] == examples.labels[asked]
     return {"answers": int(asked.sum()), "accuracy": float(right.mean())}

@@ -40,13 +40,14 @@ def inspect(
 
     target = None if out is None else files.prepare_folder(out)
     load.quiet()
+    from twoaxis.data.tokenizer import load_tokenizer
     from twoaxis.inspection.document import inspect_prompt
     from twoaxis.inspection.tables import tables
     from twoaxis.show import terminal
 
     model = load.load_model(folder, device)
-    codec = load.load_codec(folder, model.config.vocab_size, as_bytes=as_bytes)
-    document = inspect_prompt(model, codec, text, name=folder)
+    tokenizer = load_tokenizer("bytes" if as_bytes else folder, model.config.vocab_size)
+    document = inspect_prompt(model, tokenizer, text, name=folder)
     if json_output:
         print(json.dumps(document, allow_nan=False))
     else:

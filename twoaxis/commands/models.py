@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections import Counter
 from typing import Annotated, Any
 
 import tyro
@@ -40,18 +41,19 @@ def generate(
     load.check_folder(folder)
     text = _stdin() if prompt == "-" else prompt
     load.quiet()
+    from twoaxis.data.tokenizer import load_tokenizer
     from twoaxis.model import generate as making
 
     making.check(text, tokens, temperature, top_p)  # before the model is loaded, which may take long
     model = load.load_model(folder, device)
-    codec = load.load_codec(folder, model.config.vocab_size, as_bytes=as_bytes)
+    tokenizer = load_tokenizer("bytes" if as_bytes else folder, model.config.vocab_size)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     if echo:
         print(text, end="", flush=True)
     made = making.generate(
         model,
-        codec,
+        tokenizer,
         text,
         tokens=tokens,
         temperature=temperature,
@@ -95,7 +97,7 @@ def evaluate(
 
     Args:
         folder: Folder that save_pretrained wrote.
-        data: Text files in UTF-8, and folders whose files are all read. Each file is a document of its own.
+        data: Text files and folders, jsonl and parquet files, hf:DATASET or stdlib; each file or record is a document.
         context: Tokens of a window. None is what the model is made for, but at most 1024.
         stride: Tokens by which windows move on; each token is counted once. None is half of the context.
         batch: Windows per pass.
@@ -109,13 +111,20 @@ def evaluate(
     load.check_folder(folder)
     load.quiet()
     from twoaxis.base.progress import Progress
+    from twoaxis.data.sources import Skipped, read_sources, skipped_text
+    from twoaxis.data.tokenizer import load_tokenizer
     from twoaxis.model import evaluate as measuring
 
-    documents = measuring.read_documents(data)
+    if not data:
+        raise ValueError("there is nothing to evaluate: name text files or folders with --data")
+    skipped: Skipped = Counter()
+    texts = [document.text for document in read_sources(data, "text", skipped)]
+    if passed := skipped_text(skipped):
+        print(f"passed over: {passed}", file=sys.stderr)
     model = load.load_model(folder, device)
     context, stride = measuring.pick_context(model, context, stride)
-    codec = load.load_codec(folder, model.config.vocab_size, as_bytes=as_bytes)
-    encoded = [codec.encode(document.text) for document in documents]
+    tokenizer = load_tokenizer("bytes" if as_bytes else folder, model.config.vocab_size)
+    encoded = tokenizer.encode(texts, sizes=True, prompt=True)
     with Progress("eval", measuring.count_tokens(encoded, max_tokens), "tokens") as bar:
         found = measuring.evaluate(
             model,
@@ -127,13 +136,13 @@ def evaluate(
             watch=lambda tokens, loss: bar.advance(tokens, f"loss {loss:.4f}"),
         )
     if json_output:
-        print(json.dumps(_evaluation_document(folder, data, codec.name, found), indent=1))
+        print(json.dumps(_evaluation_document(folder, data, tokenizer.name, found), indent=1))
         return 0
     print(f"loss           {found.loss:.4f} nats per token")
     print(f"perplexity     {found.perplexity:.6g}")
     print(f"bits per byte  {found.bits_per_byte:.4f}")
     print(f"counted        {found.tokens:,} tokens, {found.bytes:,} bytes, {found.documents:,} documents")
-    print(f"context        {found.context:,} tokens, stride {found.stride:,}, {codec.name}")
+    print(f"context        {found.context:,} tokens, stride {found.stride:,}, {tokenizer.name}")
     print(f"time           {found.seconds:.2f} s, {found.rate:,.0f} tokens/s")
     return 0
 

@@ -147,7 +147,7 @@ def prepare(
     facts = load_facts(plan)
     before = {label: known["fingerprint"] for label, known in about.get("data", {}).items()}
     _same("the data", before, {label: known["fingerprint"] for label, known in facts.items()})
-    vocabularies = {label: known["vocabulary"] for label, known in facts.items()}
+    vocabularies = {label: known["vocab_size"] for label, known in facts.items()}
     if request.controls:
         first = plan.data[0]
         words = vocabularies[data_label(first)]
@@ -205,7 +205,7 @@ def load_facts(plan: Plan) -> dict[str, dict[str, Any]]:
     for sources in plan.data:
         with bars() as watch:
             data = load_data(dataclasses.replace(plan.base, data=tuple(sources)), watch=watch)
-        known = {"fingerprint": data.fingerprint, "vocabulary": data.vocabulary, "chance": data.chance}
+        known = {"fingerprint": data.fingerprint, "vocab_size": data.vocab_size, "chance": data.chance}
         facts[data_label(sources)] = data.describe() | known
     return facts
 

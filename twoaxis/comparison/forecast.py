@@ -96,7 +96,7 @@ def forecast(comparison: Comparison, out: str | Path, jobs: int, measure: Measur
         configs = {row.contender: run_config(plan, row, plan.lrs[0], plan.seeds[0]) for row in rows}
         speeds = {row.contender: row.tokens_per_second for row in rows}  # known where they decided the budget
         if not all(speeds.values()):
-            speeds = measure(configs, about["data"][sources[0]]["vocabulary"])
+            speeds = measure(configs, about["data"][sources[0]]["vocab_size"])
         lines += [_line(comparison, Path(out), row, speeds[row.contender] or 1.0) for row in rows]
     left = [line.seconds / max(1, line.runs + line.rates - line.finished) for line in lines]
     total = sum(line.seconds for line in lines)

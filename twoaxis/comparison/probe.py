@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from twoaxis.base.files import FileError, claim, read_json, remove_partial, write_json
 
@@ -152,7 +152,7 @@ def probe(
         command: how the probe was started, for the report.
     """
     say, config = say or (lambda _: None), config or ProbeConfig()
-    from twoaxis.model.load import need_transformers
+    from twoaxis.data.tokenizer import need_transformers
 
     need_transformers()
     from twoaxis.base.machine import physical_cores
@@ -222,12 +222,12 @@ def _check_rungs(source: Source, rungs: Sequence[Rung], context: int) -> dict[tu
 
 def _text(source: Source, tokenizer: Any, config: ProbeConfig) -> ProbeText:
     from twoaxis.comparison.probe_text import read_text
-    from twoaxis.model.load import ByteCodec, TokenizerCodec
+    from twoaxis.data.tokenizer import Bytes, Pretrained
 
-    settings: Any = source.config
+    size = cast(Any, source.config).vocab_size
     tokenizer = source.tokenizer() if tokenizer is None else tokenizer
-    codec = ByteCodec(settings.vocab_size) if tokenizer is None else TokenizerCodec(tokenizer, settings.vocab_size)
-    return read_text(config.data, codec, config.context, config.text_field)
+    known = Bytes(size) if tokenizer is None else Pretrained(tokenizer, source.name, size)
+    return read_text(config.data, known, config.context, config.text_field)
 
 
 class _Loader:

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from twoaxis.base.files import short_hash
-from twoaxis.data.sources import Skipped, read_source, source_name
+from twoaxis.data.sources import Skipped, read_sources, source_name
 
 if TYPE_CHECKING:
-    from twoaxis.model.load import Codec
+    from twoaxis.data.tokenizer import Tokenizer
 
 PART = 64
 """Characters per token of the context that are used of a document."""
@@ -100,12 +100,12 @@ class ProbeText(NamedTuple):
         }
 
 
-def read_text(sources: Sequence[str], codec: Codec, context: int, text_field: str = "text") -> ProbeText:
+def read_text(sources: Sequence[str], tokenizer: Tokenizer, context: int, text_field: str = "text") -> ProbeText:
     """Read, tokenise and divide text.
 
     Args:
         sources: stdlib, files, folders or hf:DATASET.
-        codec: the source's tokenizer, or bytes.
+        tokenizer: the source's, or bytes.
         context: tokens of a window.
         text_field: where records keep their text.
     """
@@ -118,18 +118,17 @@ def read_text(sources: Sequence[str], codec: Codec, context: int, text_field: st
         raise ValueError(f"{tasks[0]} is no text; a probe asks what a pretrained model gains on text")
     skipped: Skipped = Counter()
     texts = {}
-    for source in sources:
-        for document in read_source(source, text_field, skipped):
-            if document.text.strip():
-                texts.setdefault(_hash(document.text), document.text)
+    for document in read_sources(sources, text_field, skipped):
+        if document.text.strip():
+            texts.setdefault(_hash(document.text), document.text)
     if not texts:
         raise ValueError(f"{name} has no text")
     parts, note = _parts(texts, PART * context)
     encoded = []
     for key in sorted(parts)[:MOST]:
-        tokens = codec.encode(parts[key]).tokens
-        if len(tokens) >= context:
-            encoded.append(torch.tensor(tokens))
+        (document,) = tokenizer.encode([parts[key]], prompt=True)
+        if len(document.ids) >= context:
+            encoded.append(torch.from_numpy(document.ids))
     held_out, train = tuple(encoded[::2]), tuple(encoded[1::2])
     if not train or not held_out:
         characters = sum(map(len, texts.values()))

@@ -1,167 +1,49 @@
 """Documents, split and tokenised once, as arrays on the disk.
 
-    sources --survey--> (hash, side) of each document --train--> tokenizer --encode--> CACHE/<key>/
+    survey of the documents --train--> tokenizer --encode--> CACHE/<key>/
 
-    CACHE/<key>/train.bin, held_out.bin    tokens one after another, uint8, 16 or 32
-    CACHE/<key>/train.starts.npy, ...      where each document begins
-    CACHE/<key>/held_out.sizes.bin         bytes of UTF-8 that each held-out token stands for, uint32
-    CACHE/<key>/tokenizer/                 the tokenizer, if it was trained here
-    CACHE/<key>/corpus.json                written last: numbers, and the size and SHA-256 of each file
+    CACHE/<key>/train.bin, held_out.bin          tokens one after another, uint8, 16 or 32
+    CACHE/<key>/train.starts.bin, ...            where each document begins, int64
+    CACHE/<key>/held_out.sizes.bin               bytes of UTF-8 that each held-out token stands for, uint32
+    CACHE/<key>/tokenizer/                       the tokenizer, if it was trained here
+    CACHE/<key>/corpus.json                      written last: numbers, size and SHA-256 of each file, a hash of itself
+    CACHE/surveys/                               findings of surveys, for files that are as they were
 
 The key stands for every document's content, the tokenizer and the split. A folder is built beside its place and
-renamed; a second process that wants the same waits for the first. A folder whose files are not what they were is built
-again.
-
-A document's side depends on its own content alone, so adding documents moves no other, and a document that is there
-twice counts once: no held-out document can be in the training part. If no document falls on a side, the nearest one is
-taken. A single document is cut: its last part is held out, and one context of tokens before the cut is not trained on.
+renamed; a second process that wants the same waits for the first. A folder that is damaged is built again. Whether it
+is, is judged by corpus.json, the sizes of all files and the contents of all but the large arrays; those are hashed when
+a caller asks for it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from twoaxis.base.files import PARTIAL, atomic_folder, claim, read_json, short_hash, write_json
-from twoaxis.data import tokenizer as tokenizing
-from twoaxis.data.sources import Skipped, read_source
-from twoaxis.model.evaluate import Document
+from twoaxis.base.files import PARTIAL, atomic_folder, claim, file_sha256, short_hash, write_json
+from twoaxis.data.survey import Entry, Findings, Memory, read_again, read_sealed, sealed, survey
+from twoaxis.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, train_bpe
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-FORMAT = 1
+    from twoaxis.data.options import DataOptions
+
+FORMAT = 2
 """Of the folder."""
 BATCH = 2**20
 """Characters that are tokenised between two reports."""
+SMALL = 2**20
+"""Bytes of an array that is hashed whenever a corpus is opened, which takes a millisecond."""
 
 Watch = Callable[[str, int, int], None]
 """Called with what is done, how much of it and how much there is, in bytes of text."""
-
-
-class Entry(NamedTuple):
-    """A document of a survey: the hash of its text, its bytes and whether it is held out."""
-
-    hash: bytes
-    size: int
-    held_out: bool
-
-
-class Survey(NamedTuple):
-    """What the sources hold.
-
-    Attributes:
-        entries: the documents in order; of a single one, its head and its tail.
-        cut: characters of the head of a single document, or None.
-        duplicates: documents left out because the same text came before.
-        skipped: what the sources passed over.
-    """
-
-    entries: list[Entry]
-    cut: int | None
-    duplicates: int
-    skipped: Skipped
-
-    @property
-    def hash(self) -> str:
-        """Stands for every text and its side."""
-        hashed = hashlib.sha256()
-        for entry in self.entries:
-            hashed.update(entry.hash + bytes([entry.held_out]))
-        return hashed.hexdigest()
-
-
-def share(content: bytes) -> float:
-    """Where the hash of a document puts it between 0 and 1; those below `held_out` are held out."""
-    return int.from_bytes(hashlib.sha256(b"side" + content).digest()[:8], "big") / 2**64
-
-
-def sides(hashes: Sequence[bytes], held_out: float) -> list[bool]:
-    """Which documents are held out; at least one is and one is not.
-
-    Args:
-        hashes: of two or more different documents.
-        held_out: the part to hold out.
-    """
-    shares = [share(content) for content in hashes]
-    below = [value < held_out for value in shares]
-    if not any(below):
-        below[shares.index(min(shares))] = True
-    elif all(below):
-        below[shares.index(max(shares))] = False
-    return below
-
-
-def survey(data: Sequence[str], text_field: str, held_out: float) -> Survey:
-    """Read every document once, for its hash and its side.
-
-    Args:
-        data: the sources.
-        text_field: where records keep their text.
-        held_out: the part to hold out.
-    """
-    if not held_out > 0:
-        raise ValueError(f"held_out is {held_out}: nothing would be left to evaluate on; 0.05 is usual")
-    hashes: dict[bytes, int] = {}
-    duplicates, skipped, last = 0, Counter[str](), None
-    for document in _read(data, text_field, skipped):
-        content = document.text.encode()
-        hashed = hashlib.sha256(content).digest()
-        if hashed in hashes:
-            duplicates += 1
-        else:
-            hashes[hashed] = len(content)
-            last = document
-    if len(hashes) > 1:
-        held = sides(list(hashes), held_out)
-        entries = [Entry(h, size, side) for (h, size), side in zip(hashes.items(), held, strict=True)]
-        return Survey(entries, None, duplicates, skipped)
-    assert last is not None  # a source without documents is an error of its own
-    cut = find_cut(last.text, held_out)
-    if not 0 < cut < len(last.text):
-        raise ValueError(f"{last.name} has {len(last.text)} characters, too few to hold {held_out:.0%} of it out")
-    head, tail = last.text[:cut].encode(), last.text[cut:].encode()
-    entries = [Entry(hashlib.sha256(p).digest(), len(p), p is tail) for p in (head, tail)]
-    return Survey(entries, cut, duplicates, skipped)
-
-
-def find_cut(text: str, held_out: float) -> int:
-    """Where to cut a single document: at the line end that follows, if one does before half of the tail is lost."""
-    place = len(text) - max(1, round(len(text) * held_out))
-    line = text.find("\n", place, place + (len(text) - place) // 2)
-    return line + 1 if line >= 0 else place
-
-
-def _read(data: Sequence[str], text_field: str, skipped: Skipped) -> Iterator[Document]:
-    for spec in data:
-        yield from read_source(spec, text_field, skipped)
-
-
-def _again(data: Sequence[str], text_field: str, found: Survey) -> Iterator[tuple[str, Entry]]:
-    """The documents of a survey once more, which must not have changed."""
-    seen: set[bytes] = set()
-    entries = iter(found.entries)
-    for document in _read(data, text_field, Counter()):
-        hashed = hashlib.sha256(document.text.encode()).digest()
-        if hashed in seen:
-            continue
-        seen.add(hashed)
-        texts = [document.text] if found.cut is None else [document.text[: found.cut], document.text[found.cut :]]
-        for text in texts:
-            entry = next(entries, None)
-            if entry is None or hashlib.sha256(text.encode()).digest() != entry.hash:
-                raise ValueError(f"{document.name} changed while it was read; start again")
-            yield text, entry
-    if next(entries, None) is not None:
-        raise ValueError("documents vanished while they were read; start again")
 
 
 class Part:
@@ -174,19 +56,12 @@ class Part:
     """
 
     def __init__(self, folder: Path, name: str, dtype: str) -> None:
-        self.folder, self.name, self.dtype = folder, name, dtype
-        self._open()
+        self.source = folder, name, dtype
+        self.tokens: NDArray[Any] = np.memmap(folder / f"{name}.bin", dtype=dtype, mode="r")
+        self.starts: NDArray[np.int64] = np.fromfile(folder / f"{name}.starts.bin", dtype="<i8")
 
-    def _open(self) -> None:
-        self.tokens: NDArray[Any] = np.memmap(self.folder / f"{self.name}.bin", dtype=self.dtype, mode="r")
-        self.starts: NDArray[np.int64] = np.load(self.folder / f"{self.name}.starts.npy", allow_pickle=False)
-
-    def __getstate__(self) -> tuple[Path, str, str]:
-        return self.folder, self.name, self.dtype
-
-    def __setstate__(self, state: tuple[Path, str, str]) -> None:
-        self.folder, self.name, self.dtype = state
-        self._open()
+    def __reduce__(self) -> tuple[type[Part], tuple[Path, str, str]]:
+        return Part, self.source
 
 
 class Corpus(NamedTuple):
@@ -197,7 +72,7 @@ class Corpus(NamedTuple):
         held_out: tokens to evaluate on.
         sizes: bytes that each held-out token stands for.
         tokenizer: what made them.
-        cut: whether both parts are of one document.
+        findings: of the survey of its documents.
         facts: corpus.json.
         folder: where all of it is.
     """
@@ -205,8 +80,8 @@ class Corpus(NamedTuple):
     train: Part
     held_out: Part
     sizes: NDArray[Any]
-    tokenizer: tokenizing.Tokenizer
-    cut: bool
+    tokenizer: Tokenizer
+    findings: Findings
     facts: dict[str, Any]
     folder: Path
 
@@ -220,173 +95,168 @@ def cache_folder(given: str | None) -> Path:
     return root / "twoaxis" / "data"
 
 
-def open_corpus(
-    data: Sequence[str],
-    *,
-    tokenizer: str,
-    text_field: str,
-    held_out: float,
-    cache: str | None = None,
-    watch: Watch | None = None,
-) -> Corpus:
+def open_corpus(options: DataOptions, *, watch: Watch | None = None, check: bool = False) -> Corpus:
     """The tokenised corpus of some sources, from the cache or built into it.
 
     Args:
-        data: the sources.
-        tokenizer: bytes, bpe:SIZE, or the name of one.
-        text_field: where records keep their text.
-        held_out: part of the documents to hold out.
-        cache: where tokenised data is kept; see `cache_folder`.
+        options: data, text_field, held_out, tokenizer and cache count.
         watch: told of the progress of building.
+        check: read the documents and hash every file, instead of trusting times of change and sizes.
     """
-    loaded = tokenizing.load(tokenizer)
-    found = survey(data, text_field, held_out)
-    name = short_hash({"format": FORMAT, "text": found.hash, "tokenizer": tokenizing.key(tokenizer, loaded)})
-    root = cache_folder(cache)
-    folder = root / name
-    facts = _whole(folder)
-    if facts is None:
-        with claim(root / "locks" / name, wait=True):
-            facts = _whole(folder, say=True)  # another process may have built it meanwhile
-            if facts is None:
-                _sweep(root, name)
-                if folder.is_file():
-                    folder.unlink()
-                with atomic_folder(folder, replace=True) as made:
-                    _build(made, _Job(data, text_field, tokenizer, loaded, found, _silent if watch is None else watch))
-                facts = _whole(folder)
-    if facts is None:
-        raise ValueError(f"{folder} is not what was just written there; the disk may be failing")
-    if loaded is None:
-        loaded = tokenizing.Pretrained(tokenizing.load_pretrained(folder / "tokenizer"), tokenizer)
-    facts = facts | {"duplicates": found.duplicates, "skipped": dict(+found.skipped), "text_hash": found.hash}
+    if not options.held_out > 0:
+        raise ValueError(f"held_out is {options.held_out}: nothing would be left to evaluate on; 0.05 is usual")
+    trained = bpe_size(options.tokenizer) is not None
+    tokenizer = None if trained else load_tokenizer(options.tokenizer)
+    recipe = _recipe(options.tokenizer) if tokenizer is None else tokenizer.key
+    root = cache_folder(options.cache)
+
+    def place(findings: Findings) -> Path:
+        return root / short_hash({"format": FORMAT, "text": findings.text_hash, "tokenizer": recipe})
+
+    memory = Memory(root / "surveys", options)
+    findings = None if check else memory.recall()
+    facts = None if findings is None else _facts(place(findings))
+    if findings is None or facts is None:
+        entries, findings = survey(options)
+        memory.keep(findings)
+        facts = _facts(place(findings), check=check)
+        if facts is None:
+            builder = _Builder(options, tokenizer, entries, findings.cut, _silent if watch is None else watch)
+            facts = _build(place(findings), builder, check=check)
+    folder = place(findings)
+    if tokenizer is None:
+        tokenizer = load_tokenizer(folder / "tokenizer")
+        tokenizer.name = options.tokenizer
     sizes = np.memmap(folder / "held_out.sizes.bin", dtype="<u4", mode="r")
     train, held = (Part(folder, part, facts["dtype"]) for part in ("train", "held_out"))
-    return Corpus(train, held, sizes, loaded, found.cut is not None, facts, folder)
+    return Corpus(train, held, sizes, tokenizer, findings, facts, folder)
 
 
-class _Job(NamedTuple):
-    """What is needed to build."""
+def _recipe(spec: str) -> str:
+    """Stands for a tokenizer that is to be trained, apart from the documents it learns from."""
+    import tokenizers
 
-    data: Sequence[str]
-    text_field: str
-    spec: str
-    loaded: tokenizing.Tokenizer | None
-    found: Survey
-    watch: Watch
+    return f"{spec} tokenizers {tokenizers.__version__}"
 
 
 def _silent(what: str, done: int, total: int) -> None:
     pass
 
 
-def _whole(folder: Path, *, say: bool = False) -> dict[str, Any] | None:
-    """The facts of a finished folder, or None if it is missing or its files are not what they were.
+def _facts(folder: Path, *, check: bool = False, say: bool = False) -> dict[str, Any] | None:
+    """The facts of a finished folder, or None if it is missing or damaged.
 
     Args:
         folder: the folder.
+        check: hash large arrays too.
         say: on stderr what is wrong with it.
     """
-    wrong = f"{folder} cannot be read"
-    try:
-        facts = read_json(folder / "corpus.json")
-        for name, (size, hashed) in facts["files"].items():
-            path = folder / name
-            if path.stat().st_size != size or _hash(path) != hashed:
-                wrong = f"{path} is not what was written there"
-                break
-        else:
-            return facts
-    except (ValueError, TypeError, KeyError, AttributeError, OSError):
-        pass  # whatever the reason, it can be built again
-    if say and folder.exists():
+    facts = read_sealed(folder / "corpus.json")
+    wrong = f"{folder / 'corpus.json'} is damaged"
+    if facts is not None and facts["name"] == folder.name:
+        damaged = (name for name, known in facts["files"].items() if not _same(folder / name, known, check=check))
+        wrong = next((f"{folder / name} is damaged" for name in damaged), "")
+    if wrong and say and folder.exists():
         print(f"twoaxis: {wrong}; the data is tokenised again", file=sys.stderr)
-    return None
+    return None if wrong else facts
 
 
-def _sweep(root: Path, name: str) -> None:
-    """Remove what a killed builder of this very corpus left; others may be building theirs."""
-    for left in root.glob(f".{name}{PARTIAL}*"):
-        shutil.rmtree(left, ignore_errors=True)
+def _same(path: Path, known: tuple[int, str], *, check: bool) -> bool:
+    """Whether a file has the size and the hash that are known of it."""
+    size, hashed = known
+    try:
+        if path.stat().st_size != size:
+            return False
+        large = path.suffix == ".bin" and size > SMALL
+        return (large and not check) or file_sha256(path) == hashed
+    except (ValueError, OSError):
+        return False
 
 
-def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _build(folder: Path, builder: _Builder, *, check: bool) -> dict[str, Any]:
+    """Build a corpus in the place of what may be left of it, unless another process does; returns its facts."""
+    with claim(folder.parent / "locks" / folder.name, wait=True):
+        facts = _facts(folder, check=check, say=True)
+        if facts is not None:
+            return facts
+        for left in folder.parent.glob(f".{folder.name}{PARTIAL}*"):
+            shutil.rmtree(left, ignore_errors=True)  # of a builder that was killed; others may be building theirs
+        if folder.is_file():
+            folder.unlink()
+        with atomic_folder(folder, replace=True) as partial:
+            facts = builder.build(partial) | {"name": folder.name}
+            files = sorted(path for path in partial.rglob("*") if path.is_file())
+            names = {path: path.relative_to(partial).as_posix() for path in files}
+            facts["files"] = {names[path]: [path.stat().st_size, file_sha256(path)] for path in files}
+            write_json(partial / "corpus.json", sealed(facts))
+        facts = _facts(folder, check=check)
+    if facts is None:
+        raise ValueError(f"{folder} is not what was just written there; the disk may be failing")
+    return facts
 
 
-def _build(folder: Path, job: _Job) -> None:
-    """Fill the folder of a corpus."""
-    entries = job.found.entries
-    if job.loaded is None:
-        size = tokenizing.check_spelling(job.spec)
-        assert size is not None
-        tokenizer: tokenizing.Tokenizer = tokenizing.train_bpe(_training_texts(job), size)
-        tokenizer.save(folder / "tokenizer")
-    else:
-        tokenizer = job.loaded
-    dtype = next(name for name in ("<u1", "<u2", "<u4") if tokenizer.vocabulary <= 256 ** int(name[-1]))
-    counts = _encode(folder, job, tokenizer, dtype)
-    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    parts = {
-        part: {
-            "documents": sum(entry.held_out is held for entry in entries),
-            "bytes": sum(entry.size for entry in entries if entry.held_out is held),
-            "tokens": counts[part],
+class _Builder(NamedTuple):
+    """What is needed to build a corpus."""
+
+    options: DataOptions
+    tokenizer: Tokenizer | None
+    entries: list[Entry]
+    cut: int | None
+    watch: Watch
+
+    def build(self, folder: Path) -> dict[str, Any]:
+        """Fill the folder of a corpus; returns numbers of it."""
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            size = bpe_size(self.options.tokenizer)
+            assert size is not None
+            tokenizer = train_bpe(self._training_texts(), size)
+            tokenizer.save(folder / "tokenizer")
+        dtype = next(name for name in ("<u1", "<u2", "<u4") if tokenizer.vocab_size <= 256 ** int(name[-1]))
+        counts = self._encode(folder, tokenizer, dtype)
+        parts = {
+            part: {
+                "documents": sum(entry.held_out is held for entry in self.entries),
+                "bytes": sum(entry.size for entry in self.entries if entry.held_out is held),
+                "tokens": counts[part],
+            }
+            for part, held in (("train", False), ("held_out", True))
         }
-        for part, held in (("train", False), ("held_out", True))
-    }
-    facts = {
-        "format": FORMAT,
-        "dtype": dtype,
-        "vocabulary": tokenizer.vocabulary,
-        **parts,
-        "files": {name: [(folder / name).stat().st_size, _hash(folder / name)] for name in files},
-    }
-    write_json(folder / "corpus.json", facts)
+        return {"format": FORMAT, "dtype": dtype, "vocab_size": tokenizer.vocab_size, **parts}
 
+    def _training_texts(self) -> Iterator[str]:
+        total = sum(entry.size for entry in self.entries if not entry.held_out)
+        done = 0
+        for text, entry in read_again(self.options, self.entries, self.cut):
+            if not entry.held_out:
+                yield text
+                done += entry.size
+                self.watch("tokenizer", done, total)
 
-def _training_texts(job: _Job) -> Iterator[str]:
-    total = sum(entry.size for entry in job.found.entries if not entry.held_out)
-    done = 0
-    for text, entry in _again(job.data, job.text_field, job.found):
-        if not entry.held_out:
-            yield text
-            done += entry.size
-            job.watch("tokenizer", done, total)
-
-
-def _encode(folder: Path, job: _Job, tokenizer: tokenizing.Tokenizer, dtype: str) -> dict[str, int]:
-    """Write the tokens of both parts; returns how many."""
-    counts, starts = {"train": 0, "held_out": 0}, {"train": [0], "held_out": [0]}
-    total, done = sum(entry.size for entry in job.found.entries), 0
-    with (
-        open(folder / "train.bin", "wb") as train,
-        open(folder / "held_out.bin", "wb") as held,
-        open(folder / "held_out.sizes.bin", "wb") as sizes,
-    ):
-        files: dict[str, BinaryIO] = {"train": train, "held_out": held}
-        for texts, entries in _batches(_again(job.data, job.text_field, job.found)):
-            part = "held_out" if entries[0].held_out else "train"
-            for tokens in tokenizer.encode(texts, sizes=part == "held_out"):
-                _check(tokens.ids, tokenizer)
-                files[part].write(tokens.ids.astype(dtype).tobytes())
-                if tokens.sizes is not None:
-                    sizes.write(tokens.sizes.astype("<u4").tobytes())
-                counts[part] += len(tokens.ids)
-                starts[part].append(counts[part])
-            done += sum(entry.size for entry in entries)
-            job.watch("tokenise", done, total)
-    for part, places in starts.items():
-        np.save(folder / f"{part}.starts.npy", np.array(places[:-1], dtype=np.int64), allow_pickle=False)
-        if not counts[part]:
-            raise ValueError(f"the {part.replace('_', '-')} documents have no tokens with {tokenizer.name}")
-    return counts
-
-
-def _check(ids: NDArray[np.int64], tokenizer: tokenizing.Tokenizer) -> None:
-    if len(ids) and ids.max() >= tokenizer.vocabulary:
-        raise ValueError(f"{tokenizer.name} gives token {ids.max()}, beyond its vocabulary of {tokenizer.vocabulary}")
+    def _encode(self, folder: Path, tokenizer: Tokenizer, dtype: str) -> dict[str, int]:
+        """Write the tokens of both parts; returns how many."""
+        counts, starts = {"train": 0, "held_out": 0}, {"train": [0], "held_out": [0]}
+        total, done = sum(entry.size for entry in self.entries), 0
+        with (
+            open(folder / "train.bin", "wb") as train,
+            open(folder / "held_out.bin", "wb") as held,
+            open(folder / "held_out.sizes.bin", "wb") as sizes,
+        ):
+            files: dict[str, BinaryIO] = {"train": train, "held_out": held}
+            for texts, entries in _batches(read_again(self.options, self.entries, self.cut)):
+                part = "held_out" if entries[0].held_out else "train"
+                for tokens in tokenizer.encode(texts, sizes=part == "held_out"):
+                    files[part].write(tokens.ids.astype(dtype).tobytes())
+                    sizes.write(tokens.sizes.astype("<u4").tobytes())  # nothing for the training part
+                    counts[part] += len(tokens.ids)
+                    starts[part].append(counts[part])
+                done += sum(entry.size for entry in entries)
+                self.watch("tokenise", done, total)
+        for part, places in starts.items():
+            np.array(places[:-1], dtype="<i8").tofile(folder / f"{part}.starts.bin")
+            if not counts[part]:
+                raise ValueError(f"the {part.replace('_', '-')} documents have no tokens with {tokenizer.name}")
+        return counts
 
 
 def _batches(documents: Iterator[tuple[str, Entry]]) -> Iterator[tuple[list[str], list[Entry]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from twoaxis.base.options import Fraction, Options, at_least
+from twoaxis.base.options import Count, Fraction, Options, at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,10 @@ class DataOptions(Options):
     """Part of the documents kept for evaluation."""
     isolate: bool = False
     """Keep packed documents from seeing each other."""
+    eval_examples: Count = 64
+    """Held-out examples of an evaluation, the same for every run."""
+    cache: str | None = None
+    """Folder of tokenised data; None is the user's cache folder."""
 
     def validate(self) -> None:
         """At least one source."""

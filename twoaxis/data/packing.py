@@ -6,13 +6,14 @@
 
 Example i of a seed is row `order[i % rows]` of epoch `i // rows`. Offset and order of an epoch come from (seed, epoch)
 by hashing counters, so that any example can be had at once, in any process, with any version of any library. Within an
-epoch no token comes twice. With `isolate`, positions begin anew with each document, and its first token is not
-predicted.
+epoch no token comes twice. Held-out rows stand side by side from the first token on, each once, spread over the
+documents. With `isolate`, positions begin anew with each document, and its first token is not predicted.
 """
 
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from twoaxis.data.corpus import Part
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from twoaxis.data.corpus import Part
 
 IGNORED = -100
 """The label of a token that is not predicted."""
@@ -48,101 +49,79 @@ def count_rows(tokens: int, context: int) -> int:
     return max((tokens - context + 1) // context, min(1, tokens // context))
 
 
-class Order:
-    """Where in the tokens example i of a seed begins.
+@lru_cache(maxsize=4)
+def epoch_starts(tokens: int, context: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Where the examples of an epoch begin, in their order.
 
     Args:
         tokens: how many there are.
-        context: tokens of a row.
+        context: tokens of an example.
         seed: of the order.
+        epoch: counted from 0.
     """
-
-    def __init__(self, tokens: int, context: int, seed: int) -> None:
-        self.tokens, self.context, self.seed = tokens, context, seed
-        self.rows = count_rows(tokens, context)
-        self._epoch = -1
-        self._starts: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-
-    def start(self, example: int) -> int:
-        """The place of the first token of an example."""
-        epoch, place = divmod(example, self.rows)
-        if epoch != self._epoch:
-            self._starts, self._epoch = self.epoch(epoch), epoch
-        return int(self._starts[place])
-
-    def epoch(self, epoch: int) -> NDArray[np.int64]:
-        """The places of all examples of an epoch."""
-        words = random_words(self.seed, epoch, self.rows + 1)
-        spare = min(self.tokens - self.rows * self.context, self.context - 1)
-        offset = int(words[-1]) % (spare + 1)
-        return offset + np.argsort(words[:-1], kind="stable").astype(np.int64) * self.context
-
-    def __getstate__(self) -> tuple[int, int, int]:
-        return self.tokens, self.context, self.seed
-
-    def __setstate__(self, state: tuple[int, int, int]) -> None:
-        self.__init__(*state)
+    rows = count_rows(tokens, context)
+    words = random_words(seed, epoch, rows + 1)
+    spare = min(tokens - rows * context, context - 1)
+    offset = int(words[-1]) % (spare + 1)
+    return offset + np.argsort(words[:-1], kind="stable").astype(np.int64) * context
 
 
-class Fixed:
-    """The same for held-out rows: side by side from the first token on, each once, spread over the documents.
-
-    Args:
-        tokens: how many there are.
-        context: tokens of a row.
-    """
-
-    def __init__(self, tokens: int, context: int) -> None:
-        self.rows = tokens // context
-        self._starts = np.argsort(random_words(0, 0, self.rows), kind="stable").astype(np.int64) * context
-
-    def start(self, example: int) -> int:
-        """The place of the first token of a row."""
-        return int(self._starts[example])
+@lru_cache(maxsize=4)
+def held_out_starts(tokens: int, context: int) -> NDArray[np.int64]:
+    """Where held-out rows begin, in their order."""
+    return np.argsort(random_words(0, 0, tokens // context), kind="stable").astype(np.int64) * context
 
 
 class Rows(Dataset[dict[str, Tensor]]):
-    """The first examples of an order.
+    """Examples out of the tokens of one side.
 
     Args:
         part: the tokens.
-        order: where examples begin.
+        tokens: how many of them are used, from the first on.
         count: how many examples there are.
         context: tokens of each.
+        seed: of their order; None for held-out rows.
         isolate: keep documents apart.
     """
 
-    def __init__(self, part: Part, order: Order | Fixed, count: int, context: int, *, isolate: bool) -> None:
-        self.part, self.order, self.count = part, order, count
-        self.context, self.isolate = context, isolate
+    def __init__(self, part: Part, tokens: int, count: int, context: int, *, seed: int | None, isolate: bool) -> None:
+        self.part, self.tokens, self.count = part, tokens, count
+        self.context, self.seed, self.isolate = context, seed, isolate
 
     def __len__(self) -> int:
         return self.count
 
+    def start(self, example: int) -> int:
+        """The place of the first token of an example."""
+        if not 0 <= example < self.count:
+            raise IndexError(f"example {example} of {self.count}")
+        if self.seed is None:
+            return int(held_out_starts(self.tokens, self.context)[example])
+        epoch, row = divmod(example, count_rows(self.tokens, self.context))
+        return int(epoch_starts(self.tokens, self.context, self.seed, epoch)[row])
+
     def __getitem__(self, example: int) -> dict[str, Tensor]:
-        start = self._start(example)
+        start = self.start(example)
         row = torch.from_numpy(self.part.tokens[start : start + self.context].astype(np.int64))
         if not self.isolate:
             return {"input_ids": row, "labels": row.clone()}
-        positions, begins = self._positions(start)
+        begins = self._begins(start)
+        positions = np.arange(self.context)
+        first = np.zeros_like(positions)
+        first[begins] = begins
         labels = row.clone()
         labels[begins] = IGNORED
-        return {"input_ids": row, "labels": labels, "position_ids": positions}
+        return {
+            "input_ids": row,
+            "labels": labels,
+            "position_ids": torch.from_numpy(positions - np.maximum.accumulate(first)),
+        }
 
-    def _start(self, example: int) -> int:
-        if not 0 <= example < self.count:
-            raise IndexError(f"example {example} of {self.count}")
-        return self.order.start(example)
-
-    def _positions(self, start: int) -> tuple[Tensor, Tensor]:
-        """Positions that count from each document's first token, or the row's, and where documents begin in the row."""
+    def _begins(self, start: int) -> NDArray[np.int64]:
+        """Where documents begin in a row."""
         starts = self.part.starts
         first, last = np.searchsorted(starts, (start, start + self.context))
-        begins = starts[first:last] - start
-        positions = np.arange(self.context)
-        anew = np.zeros(self.context, dtype=np.int64)
-        anew[begins] = begins
-        return torch.from_numpy(positions - np.maximum.accumulate(anew)), torch.from_numpy(begins)
+        return starts[first:last] - start
 
     def predicted(self, sizes: NDArray[Any]) -> tuple[int, int]:
         """How many tokens of these rows are predicted, and how many bytes they stand for.
@@ -151,12 +130,11 @@ class Rows(Dataset[dict[str, Tensor]]):
             sizes: bytes of each token of the part.
         """
         tokens = size = 0
-        for example in range(self.count):
-            start = self._start(example)
+        for start in map(self.start, range(self.count)):
             counted = np.ones(self.context, dtype=bool)
             counted[0] = False
             if self.isolate:
-                counted[self._positions(start)[1].numpy()] = False
+                counted[self._begins(start)] = False
             tokens += int(counted.sum())
             size += int(sizes[start : start + self.context][counted].sum(dtype=np.int64))
         return tokens, size

@@ -24,11 +24,11 @@ from torch import Tensor
 
 import twoaxis
 from twoaxis.base.method import NamedRange, Quantity
+from twoaxis.data.tokenizer import Encoded, Tokenizer
 from twoaxis.depth.site import OUT, Site
 from twoaxis.inspection.files import KIND
 from twoaxis.inspection.measure import shares
 from twoaxis.inspection.trace import Inner, Look, Trace, find_stream, trace
-from twoaxis.model.load import Codec, Encoded
 
 if TYPE_CHECKING:
     from twoaxis.model.hf_model import TwoAxisForCausalLM
@@ -38,25 +38,25 @@ BUDGET = 1_000_000
 
 
 @torch.inference_mode()
-def inspect_prompt(model: TwoAxisForCausalLM, codec: Codec, prompt: str, *, name: str = "") -> dict[str, Any]:
+def inspect_prompt(model: TwoAxisForCausalLM, tokenizer: Tokenizer, prompt: str, *, name: str = "") -> dict[str, Any]:
     """Run a prompt through a model and describe what happened.
 
     Args:
         model: from `load_model`.
-        codec: from `load_codec`.
+        tokenizer: the model's, from `load_tokenizer`.
         prompt: the text; not empty, and not longer than the model is made for.
         name: what to call the model.
     """
     check_prompt(prompt)
-    encoded = codec.encode(prompt)
+    (encoded,) = tokenizer.encode([prompt], sizes=True, prompt=True)
     limit = model.config.max_position_embeddings
-    if len(encoded.tokens) > limit:
-        raise ValueError(f"the prompt has {len(encoded.tokens):,} tokens, the model is made for {limit:,}: shorten it")
+    if len(encoded.ids) > limit:
+        raise ValueError(f"the prompt has {len(encoded.ids):,} tokens, the model is made for {limit:,}: shorten it")
     was_training = model.training
     model.eval()
     try:
         with trace(model) as found:
-            model.model(torch.tensor([encoded.tokens], device=model.device), use_cache=False)
+            model.model(torch.from_numpy(encoded.ids)[None].to(model.device), use_cache=False)
     finally:
         model.train(was_training)
     return {
@@ -65,7 +65,7 @@ def inspect_prompt(model: TwoAxisForCausalLM, codec: Codec, prompt: str, *, name
         "torch": torch.__version__,
         "model": name,
         **_facts(model),
-        "tokenizer": codec.name,
+        "tokenizer": tokenizer.name,
         "prompt": prompt,
         "tokens": pieces(encoded, prompt),
         **describe(found),
@@ -97,7 +97,7 @@ def _facts(model: TwoAxisForCausalLM) -> dict[str, Any]:
 def pieces(encoded: Encoded, text: str) -> list[dict[str, Any]]:
     """The tokens with the text each stands for; bytes that are no whole character are written as \\xNN."""
     found, done, raw = [], 0, text.encode()
-    for token, size in zip(encoded.tokens, encoded.sizes, strict=True):
+    for token, size in zip(encoded.ids.tolist(), encoded.sizes.tolist(), strict=True):
         found.append({"id": token, "text": raw[done : done + size].decode(errors="backslashreplace")})
         done += size
     return found

@@ -86,7 +86,7 @@ def retrofit(
     wanted = _dtype(dtype)
     if out is not None:
         _check_out(Path(out))
-    from twoaxis.model.load import need_transformers
+    from twoaxis.data.tokenizer import need_transformers
 
     need_transformers()
     from twoaxis.pretrained.families import check_config

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.files import file_sha256
-from twoaxis.model.load import TOKENIZER_FILES
+from twoaxis.data.tokenizer import has_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,7 @@ class Source:
         """Its tokenizer, if it has one."""
         if self.folder is None:
             return None
-        if self.gguf is None and not any((self.folder / name).is_file() for name in TOKENIZER_FILES):
+        if self.gguf is None and not has_tokenizer(self.folder):
             return None
         from transformers import AutoTokenizer
 

@@ -44,10 +44,11 @@ def resolve(config: TrainConfig) -> TrainConfig:
 
 def _own_tokenizer(config: TrainConfig, source: str) -> str:
     """A saved model's tokenizer in place of one that would be trained anew, whose tokens it does not know."""
-    from twoaxis.model.load import TOKENIZER_FILES, check_folder
+    from twoaxis.data.tokenizer import has_tokenizer
+    from twoaxis.model.load import check_folder
 
     check_folder(source)
-    if not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
+    if not has_tokenizer(source):
         raise ValueError(f"{source} has no tokenizer; name the one its model was trained with, such as bytes")
     if config.tokenizer != TrainConfig.tokenizer:
         raise ValueError(

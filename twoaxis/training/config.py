@@ -80,8 +80,6 @@ class OptimiserOptions(Options):
     """Compute the activations of every n-th block again in the backward pass; 0 keeps all."""
     eval_every: Count | None = None
     """Steps between evaluations; None is a tenth of the run. The last step is always evaluated."""
-    eval_examples: Count = 64
-    """Held-out examples of an evaluation, the same for every run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,14 +104,12 @@ class RunningOptions(Options):
     """CPU threads; None is torch's choice."""
     device: str | None = None
     """Such as cpu or cuda:1; None is a GPU if there is one."""
-    cache: str | None = None
-    """Folder of tokenised data; None is the user's cache folder."""
 
 
 SECTIONS = {"model": ModelOptions, "data": DataOptions, "optimisation": OptimiserOptions, "running": RunningOptions}
 """The fields of a run by what they are about, in the order of the help."""
 
-RUNNING = tuple(each.name for each in dataclasses.fields(RunningOptions))
+RUNNING = (*(each.name for each in dataclasses.fields(RunningOptions)), "cache")
 """Fields that do not change the weights."""
 
 

@@ -129,7 +129,7 @@ def _prepare(config: TrainConfig, folder: Path, data: Data, watch: Any, device: 
     from twoaxis.training.trainer import Job
 
     found = saving.newest(folder / CHECKPOINTS, warn)
-    model = make_model(config, data.vocabulary, data.end)
+    model = make_model(config, data.vocab_size, data.end)
     groups = learn(config, model)
     flops = flops_per_token(config, model.config)
     account = Account(steps=config.total_steps, tokens_per_step=config.tokens_per_step, flops_per_token=flops)
