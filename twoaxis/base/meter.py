@@ -200,7 +200,8 @@ class Meter(TorchDispatchMode):
         self._count = 0
         self._part: Hashable = None
         self._inside = -1  # number of the autograd node during which the part was assigned
-        self._begins, self._parts = [-1], [self._part]  # node numbers at which parts begin
+        self._begins: list[int] = [-1]  # node numbers at which parts begin ...
+        self._parts: list[Hashable] = [None]  # ... and the parts
 
     @property
     def part(self) -> Hashable:
@@ -214,7 +215,7 @@ class Meter(TorchDispatchMode):
     @part.setter
     def part(self, part: Hashable) -> None:
         self._part = part
-        self._begins.append(torch.autograd._get_sequence_nr())
+        self._begins.append(torch.autograd._get_sequence_nr())  # pyright: ignore[reportPrivateImportUsage]
         self._parts.append(part)
         # A checkpointed block runs forward again inside a node of the backward pass: its parts hold in that node.
         node = torch._C._current_autograd_node()
