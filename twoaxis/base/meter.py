@@ -62,7 +62,7 @@ class Region(NamedTuple):
 
     Attributes:
         allocation: a number that no other allocation under this meter gets.
-        view: offset, shape and strides.
+        view: offset, shape and strides, 0 where the size is 1.
         bytes: of its distinct elements; an expanded tensor has fewer than it shows.
         whole: bytes of the allocation.
     """
@@ -101,13 +101,15 @@ class Signature(NamedTuple):
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
 
-    def arguments(self, make: Callable[[Layout], Tensor]) -> tuple[list[Any], dict[str, Any]]:
-        """Arguments for `func`, with a new tensor wherever there was one."""
+    def arguments(self, make: Callable[[Layout], Tensor], device: str) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments for `func` on a device, with a new tensor wherever there was one."""
 
         def again(leaf: Any) -> Any:
             if isinstance(leaf, Layout):
                 return make(leaf)
-            return leaf.value if isinstance(leaf, Plain) else [again(inner) for inner in leaf]
+            if isinstance(leaf, Plain):
+                return torch.device(device) if leaf.type is torch.device else leaf.value
+            return [again(inner) for inner in leaf]
 
         return [again(leaf) for leaf in self.args], {name: again(leaf) for name, leaf in self.kwargs}
 
@@ -315,7 +317,10 @@ class Meter(TorchDispatchMode):
 
     def _region(self, tensor: Tensor) -> Region:
         storage = tensor.untyped_storage()
-        view = (tensor.storage_offset(), tensor.shape, tensor.stride())
+        shape, strides = tensor.shape, tensor.stride()
+        if 1 in shape:  # the stride of a single element means nothing, and meta tensors have others there
+            strides = tuple(0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True))
+        view = (tensor.storage_offset(), shape, strides)
         return Region(self._alive[storage._cdata].number, view, extent(tensor), storage.nbytes())
 
     def _regions(

@@ -72,7 +72,7 @@ class Noted(NamedTuple):
 
 def note(signature: Signature, calls: dict[str, dict[Any, Noted]]) -> None:
     """Add a call to those noted, by kind and size, unless there is one of its size."""
-    args, kwargs = signature.arguments(empty)
+    args, kwargs = signature.arguments(empty, "meta")
     with torch.no_grad(), Recorder() as recorder:
         signature.func(*args, **kwargs)
     for op in recorder.take().ops:
@@ -201,7 +201,7 @@ def replay(call: Noted) -> float:
     """Seconds of one call, over several sets of its tensors in turn."""
     copies = max(1, min(16, WARM // max(call.op.bytes, 1)))
     kept = max(copies, min(64, COLD // max(call.op.bytes, 1)))
-    tensors = [call.signature.arguments(filled) for _ in range(copies)]
+    tensors = [call.signature.arguments(filled, "cpu") for _ in range(copies)]
     results: list[Any] = []
 
     def once() -> None:
