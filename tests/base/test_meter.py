@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -18,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from twoaxis.base import meter as meter_module
 from twoaxis.base.meter import ATTENTION, Allocate, Call, Event, Free, Meter, empty, extent, storage_bytes, tensors_in
+from twoaxis.base.timer import no_collection
 from twoaxis.kernels.dispatch import target
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
@@ -36,12 +36,9 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def no_collection() -> Iterator[None]:
-    """Garbage is collected before: inside, its timing would change the numbers."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+def quiet() -> Iterator[None]:
+    with no_collection():
+        yield
 
 
 def recomputed_loss(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -229,7 +226,7 @@ def sizes(call: Call) -> tuple[list[int], list[int], list[int]]:
 def test_regions_by_hand() -> None:
     x, table, index = torch.ones(10, 4), torch.ones(100, 8), torch.zeros(3, dtype=torch.long)
     with Meter() as meter:
-        x * x
+        torch.mul(x, x)
         assert sizes(only(meter)) == ([160], [160], [])  # the same region is read once
         x[:5].add_(x[5:])
         assert sizes(only(meter)) == ([80, 80], [], [80])
@@ -238,7 +235,7 @@ def test_regions_by_hand() -> None:
         assert sizes(only(meter)) == ([160], [], [160])  # what `out` held is not read
         x.copy_(x2)
         assert sizes(only(meter)) == ([160], [], [160])
-        x + x[:1].expand(10, 4)
+        torch.add(x, x[:1].expand(10, 4))
         assert sizes(only(meter)) == ([160, 16], [160], [])  # an expanded tensor is read as small as it is
         F.embedding(index, table)
         assert sorted(sizes(only(meter))[0]) == [24, 96]  # three rows of the table
@@ -253,7 +250,7 @@ def test_regions_by_hand() -> None:
 
 def test_products_know_their_sides() -> None:
     with Meter() as meter:
-        torch.ones(3, 5, 7) @ torch.ones(3, 7, 2)
+        torch.matmul(torch.ones(3, 5, 7), torch.ones(3, 7, 2))
     call = [event for event in meter.take() if isinstance(event, Call)][-1]
     assert (call.op, call.dims, call.products, call.elementwise) == ("bmm", (3, 5, 7, 2), 2 * 3 * 5 * 7 * 2, 0)
     assert call.bytes == 4 * 3 * (35 + 14 + 10)

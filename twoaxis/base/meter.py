@@ -392,7 +392,7 @@ def _about(func: Any) -> _About:
     )
 
 
-_MEMO: dict[Hashable, tuple[Layout | None, ...] | None] = {}
+_MEMO: dict[tuple[Signature, torch.dtype], tuple[Layout | None, ...] | None] = {}
 """Layouts of what calls on meta tensors return; None where the first argument comes back changed in place."""
 
 

@@ -12,17 +12,18 @@ contender, and medians pass over it.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 Run = Callable[[], Any]
 
 
 class Rounds(NamedTuple):
-    """One number of every round, in order: seconds, or ratios of seconds.
+    """One number of every round, in order: seconds, ratios of seconds, or a rate.
 
     Attributes:
         values: of the rounds.
@@ -46,6 +47,19 @@ class Rounds(NamedTuple):
     def over(self, base: Rounds) -> Rounds:
         """Ratios to another contender, round by round: a slow moment hits both."""
         return Rounds(tuple(mine / its for mine, its in zip(self.values, base.values, strict=True)))
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Garbage is collected before and not inside, where its timing would change what is measured."""
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def seconds(run: Run, device: Any = "cpu") -> float:
@@ -92,19 +106,13 @@ def take_turns(
         raise ValueError(f"at least one function must be timed for one round, got {len(runs)} and rounds={rounds}")
     names = list(runs)
     times: dict[str, list[float]] = {name: [] for name in names}
-    collects = gc.isenabled()
     for number in range(-warmup, rounds):
         first = max(number, 0) % len(names)
-        gc.collect()
-        gc.disable()  # no collection while the clock runs
-        try:
+        with no_collection():
             for name in names[first:] + names[:first]:
                 took = seconds(runs[name], device)
                 if number >= 0:
                     times[name].append(took)
-        finally:
-            if collects:
-                gc.enable()
         if report is not None and number >= 0:
             report(number + 1)
     return {name: Rounds(tuple(values)) for name, values in times.items()}

@@ -304,7 +304,7 @@ def measure_models(rounds: int, say: Callable[[str], None]) -> list[dict[str, An
         memory = {name: peak_memory(make(), 1, given["tokens"]).activations for name, make in makers.items()}
         row: dict[str, Any] = {"grows": grows, "size": size, **given}
         for name in ("sequence", "depth"):
-            row[name] = {"time": rates["plain"].rate / rates[name].rate, "memory": memory[name] / memory["plain"]}
+            row[name] = {"time": rates["plain"].median / rates[name].median, "memory": memory[name] / memory["plain"]}
         rows.append(row)
         say(f"training steps, {grows} {size}")
     return rows

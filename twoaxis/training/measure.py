@@ -1,7 +1,7 @@
 """What a training step takes on this machine: peak memory and tokens per second.
 
 Everything here is measured on real steps (forward, backward, optimiser) and nothing is estimated. The model is left as
-it was found: weights, gradients, training mode and random state.
+it was: weights, gradients, training mode and random state.
 
     memory          before the step     end of the forward pass     end of the backward pass
     parameters      ████                ████                        ████
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from twoaxis.base.meter import Meter, storage_bytes
-from twoaxis.base.timer import take_turns
+from twoaxis.base.timer import Rounds, no_collection, take_turns
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 """The loss of a model on tokens (B, context + 1)."""
@@ -50,7 +49,7 @@ class Memory(NamedTuple):
         optimizer: its state between steps.
         activations: what the forward pass leaves for the backward pass, logits and loss included.
         peak: the most that is alive at any moment. Less than the sum of the others where gradients appear while
-            activations go; more where an operation needs room for the moment.
+            activations go; more where an operation needs bytes for the moment.
     """
 
     parameters: int
@@ -58,18 +57,6 @@ class Memory(NamedTuple):
     optimizer: int
     activations: int
     peak: int
-
-
-class Throughput(NamedTuple):
-    """Speed of training.
-
-    Attributes:
-        rate: tokens per second, the median of the rounds.
-        rounds: tokens per second of each round, in order.
-    """
-
-    rate: float
-    rounds: tuple[float, ...]
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -113,7 +100,7 @@ def peak_memory(
     device, passes = _device(model), _passes(model, batch, context, accumulate)
     if getattr(model, "_orig_mod", None) is not None or model._compiled_call_impl is not None:
         raise ValueError("peak memory is measured on the model before torch.compile; give that one")
-    with _unchanged(model), _no_collection(), contextlib.ExitStack() as stack:
+    with _unchanged(model), no_collection(), contextlib.ExitStack() as stack:
         meter = _Allocator(device) if device.type == "cuda" else stack.enter_context(Meter(record=False))
         weights = [*model.parameters(), *model.buffers()]
         meter.watch(weights)
@@ -141,7 +128,7 @@ def throughputs(
     loss: Loss = next_token_loss,
     optimizer: MakeOptimizer = adamw,
     report: Callable[[int], None] | None = None,
-) -> dict[str, Throughput]:
+) -> dict[str, Rounds]:
     """Tokens per second of several models, measured in turns so that their ratios come from one run.
 
     The seconds are those of `twoaxis.base.timer`: CPU time on the CPU in one thread, the wall clock elsewhere. All
@@ -175,10 +162,7 @@ def throughputs(
             raise ValueError(f"models are timed on one device, these are on {', '.join(sorted(map(str, devices)))}")
         times = take_turns(runs, rounds, device=devices.pop(), report=report)
     tokens = batch * context * steps
-    return {
-        name: Throughput(tokens / its.median, tuple(tokens / seconds for seconds in its.values))
-        for name, its in times.items()
-    }
+    return {name: Rounds(tuple(tokens / seconds for seconds in its.values)) for name, its in times.items()}
 
 
 def _steps(count: int, *arguments: Any) -> None:
@@ -251,19 +235,6 @@ def _unchanged(model: nn.Module, restore: bool = True) -> Iterator[None]:
                 p.grad = gradient
             for module, mode in modes.items():
                 module.training = mode
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Garbage is collected before and not inside, where its timing would change the numbers."""
-    gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Allocator:
