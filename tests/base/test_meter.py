@@ -193,6 +193,16 @@ def test_convolutions_and_inference() -> None:
     assert meter.products == 2 * 3 * 6 * 5
 
 
+def test_operations_with_kernels_run_whole() -> None:
+    """Some have a spelled-out form besides their kernel: counted is the kernel, which makes one tensor."""
+    x = torch.ones(N, requires_grad=True)
+    with Meter() as meter:
+        F.silu(x).backward(torch.ones(N))
+    calls = [event for event in meter.take() if isinstance(event, Call) and event.makes]
+    assert [call.op for call in calls] == ["silu", "ones", "silu_backward"]
+    assert meter.peak == 3 * 4 * N
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_elementwise_operations(device: str) -> None:
     """One for each element, 2 for each term of a sum of products: its first product and addition are one term."""
@@ -328,6 +338,18 @@ def test_backward_belongs_to_the_part_that_made_its_node(recompute: bool) -> Non
     assert forward == dict.fromkeys(("first", "gate", "product", "last"), 2 * 4 * 8 * 8)
     again = {"gate": 1} if recompute else {}  # torch stops before the last product, whose result nobody needs
     assert backward == {part: (2 + again.get(part, 0)) * n for part, n in forward.items()}
+
+
+def test_adding_to_a_gradient_belongs_to_the_part_before_it() -> None:
+    """The node that adds to a parameter's gradient has no number of its own."""
+    model, x = Parts(False), torch.ones(4, 8)
+    with Meter() as meter:
+        model(x, meter).backward()
+        loss = model(x, meter)
+        meter.take()
+        loss.backward()
+        added = [event.part for event in meter.take() if isinstance(event, Call) and event.op == "add_"]
+    assert sorted(map(str, added)) == ["first", "gate", "last"]  # one for each weight
 
 
 def products_by_part(events: list[Event]) -> dict[Any, int]:
