@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.kernels.band import band_attention, band_pays, sink_softmax
+from twoaxis.kernels.dispatch import device_of
 from twoaxis.kernels.flex import flex_serves, flex_window
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.weighted_sum import source_dots, weighted_sum
@@ -85,11 +86,14 @@ def window_attention(
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Full causal attention through the library's fused kernel."""
     lead, dtype = q.shape[:-3], q.dtype
-    if q.device.type == "cpu":
+    if device_of(q) == "cpu":
         q, k, v = (widen(t) for t in (q, k, v))  # narrow types have no fast units here: wide is exact and faster
     q, k, v = (t.reshape(math.prod(lead), *t.shape[-3:]) for t in (q, k, v))
-    grouped = q.shape[1] != k.shape[1]
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[-2] > 1, scale=scale, enable_gqa=grouped)
+    causal, grouped = q.shape[-2] > 1, q.shape[1] != k.shape[1]
+    if q.is_meta:  # torch spells attention out on meta tensors; every device has a fused kernel
+        out = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)[0]
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
     return out.reshape(*lead, *out.shape[1:]).to(dtype)
 
 

@@ -264,7 +264,7 @@ def measure(
             loss=loss,
             optimizer=optimizer,
         )
-    return {name: speed.rate for name, speed in found.items()}
+    return {name: speed.median for name, speed in found.items()}
 
 
 class Crew:

@@ -1,8 +1,9 @@
 """Measuring this machine: how long its operations take by size, and how well that predicts whole training passes.
 
     probes      small models with every stream and mixer run once; each kind of operation is noted at a few sizes
-    replay      every noted call is run again by itself; its inputs are warm and its results are kept for a while, as in
-                a model, which reads what it has just written and writes to memory it has not touched for long
+    replay      every noted call is run again by itself, on tensors of the same layouts; its inputs are warm and its
+                results are kept for a while, as in a model, which reads what it has just written and writes to memory
+                it has not touched for long
     call        what is left of tiny models' time after their operations: Python, autograd and dispatch, per call
     check       the times of other shapes, predicted from counts, against measured ones
 
@@ -12,6 +13,8 @@ should not change a profile.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import statistics
 import time
@@ -20,13 +23,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from twoaxis.base.machine import hardware, hardware_line
+from twoaxis.base.meter import Call, Layout, Meter, Signature, empty
+from twoaxis.base.timer import take_turns
 from twoaxis.costs.measured import Table as Times
 from twoaxis.costs.measured import op_seconds, product_flops
-from twoaxis.costs.recorder import ROOM, Op, Work, describe, key_of, total
+from twoaxis.costs.recorder import Op, Recorder, Work, total
 from twoaxis.costs.trace import Model
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import DecoderConfig
@@ -55,58 +58,36 @@ COLD = 32 * 2**20
 """Bytes that a replay's results take up together before they are given back: a model keeps what it writes."""
 
 
-class Call(NamedTuple):
-    """A call as it ran.
+class Noted(NamedTuple):
+    """A call that ran, without its data.
 
     Attributes:
-        func: the operation.
-        args: with real tensors.
-        kwargs: too.
+        signature: the operation and the layout of its arguments.
         op: what it is counted as.
     """
 
-    func: Any
-    args: Any
-    kwargs: Any
+    signature: Signature
     op: Op
 
 
-class Collector(TorchDispatchMode):
-    """Notes calls: of each kind the first at every size.
-
-    Args:
-        calls: what was noted, by kind and size.
-    """
-
-    def __init__(self, calls: dict[str, dict[Any, Call]]) -> None:
-        super().__init__()
-        self.calls = calls
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = func._schema.name.partition("::")[2]
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        copies = tree_map(_copy, (args, kwargs)) if func._schema.is_mutable else (args, kwargs)
-        out = func(*args, **kwargs)
-        outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        keys = {key_of(t) for t in inputs}
-        fresh = [t for t in outputs if key_of(t) not in keys]
-        if func.namespace == "prim" or name in ROOM or not (fresh or func._schema.is_mutable):
-            return out
-        op = describe(func, name, args, kwargs, inputs, outputs, fresh, func._schema.is_mutable, out)
-        kind, size = (f"{name} product", op.dims) if op.flops else (f"{name}/{op.form}", (op.bytes,))
-        noted = self.calls.setdefault(kind, {})
-        if size not in noted:
-            given, named = tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, copies)
-            noted[size] = Call(func, given, named, op)
-        return out
+def note(signature: Signature, calls: dict[str, dict[Any, Noted]]) -> None:
+    """Add a call to those noted, by kind and size, unless there is one of its size."""
+    args, kwargs = signature.arguments(empty, "meta")
+    with torch.no_grad(), Recorder() as recorder:
+        signature.func(*args, **kwargs)
+    for op in recorder.take().ops:
+        kind, size = (f"{op.name} product", op.dims) if op.flops else (f"{op.name}/{op.form}", (op.bytes,))
+        calls.setdefault(kind, {}).setdefault(size, Noted(signature, op))
 
 
-def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+def filled(layout: Layout) -> Tensor:
+    """A real tensor of a layout: ones where arithmetic wants numbers, zeros where an index must exist."""
+    last = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.stride, strict=True))
+    make = torch.ones if layout.dtype.is_floating_point else torch.zeros
+    return make(max(0, last) + 1, dtype=layout.dtype).as_strided(layout.shape, layout.stride)
 
 
-def spread(noted: dict[Any, Call], most: int) -> list[Call]:
+def spread(noted: dict[Any, Noted], most: int) -> list[Noted]:
     """At most so many calls, their sizes as far from each other as can be: each next one is the farthest from all."""
     sizes = {size: [math.log(n + 1) for n in size] for size in noted}
     taken = [max(sizes, key=lambda size: sum(sizes[size]))]
@@ -149,10 +130,14 @@ def calibrate(
     torch.set_num_threads(1)
     try:
         say(f"noting the operations of {len(chosen)} methods")
-        calls: dict[str, dict[Any, Call]] = {}
+        calls: dict[str, dict[Any, Noted]] = {}
+        meter = Meter()
         for fields in chosen.values():
             for shape, batch, tokens in PROBES:
-                passes(DecoderConfig(**shape, **fields), batch, tokens)(Collector(calls))
+                passes(DecoderConfig(**shape, **fields), batch, tokens)(meter)
+        for signature in dict.fromkeys(event.signature for event in meter.take() if isinstance(event, Call)):
+            if signature is not None:
+                note(signature, calls)
         chosen_calls = {kind: spread(noted, PRODUCTS if "product" in kind else SIZES) for kind, noted in calls.items()}
         say(f"timing {sum(map(len, chosen_calls.values()))} calls of {len(calls)} kinds")
         ops = replay_all(chosen_calls)
@@ -180,7 +165,7 @@ def passes(config: DecoderConfig, batch: int, tokens: int) -> Callable[[Any], No
     return run
 
 
-def replay_all(calls: dict[str, list[Call]]) -> dict[str, Any]:
+def replay_all(calls: dict[str, list[Noted]]) -> dict[str, Any]:
     """Seconds of every kind of call by size, and of copies."""
     points: dict[str, list[tuple[float, float]]] = {}
     products: list[tuple[str, tuple[int, ...], float]] = []
@@ -212,31 +197,21 @@ def _rising(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return found
 
 
-def replay(call: Call) -> float:
-    """Seconds of one call, over copies of its tensors in turn."""
+def replay(call: Noted) -> float:
+    """Seconds of one call, over several sets of its tensors in turn."""
     copies = max(1, min(16, WARM // max(call.op.bytes, 1)))
     kept = max(copies, min(64, COLD // max(call.op.bytes, 1)))
-    tensors = [tree_map(_layout, (call.args, call.kwargs)) for _ in range(copies)]
+    tensors = [call.signature.arguments(filled, "cpu") for _ in range(copies)]
     results: list[Any] = []
 
     def once() -> None:
         args, kwargs = tensors[len(results) % copies]
-        results.append(call.func(*args, **kwargs))
+        results.append(call.signature.func(*args, **kwargs))
         if len(results) == kept:
             results.clear()
 
     with torch.no_grad():
         return shortest(once, 0.003, least=kept)
-
-
-def _layout(value: Any) -> Any:
-    """A copy with the same strides."""
-    if not isinstance(value, Tensor) or value.dim() == 0:
-        return value
-    room = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    if any(stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape, strict=True)):
-        return value
-    return room.copy_(value)
 
 
 def shortest(run: Callable[[], Any], seconds: float, tries: int = 3, least: int = 1) -> float:
@@ -275,19 +250,9 @@ def call_overhead(ops: dict[str, Any], chosen: Mapping[str, dict[str, Any]]) -> 
     for fields in chosen.values():
         config = DecoderConfig(**shape, **fields)
         work, run = counted(config, batch, tokens), passes(config, batch, tokens)
-        seconds = shortest(lambda run=run: run(_Nothing()), 0.05)
+        seconds = shortest(lambda run=run: run(contextlib.nullcontext()), 0.05)
         found.append((seconds - predicted(ops, work)) / (work.calls + work.views))
     return max(0.0, statistics.median(found))
-
-
-class _Nothing:
-    """A context that does nothing."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 def make_profile(ops: dict[str, Any]) -> dict[str, Any]:
@@ -319,14 +284,9 @@ def check(profile: dict[str, Any], chosen: Mapping[str, dict[str, Any]], rounds:
     for name, fields in chosen.items():
         config = DecoderConfig(**shape, **fields)
         guesses[name] = predicted(profile["ops"], counted(config, batch, tokens))
-        runs[name] = passes(config, batch, tokens)
-    best = dict.fromkeys(runs, float("inf"))
-    for done in range(rounds + 1):
-        for name, run in runs.items():
-            begin = time.thread_time()
-            run(_Nothing())
-            if done:
-                best[name] = min(best[name], time.thread_time() - begin)
+        runs[name] = functools.partial(passes(config, batch, tokens), contextlib.nullcontext())
+    times = take_turns(runs, rounds)
+    best = {name: min(taken.values) for name, taken in times.items()}
     rows = []
     for name in runs:
         guess, found = guesses[name] / guesses["standard"], best[name] / best["standard"]

@@ -3,23 +3,20 @@
 A decoder's sub-layers of one kind and shape all cost the same, so each distinct one is run once, forward and backward,
 under a `Recorder`, and multiplied. What is counted is what runs: the model's own modules.
 
-Attention over a full prefix is booked as one fused kernel that reads q, k, v, writes its output and keeps a number per
-query for the backward pass, as on the CPU and on every accelerator.
+Attention over a full prefix is one fused kernel that reads q, k, v, writes its output and keeps a number per query for
+the backward pass, as on the CPU and on every accelerator.
 """
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from twoaxis.costs.recorder import ATTENTION, Op, Recorder, Work, extent, meta
+from twoaxis.costs.recorder import Recorder, Work, extent, meta
 from twoaxis.depth.stream import Seen
 from twoaxis.model.sublayers import Sublayer, TokenInfo
 from twoaxis.ring import Ring
@@ -56,88 +53,6 @@ class Step(NamedTuple):
     work: Work
     attention: int
     local: int
-
-
-class FusedAttention(TorchFunctionMode):
-    """Books attention as the fused kernel it is where numbers exist, which `meta` tensors would spell out.
-
-    Args:
-        recorder: told of it.
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        return _Attention.apply(self.recorder, *args[:3])
-
-
-class _Attention(torch.autograd.Function):
-    """Fused attention: output and one number per query forward, three gradients backward."""
-
-    @staticmethod
-    def forward(ctx: Any, recorder: Recorder, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = _room(q, v.shape[-1])
-        sums = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-        dims = (q.shape[0] * q.shape[1], q.shape[2], q.shape[3], k.shape[2])
-        flops = 4 * dims[0] * dims[1] * dims[2] * dims[3]
-        reads = sum(map(extent, (q, k, v)))
-        recorder.book(Op(ATTENTION, reads, extent(out) + extent(sums), flops, dims))
-        ctx.recorder, ctx.dims, ctx.flops = recorder, dims, 2 * flops
-        ctx.save_for_backward(q, k, v, out, sums)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        q, k, v, out, sums = ctx.saved_tensors
-        made = [_room(t, t.shape[-1]) for t in (q, k, v)]
-        reads = sum(map(extent, (q, k, v, out, sums, grads[0])))
-        ctx.recorder.book(Op(f"{ATTENTION}_backward", reads, sum(map(extent, made)), ctx.flops, ctx.dims))
-        return None, *made
-
-
-def _room(like: Tensor, width: int) -> Tensor:
-    """(B, H, T, width), laid out (B, T, H, width) as fused kernels do: joining the heads needs no copy."""
-    batch, heads, tokens, _ = like.shape
-    return torch.empty(batch, tokens, heads, width, dtype=like.dtype, device=like.device).transpose(1, 2)
-
-
-class _Pretend(TorchFunctionMode):
-    """Tensors without numbers say that they are on a device, so that methods run the kernels they have for it.
-
-    Args:
-        device: its name.
-    """
-
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self.device = torch.device(device)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == _DEVICE:  # a new wrapper at every access: equal, never the same
-            return self.device
-        if kwargs and kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": "meta"}
-        return func(*args, **(kwargs or {}))
-
-
-_DEVICE = torch.Tensor.device.__get__  # type: ignore[attr-defined]
-
-
-def pretend(device: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Count the kernels of a device; None are those that every accelerator has."""
-    return contextlib.nullcontext() if device is None else _Pretend(device)
-
-
-@contextlib.contextmanager
-def recording(splits: bool = True) -> Iterator[Recorder]:
-    """A recorder with fused attention."""
-    recorder = Recorder(splits)
-    with FusedAttention(recorder), recorder:
-        yield recorder
 
 
 def make_info(tokens: int, seen: int, size: int, theta: float, dtype: torch.dtype) -> TokenInfo:
@@ -183,7 +98,7 @@ def train_piece(
     refs = [weakref.ref(t.untyped_storage()) for t in inputs]
     for parameter in module.parameters():
         parameter.grad = None
-    with recording() as recorder:
+    with Recorder() as recorder:
         y = run(c)
         forward = recorder.take()
         shape, out = y.shape, extent(y)
@@ -215,9 +130,9 @@ def infer_piece(sublayer: Sublayer, c: Seen, before: Seen | None, infos: tuple[T
     """
     past: tuple[Ring, ...] | None = sublayer.start()
     if before is not None:
-        with recording():
+        with Recorder():
             _, past = sublayer(before, past, infos[0])
-    with recording() as recorder:
+    with Recorder() as recorder:
         _, rings = sublayer(c, past, infos[1])
         work = recorder.take()
     assert rings is not None
@@ -228,6 +143,6 @@ def infer_piece(sublayer: Sublayer, c: Seen, before: Seen | None, infos: tuple[T
 @torch.no_grad()
 def pass_piece(run: Callable[[Seen], Any], c: Seen) -> Work:
     """Forward only, nothing remembered."""
-    with recording() as recorder:
+    with Recorder() as recorder:
         run(c)
         return recorder.take()

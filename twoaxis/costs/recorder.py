@@ -182,12 +182,6 @@ class Recorder(TorchDispatchMode):
         key = key_of(tensor)
         return self._alive[key].birth if key in self._alive else -key
 
-    def book(self, op: Op) -> None:
-        """Count a call that does not run as an operation of torch; it ends segments like a matrix product."""
-        self.cut()
-        self._work.ops[op] += 1
-        self._work.heavy[op] += 1
-
     # What torch calls.
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -225,7 +219,8 @@ class Recorder(TorchDispatchMode):
 
     def _count(self, op: Op, inputs: list[Tensor], fresh: list[Tensor], changes: bool) -> None:
         """One call: into the segment, or as the end of it."""
-        heavy = op.flops > 0 and (self.splits or min(op.dims[1:], default=0) >= self.NARROW)
+        wide = min(op.dims[1:], default=0) >= self.NARROW or op.name.startswith(ATTENTION)
+        heavy = op.flops > 0 and (self.splits or wide)
         if heavy:
             self.cut()
             self._born(fresh)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twoaxis.costs.pieces import Fresh, recording
-from twoaxis.costs.recorder import meta
+from twoaxis.costs.pieces import Fresh
+from twoaxis.costs.recorder import Recorder, meta
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import State
 from twoaxis.model.decoder import Trunk
@@ -47,7 +47,7 @@ def packed(trunk: Trunk, blocks: int) -> list[tuple[Tensor, ...]]:
     dtype = next(trunk.parameters()).dtype
     x = meta(1, 1, trunk.config.width, dtype=dtype)
     found = []
-    with recording(splits=False):
+    with Recorder(splits=False):
         state = stream.open(x)
         for site in first(trunk, blocks):
             if site.first:
@@ -60,7 +60,7 @@ def packed(trunk: Trunk, blocks: int) -> list[tuple[Tensor, ...]]:
 def closing(trunk: Trunk) -> tuple[bool, ...]:
     """For each tensor of the last packed state, whether the read-out keeps it for its backward pass."""
     stream, last = trunk.stream, boundaries(trunk)[-1]
-    with torch.enable_grad(), recording(splits=False):
+    with torch.enable_grad(), Recorder(splits=False):
         made = [Fresh.apply(meta(1, dtype=t.dtype).requires_grad_(), tuple(t.shape)) for t in last]
         refs = [weakref.ref(t.untyped_storage()) for t in made]
         out = trunk.final_norm(stream.close(stream.unpack(made, stream.layout.out)))

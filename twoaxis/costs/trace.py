@@ -26,8 +26,6 @@ from twoaxis.costs.pieces import (
     infer_piece,
     make_info,
     pass_piece,
-    pretend,
-    recording,
     train_piece,
     ways_of,
 )
@@ -35,6 +33,7 @@ from twoaxis.costs.recorder import Recorder, Work, extent, meta, total
 from twoaxis.costs.states import at_the_end, boundaries, closing, first, forms, packed
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Seen, State
+from twoaxis.kernels.dispatch import target
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Trunk
 
@@ -176,7 +175,7 @@ class Model:
 
     def train(self, batch: int, tokens: int) -> TrainTrace:
         """A training pass over `batch` sequences of `tokens` tokens."""
-        with torch.enable_grad(), pretend(self.device):
+        with torch.enable_grad(), target(self.device):
             return self._train(batch, tokens)
 
     def _train(self, batch: int, tokens: int) -> TrainTrace:
@@ -231,7 +230,7 @@ class Model:
 
     def infer(self, batch: int, seen: int, tokens: int) -> InferTrace:
         """The next `tokens` tokens of `batch` sequences that have `seen` already."""
-        with torch.no_grad(), pretend(self.device):
+        with torch.no_grad(), target(self.device):
             return self._infer(batch, seen, tokens)
 
     def _infer(self, batch: int, seen: int, tokens: int) -> InferTrace:
@@ -276,10 +275,10 @@ class Model:
         past: tuple[Any, ...] = ()
         if seen and self._longest:
             given = meta(batch, seen, self.config.width, dtype=self.dtype)
-            with recording(splits=False):
+            with Recorder(splits=False):
                 past = self._rings(_pass(self.trunk, given, True, blocks))
         x = meta(batch, tokens, self.config.width, dtype=self.dtype)
-        with recording(splits=False) as recorder:
+        with Recorder(splits=False) as recorder:
             state = _pass(self.trunk, x, bool(self._longest), blocks, past, recorder)
             self.trunk.final_norm(self.stream.close(state))
             work = recorder.take()
@@ -298,7 +297,7 @@ class Model:
 
         Parameters of the stream are read once for all tokens of a pass.
         """
-        with torch.no_grad(), pretend(self.device):
+        with torch.no_grad(), target(self.device):
             if self.config.blocks <= 4 or not self.uniform:
                 return site_traffic(self.trunk, batch, tokens, self.dtype, self.config.blocks)
             *sites, out = site_traffic(self.trunk, batch, tokens, self.dtype, 2)
@@ -347,7 +346,7 @@ def _run_stream(
         parameter.grad = None
     held: dict[int, int] = {}
     entering = []
-    with recording(splits=False) as recorder:
+    with Recorder(splits=False) as recorder:
         recorder.label = 0
         dtype = next(trunk.parameters()).dtype
         x = torch.empty(batch, tokens, trunk.config.width, dtype=dtype, device="meta").requires_grad_()
@@ -425,7 +424,7 @@ def site_traffic(trunk: Trunk, batch: int, tokens: int, dtype: torch.dtype, bloc
     stream, count = trunk.stream, batch * tokens
     x = meta(batch, tokens, trunk.config.width, dtype=dtype)
     found, pending = [], None
-    with recording(splits=False) as recorder:
+    with Recorder(splits=False) as recorder:
         state = stream.open(x)
         for site in (*first(trunk, blocks), stream.layout.out):
             if pending is not None:

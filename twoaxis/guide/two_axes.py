@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -227,6 +225,8 @@ def measure_reads(rounds: int, say: Callable[[str], None]) -> list[dict[str, Any
     """Nanoseconds per token and layer of reads alone, forward and backward, by window."""
     import torch
 
+    from twoaxis.base.timer import take_turns
+
     generator = torch.Generator().manual_seed(SEED)
     shape = (1, READ["tokens"], READ["layers"], READ["heads"], READ["head_width"])
     q, k, v, grad = (torch.randn(shape, generator=generator) for _ in range(4))
@@ -238,8 +238,8 @@ def measure_reads(rounds: int, say: Callable[[str], None]) -> list[dict[str, Any
             "depth, all layers at once": lambda window=window: _at_once(q, k, v, grad, window),
         }
         row: dict[str, Any] = {"window": window}
-        for name, seconds in _in_turns(runs, rounds).items():
-            row[name] = 1e9 * seconds / (READ["tokens"] * READ["layers"])
+        for name, times in take_turns(runs, rounds).items():
+            row[name] = 1e9 * times.median / (READ["tokens"] * READ["layers"])
         rows.append(row)
         say(f"reads, window {window}")
     return rows
@@ -282,19 +282,6 @@ def _at_once(q: Any, k: Any, v: Any, grad: Any, window: int) -> None:
     window_attention(q, k, v, window, 2).backward(grad)
 
 
-def _in_turns(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Median seconds of each."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
-    for _ in range(rounds):
-        for name, run in runs.items():
-            begun = time.perf_counter()
-            run()
-            found[name].append(time.perf_counter() - begun)
-    return {name: statistics.median(seconds) for name, seconds in found.items()}
-
-
 def measure_models(rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Time and activations of real training steps, as ratios to the plain decoder."""
     import torch
@@ -318,7 +305,7 @@ def measure_models(rounds: int, say: Callable[[str], None]) -> list[dict[str, An
         memory = {name: peak_memory(make(), 1, given["tokens"]).activations for name, make in makers.items()}
         row: dict[str, Any] = {"grows": grows, "size": size, **given}
         for name in ("sequence", "depth"):
-            row[name] = {"time": rates["plain"].rate / rates[name].rate, "memory": memory[name] / memory["plain"]}
+            row[name] = {"time": rates["plain"].median / rates[name].median, "memory": memory[name] / memory["plain"]}
         rows.append(row)
         say(f"training steps, {grows} {size}")
     return rows

@@ -1,7 +1,7 @@
 """What a training step takes on this machine: peak memory and tokens per second.
 
 Everything here is measured on real steps (forward, backward, optimiser) and nothing is estimated. The model is left as
-it was found: weights, gradients, training mode and random state.
+it was: weights, gradients, training mode and random state.
 
     memory          before the step     end of the forward pass     end of the backward pass
     parameters      ████                ████                        ████
@@ -11,18 +11,14 @@ it was found: weights, gradients, training mode and random state.
                                                   ▲ peak, somewhere here: highest sum at any moment
 
 The first step makes the optimiser's state, the second is measured. On a GPU the numbers are the allocator's, whose
-blocks are rounded up. Elsewhere `LiveBytes` watches every tensor that an operation returns and counts each distinct
-storage from its birth to its death; scratch space inside a single operation it does not see. The same step gives the
-same number every time, and other processes do not change it.
+blocks are rounded up. Elsewhere they are those of a `Meter`: each distinct storage from the operation that returns it
+until it is freed. The same step gives the same number every time, and other processes do not change it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import statistics
-import time
-import weakref
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -30,8 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from twoaxis.base.meter import Meter, storage_bytes
+from twoaxis.base.timer import Rounds, no_collection, take_turns
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 """The loss of a model on tokens (B, context + 1)."""
@@ -51,7 +49,7 @@ class Memory(NamedTuple):
         optimizer: its state between steps.
         activations: what the forward pass leaves for the backward pass, logits and loss included.
         peak: the most that is alive at any moment. Less than the sum of the others where gradients appear while
-            activations go; more where an operation needs room for the moment.
+            activations go; more where an operation needs bytes for the moment.
     """
 
     parameters: int
@@ -59,72 +57,6 @@ class Memory(NamedTuple):
     optimizer: int
     activations: int
     peak: int
-
-
-class Throughput(NamedTuple):
-    """Speed of training.
-
-    Attributes:
-        rate: tokens per second, the median of the rounds.
-        rounds: tokens per second of each round, in order.
-    """
-
-    rate: float
-    rounds: tuple[float, ...]
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of storages that operations make while it is active, as long as they live.
-
-    Storages that are there before it starts count only if they are given to `watch`.
-
-    Attributes:
-        now: bytes alive.
-        peak: the most since the start or since `reset`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._sizes: dict[int, int] = {}
-        self._refs: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-
-    def watch(self, tensors: Iterable[Tensor]) -> None:
-        """Count these from now on."""
-        for tensor in tensors:
-            if self._sizes.get(key := tensor.untyped_storage()._cdata) == 0:
-                self._die(key)  # seen before without counting it
-            self._see(tensor, counts=True)
-
-    def reset(self) -> None:
-        """Forget earlier peaks."""
-        self.peak = self.now
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for leaf in tree_leaves((args, kwargs)):
-            self._see(leaf, counts=False)  # not made here: what is a view of it does not count either
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            self._see(leaf, counts=True)
-        return out
-
-    def _see(self, tensor: Any, *, counts: bool) -> None:
-        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
-            return
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._sizes:
-            self._sizes[key] = storage.nbytes() if counts else 0
-            self._refs[key] = weakref.ref(storage, lambda _, key=key: self._die(key))
-            self.now += self._sizes[key]
-        elif self._sizes[key]:  # it may have been resized
-            self.now += storage.nbytes() - self._sizes[key]
-            self._sizes[key] = storage.nbytes()
-        self.peak = max(self.peak, self.now)
-
-    def _die(self, key: int) -> None:
-        self.now -= self._sizes.pop(key)
-        del self._refs[key]
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -168,54 +100,21 @@ def peak_memory(
     device, passes = _device(model), _passes(model, batch, context, accumulate)
     if getattr(model, "_orig_mod", None) is not None or model._compiled_call_impl is not None:
         raise ValueError("peak memory is measured on the model before torch.compile; give that one")
-    with _unchanged(model), _no_collection():
-        meter = _cuda_meter(device) if device.type == "cuda" else _live_meter()
-        with meter as (now, peak, reset, watch):
-            watch([*model.parameters(), *model.buffers()])
-            parameters = _bytes([*model.parameters(), *model.buffers()])
-            elsewhere = now() - parameters  # other tensors on the device
-            chosen = optimizer(model)
-            _step(model, passes, loss, chosen)
-            chosen.zero_grad(set_to_none=True)
-            reset()
-            before, after = now(), []
-            _step(model, passes, loss, chosen, lambda: after.append(now()))
-            gradients = _bytes(p.grad for p in model.parameters() if p.grad is not None)
-            state = _bytes(leaf for leaf in tree_leaves(dict(chosen.state)) if isinstance(leaf, Tensor))
-            return Memory(parameters, gradients, state, after[0] - before, peak() - elsewhere)
-
-
-def throughput(
-    model: nn.Module,
-    batch: int,
-    context: int,
-    steps: int = 10,
-    *,
-    warmup: int = 2,
-    accumulate: int = 1,
-    loss: Loss = next_token_loss,
-    optimizer: MakeOptimizer = adamw,
-) -> float:
-    """Tokens per second of `steps` real training steps, after `warmup` others. See `throughputs` for comparisons.
-
-    Args:
-        model: on the device it is on.
-        batch: sequences per step.
-        context: tokens of a sequence.
-        steps: timed.
-        warmup: steps before them.
-        accumulate: passes a step is made of; it must divide `batch`.
-        loss: of a model on (sequences, context + 1) tokens.
-        optimizer: makes the optimiser.
-    """
-    if steps < 1:
-        raise ValueError(f"at least one step must be timed, got steps={steps}")
-    device, passes = _device(model), _passes(model, batch, context, accumulate)
-    with _unchanged(model):
+    with _unchanged(model), no_collection(), contextlib.ExitStack() as stack:
+        meter = _Allocator(device) if device.type == "cuda" else stack.enter_context(Meter(record=False))
+        weights = [*model.parameters(), *model.buffers()]
+        meter.watch(weights)
+        parameters = storage_bytes(weights)
+        elsewhere = meter.now - parameters  # other tensors on the device
         chosen = optimizer(model)
-        for _ in range(warmup):
-            _step(model, passes, loss, chosen)
-        return batch * context * steps / _seconds(model, passes, loss, chosen, steps, device)
+        _step(model, passes, loss, chosen)
+        chosen.zero_grad(set_to_none=True)
+        meter.reset()
+        before, after = meter.now, []
+        _step(model, passes, loss, chosen, lambda: after.append(meter.now))
+        gradients = storage_bytes(p.grad for p in model.parameters() if p.grad is not None)
+        state = storage_bytes(leaf for leaf in tree_leaves(dict(chosen.state)) if isinstance(leaf, Tensor))
+        return Memory(parameters, gradients, state, after[0] - before, meter.peak - elsewhere)
 
 
 def throughputs(
@@ -229,15 +128,11 @@ def throughputs(
     loss: Loss = next_token_loss,
     optimizer: MakeOptimizer = adamw,
     report: Callable[[int], None] | None = None,
-) -> dict[str, Throughput]:
+) -> dict[str, Rounds]:
     """Tokens per second of several models, measured in turns so that their ratios come from one run.
 
-        round 1   a a  b b  c c
-        round 2   b b  c c  a a          each round begins with another model
-        round 3   c c  a a  b b
-
-    A machine that slows down for a while slows all of them, and the median passes over it. All models and their
-    optimisers are in memory at once.
+    The seconds are those of `twoaxis.base.timer`: CPU time on the CPU in one thread, the wall clock elsewhere. All
+    models and their optimisers are in memory at once, on one device.
 
     Args:
         models: by name, functions that build them on their device.
@@ -254,24 +149,25 @@ def throughputs(
         raise ValueError("there are no models to time")
     if rounds < 1 or steps < 1:
         raise ValueError(f"at least one round of one step must be timed, got rounds={rounds} and steps={steps}")
-    runs: dict[str, Callable[[], float]] = {}
+    runs: dict[str, Callable[[], None]] = {}
+    devices: set[torch.device] = set()
     with contextlib.ExitStack() as stack:
         for name, build in models.items():
             model = build()
-            device, passes = _device(model), _passes(model, batch, context, accumulate)
+            devices.add(_device(model))
             stack.enter_context(_unchanged(model, restore=False))
-            arguments = (model, passes, loss, optimizer(model), steps, device)
-            runs[name] = lambda arguments=arguments: batch * context * steps / _seconds(*arguments)
-        names, rates = list(runs), {name: [] for name in runs}
-        for run in runs.values():
-            run()
-        for done in range(rounds):
-            first = done % len(names)
-            for name in names[first:] + names[:first]:
-                rates[name].append(runs[name]())
-            if report is not None:
-                report(done + 1)
-    return {name: Throughput(statistics.median(found), tuple(found)) for name, found in rates.items()}
+            arguments = (model, _passes(model, batch, context, accumulate), loss, optimizer(model))
+            runs[name] = functools.partial(_steps, steps, *arguments)
+        if len(devices) > 1:
+            raise ValueError(f"models are timed on one device, these are on {', '.join(sorted(map(str, devices)))}")
+        times = take_turns(runs, rounds, device=devices.pop(), report=report)
+    tokens = batch * context * steps
+    return {name: Rounds(tuple(tokens / seconds for seconds in its.values)) for name, its in times.items()}
+
+
+def _steps(count: int, *arguments: Any) -> None:
+    for _ in range(count):
+        _step(*arguments)
 
 
 def _step(
@@ -291,23 +187,6 @@ def _step(
             forward_done()
         value.backward()
     optimizer.step()
-
-
-def _seconds(
-    model: nn.Module, passes: tuple[Tensor, ...], loss: Loss, optimizer: Optimizer, steps: int, device: torch.device
-) -> float:
-    _wait(device)
-    begin = time.perf_counter()
-    for _ in range(steps):
-        _step(model, passes, loss, optimizer)
-    _wait(device)
-    return time.perf_counter() - begin
-
-
-def _wait(device: torch.device) -> None:
-    """Work on an accelerator runs on after a call returns."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -358,39 +237,22 @@ def _unchanged(model: nn.Module, restore: bool = True) -> Iterator[None]:
                 module.training = mode
 
 
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Garbage is collected before and not inside, where its timing would change the numbers."""
-    gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+class _Allocator:
+    """The numbers of CUDA's own allocator, asked like a `Meter`."""
 
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
-Meter = tuple[Callable[[], int], Callable[[], int], Callable[[], None], Callable[[Iterable[Tensor]], None]]
-"""Bytes now, their peak, the start of a new peak, and tensors to count that are there already."""
+    @property
+    def now(self) -> int:
+        return torch.cuda.memory_allocated(self.device)
 
+    @property
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device)
 
-@contextlib.contextmanager
-def _live_meter() -> Iterator[Meter]:
-    with LiveBytes() as live:
-        yield (lambda: live.now), (lambda: live.peak), live.reset, live.watch
+    def reset(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.device)
 
-
-@contextlib.contextmanager
-def _cuda_meter(device: torch.device) -> Iterator[Meter]:
-    yield (
-        lambda: torch.cuda.memory_allocated(device),
-        lambda: torch.cuda.max_memory_allocated(device),
-        lambda: torch.cuda.reset_peak_memory_stats(device),
-        lambda tensors: None,  # the allocator has counted them already
-    )
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Of the distinct storages behind tensors."""
-    return sum({(s := t.untyped_storage())._cdata: s.nbytes() for t in tensors}.values())
+    def watch(self, tensors: Iterable[Tensor]) -> None:
+        """The allocator has counted them already."""

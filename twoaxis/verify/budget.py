@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoaxis.base.meter import Meter
 from twoaxis.depth.compose import compose
 from twoaxis.depth.site import OUT
 from twoaxis.depth.stream import Stream
 from twoaxis.model.decoder import Decoder
 from twoaxis.verify.case import LAYOUTS, Case, tensors_in
-from twoaxis.verify.count import FlopCount
 from twoaxis.verify.properties import sample_tokens
 from twoaxis.verify.report import Outcome
 from twoaxis.verify.values import decoders
@@ -76,7 +76,7 @@ def flops(case: Case) -> Outcome:
 
 def _count(made: Stream, tokens: int, case: Case) -> int:
     """Operations of the stream itself on `tokens` tokens."""
-    count, width = FlopCount(), made.layout.width
+    count, width = Meter(record=False), made.layout.width
     x = case.embedding(batch=1, time=tokens, width=width)
     with count:
         state = made.open(x)
