@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from tests.inspection.helpers import PROMPT, document
+from tests.support.commands import run_child
 from twoaxis.inspection import files
 from twoaxis.inspection.files import prepare_folder, write_files
 from twoaxis.inspection.page import page, script_data
@@ -178,9 +177,9 @@ folder = prepare_folder({str(tmp_path / "out")!r})
 written, left_out = write_files(folder, json.loads(Path({str(tmp_path / "made.json")!r}).read_text()))
 print(sorted(p.name for p in written), left_out)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "['inspect.html', 'inspect.json'] no figures: matplotlib is not installed" in done.stdout
+    done = run_child(program=("-c", code))
+    assert done.code == 0, done.err
+    assert "['inspect.html', 'inspect.json'] no figures: matplotlib is not installed" in done.out
 
 
 def test_figures_draw_the_numbers_of_the_document() -> None:
