@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from tests.support.foreign import trained_tokenizer
 from twoaxis.base.machine import pick_device
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM
@@ -37,20 +38,6 @@ SHAPE: dict[str, Any] = {"vocab_size": 320, "hidden_size": 16, "num_hidden_layer
 
 
 @functools.cache
-def byte_level(begin: bool) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>"], initial_alphabet=alphabet)  # type: ignore
-    tokenizer.train_from_iterator([TEXT], trainer)
-    if begin:
-        template = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-        tokenizer.post_processor = template  # type: ignore[assignment]
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<s>")
-
-
-@functools.cache
 def words() -> PreTrainedTokenizerFast:
     """Lower-cased characters and words between spaces: token strings do not spell the text."""
     tokenizer = Tokenizer(models.BPE(unk_token="?"))  # type: ignore[call-arg]
@@ -62,8 +49,11 @@ def words() -> PreTrainedTokenizerFast:
 
 
 def codec(kind: str) -> Codec:
-    made = {"bytes": None, "byte level": byte_level(False), "with begin": byte_level(True), "words": words()}[kind]
-    return ByteCodec(256) if made is None else TokenizerCodec(made, 320)
+    if kind == "bytes":
+        return ByteCodec(256)
+    return TokenizerCodec(
+        words() if kind == "words" else trained_tokenizer(TEXT, "<s>", begin=kind == "with begin"), 320
+    )
 
 
 KINDS = ("bytes", "byte level", "with begin", "words")
@@ -81,7 +71,7 @@ def test_sizes_add_up_to_the_text(kind: str, text: str) -> None:
 
 def test_tokens_that_split_a_character_get_their_own_bytes() -> None:
     encoded = codec("byte level").encode("ü🙂")
-    strings = byte_level(False).convert_ids_to_tokens(encoded.tokens)
+    strings = trained_tokenizer(TEXT, "<s>").convert_ids_to_tokens(encoded.tokens)
     assert encoded.sizes == [len(string) for string in strings]  # one character of the spelling is one byte
     assert len(encoded.tokens) > 2
     assert sum(encoded.sizes[1:]) == 6 - encoded.sizes[0]
@@ -134,7 +124,7 @@ def test_tokens_beyond_the_bytes_are_silent() -> None:
 
 def test_tokens_the_model_does_not_have() -> None:
     with pytest.raises(ValueError, match="the model has a vocabulary of 256: they do not belong together"):
-        TokenizerCodec(byte_level(False), 256).encode(TEXT)
+        TokenizerCodec(trained_tokenizer(TEXT, "<s>"), 256).encode(TEXT)
     with pytest.raises(ValueError, match="bytes need a vocabulary of at least 256 tokens, the model has 255"):
         ByteCodec(255)
 
@@ -158,7 +148,7 @@ def test_the_code_in_a_folder_is_never_run(saved: Path, tmp_path: Path) -> None:
     for file in saved.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "modeling_twoaxis.py").write_text("raise RuntimeError('this code was run')")
-    byte_level(True).save_pretrained(tmp_path)
+    trained_tokenizer(TEXT, "<s>", begin=True).save_pretrained(tmp_path)
     load_model(tmp_path, "cpu")
     assert load_codec(tmp_path, 320).encode("some words").tokens[0] == 0
 
