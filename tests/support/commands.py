@@ -37,11 +37,13 @@ class Done(NamedTuple):
 
 @contextlib.contextmanager
 def registries_restored() -> Iterator[None]:
-    """Context manager: methods registered inside are gone afterwards."""
-    before = [dict(each) for each in REGISTRIES]
+    """Context manager: methods registered inside are gone afterwards, and a file of them can be used again."""
+    before, modules = [dict(each) for each in REGISTRIES], set(sys.modules)
     try:
         yield
     finally:
+        for name in [name for name in sys.modules if name.startswith("twoaxis_own_") and name not in modules]:
+            del sys.modules[name]  # `use_files` runs a file once in a process
         for each, entries in zip(REGISTRIES, before, strict=True):
             each.clear()
             each.update(entries)
