@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from tests.support.commands import run, run_child
+from tests.support.commands import run
 from tests.support.foreign import byte_tokenizer
 from twoaxis.model.generate import generate
 from twoaxis.model.hf_model import TwoAxisForCausalLM
@@ -61,7 +61,7 @@ def greedy(folder: Path, prompt: str, tokens: int) -> str:
 
 
 def test_generate_prints_what_the_model_generates(folder: Path) -> None:
-    done = run_child("generate", str(folder), "--prompt", PROMPT, "--tokens", "24", "--bytes")
+    done = run("generate", str(folder), "--prompt", PROMPT, "--tokens", "24", "--bytes")
     assert done.code == 0, done.err
     assert done.out == greedy(folder, PROMPT, 24)
     (line,) = done.err.splitlines()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import twoaxis
-from tests.support.commands import run, run_child, run_line
+from tests.support.commands import run, run_line
 from twoaxis.base.method import Card
 from twoaxis.commands import study
 from twoaxis.depth.registry import METHODS, STREAMS, stream
@@ -426,6 +426,6 @@ def test_a_closed_pipe_is_not_an_error_message() -> None:
 
 
 def test_a_narrow_encoding_does_not_break_the_drawing() -> None:
-    done = run_child("methods", "standard", PYTHONIOENCODING="ascii")
+    done = run("methods", "standard", encoding="ascii")
     assert done.code == 0, done.err
     assert "x_{l+1} = x_l + f_l(x_l)" in done.out

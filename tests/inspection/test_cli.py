@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.inspection.helpers import PROMPT, make
 from tests.support import commands
-from tests.support.commands import Done, run_child
+from tests.support.commands import Done
 from twoaxis.inspection.page import page
 
 
@@ -25,8 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(*words: str, stdin: bytes = b"") -> Done:
-    return commands.run("inspect", *words, stdin=stdin, env={"COLUMNS": "120"})
+def run(*words: str, **options: Any) -> Done:
+    return commands.run("inspect", *words, env={"COLUMNS": "120"}, **options)
 
 
 def test_tables_on_stdout(folder: Path) -> None:
@@ -105,7 +106,7 @@ def test_a_tokenizer_s_tokens_are_shown_as_the_text_they_stand_for(folder: Path,
     ]
 
 
-def test_as_a_process_with_an_encoding_too_narrow_for_the_prompt(folder: Path) -> None:
-    done = run_child("inspect", str(folder), "--prompt", "Grüße", "--bytes", PYTHONIOENCODING="ascii")
+def test_an_encoding_too_narrow_for_the_prompt(folder: Path) -> None:
+    done = run(str(folder), "--prompt", "Grüße", "--bytes", encoding="ascii")
     assert done.code == 0, done.err
     assert "a prompt of 7 tokens." in " ".join(done.out.split())

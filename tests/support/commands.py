@@ -90,9 +90,9 @@ def process_restored() -> Iterator[None]:
             _set_notes(notes)
 
 
-def _pipe() -> io.TextIOWrapper:
-    """A stream as a pipe gives it: of bytes underneath, of UTF-8, and no terminal."""
-    return io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="", write_through=True)
+def _pipe(encoding: str) -> io.TextIOWrapper:
+    """A stream as a pipe gives it: bytes underneath, and no terminal."""
+    return io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="", write_through=True)
 
 
 def _read(pipe: io.TextIOWrapper) -> str:
@@ -107,6 +107,7 @@ def call(
     stdin: bytes = b"",
     folder: Path | None = None,
     env: dict[str, str] | None = None,
+    encoding: str = "utf-8",
 ) -> Done:
     """Run a program's entry point in this process and return its exit code and what it printed.
 
@@ -117,8 +118,9 @@ def call(
         stdin: what can be read from the standard input.
         folder: working directory; this process's where none is named.
         env: variables of the environment, added to those of this process.
+        encoding: of what is printed, as `PYTHONIOENCODING` sets it.
     """
-    out, err, code = _pipe(), _pipe(), 0
+    out, err, code = _pipe(encoding), _pipe(encoding), 0
     with process_restored(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         os.environ.pop("COLUMNS", None)
         os.environ |= env or {}

@@ -1,11 +1,12 @@
 """A plugin of pytest: CPU seconds by file, and the heaviest files first, so that two workers end together.
 
-`make durations` measures and writes the table; a file that is not in it counts as light.
+`make durations` measures and writes the table. A file that is not in it is new and may be heavy: it starts first.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,7 @@ from pathlib import Path
 import pytest
 
 TABLE = Path(__file__).parents[1] / "durations.json"
-LIGHT = 2.0
-"""Files of fewer seconds are not in the table: their order does not matter, and the table stays short."""
+"""Seconds by file, from the heaviest to the lightest."""
 
 
 def cpu_seconds() -> float:
@@ -35,7 +35,7 @@ class Durations:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Put the heaviest files first; the order within a file stays."""
         known: dict[str, float] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
-        items.sort(key=lambda item: -known.get(item.nodeid.partition("::")[0], 0.0))
+        items.sort(key=lambda item: -known.get(item.nodeid.partition("::")[0], math.inf))
         self.before = cpu_seconds()
 
     @pytest.hookimpl(wrapper=True)
@@ -56,8 +56,7 @@ class Durations:
         if not self.record:
             return
         ordered = sorted(self.files.items(), key=lambda pair: -pair[1])
-        heavy = {name: round(seconds) for name, seconds in ordered if seconds >= LIGHT}
-        TABLE.write_text(json.dumps(heavy, indent=1) + "\n")
+        TABLE.write_text(json.dumps({name: round(seconds, 1) for name, seconds in ordered}, indent=1) + "\n")
         terminalreporter.section("CPU seconds by file")
         for name, seconds in ordered[:30]:
             terminalreporter.line(f"{seconds:8.1f}  {name}")
