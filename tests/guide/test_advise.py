@@ -296,9 +296,9 @@ def test_records_are_printed() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--serving", "2"), "serving is a share between 0 and 1, got 2"),
-        (("--max-overhead", "-1"), "max_overhead is a percentage of at least 0, got -1"),
-        (("--headroom", "-1"), "headroom must be at least 0 GB, got -1 GB"),
+        (("--serving", "2"), "serving must lie between 0 and 1, got 2"),
+        (("--max-overhead", "-1"), "max_overhead must not be negative, got -1"),
+        (("--headroom", "-1"), "headroom must not be negative, got -1"),
         (("--top", "0"), "--top must be at least 1, got 0"),
         (("--hardware", "h101"), "unknown hardware 'h101' (did you mean 'h100'?)"),
         (("--evidence", "nowhere.json"), "there is no evidence file nowhere.json"),
