@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all durations lint bench clean
 
 # torch goes in first and pinned, so that nothing after it pulls another build.
 $(READY): pyproject.toml constraints.txt
@@ -32,6 +32,10 @@ test: lint
 
 test-all: lint
 	$(BIN)/pytest -n 2
+
+# Prints the slowest test files, in CPU seconds, and writes the table by which `make test` orders them.
+durations: $(READY)
+	$(BIN)/pytest -n 2 -m "not slow" --record-durations
 
 # All figures of docs/performance.md, measured and written: about a quarter of an hour of a quiet machine.
 bench: $(READY)

@@ -3,11 +3,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from tests.support.durations import Durations
 
 torch.set_num_threads(1)  # two workers share two cores; more threads each only contend
 
@@ -25,17 +26,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=Path(__file__).parent / "goldens",
         help="folder of .npz files made by the original code; every file in it must be recognised and pass",
     )
+    parser.addoption(
+        "--record-durations",
+        action="store_true",
+        help="print the CPU seconds of the slowest files and write the table by which files are ordered",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Durations(bool(config.getoption("--record-durations"))), "twoaxis-durations")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def registries_stay() -> Iterator[None]:
     """Methods that a test registers in this process are gone after its file."""
-    from twoaxis.depth.registry import STREAMS
-    from twoaxis.sequence.registry import MIXERS
+    from tests.support.commands import registries_restored
 
-    entries: list[dict[str, Any]] = [STREAMS.entries, MIXERS.entries]  # pyright: ignore[reportAssignmentType]
-    before = [dict(each) for each in entries]
-    yield
-    for each, kept in zip(entries, before, strict=True):
-        each.clear()
-        each.update(kept)
+    with registries_restored():
+        yield

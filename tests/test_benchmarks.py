@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,20 +14,13 @@ from benchmarks.scale import CONTENDERS, FULL, QUICK, activation_peak, config
 from benchmarks.tables import Table, figure
 from benchmarks.targets import DECODING, EAGER_READ, TARGETS, reasons, verdicts
 from benchmarks.timing import exponent, interleave, peak_bytes
+from tests.support.commands import Done, run_child, run_line, run_module
+from tests.support.processes import ROOT
 from twoaxis import Decoder, mixer_names, stream_names
 
-ROOT = Path(__file__).parent.parent
 
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks", *words],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def run(*words: str) -> Done:
+    return run_module("benchmarks", *words, folder=ROOT)
 
 
 def test_interleave_pairs_by_round() -> None:
@@ -122,10 +112,11 @@ def test_tables_and_page(tmp_path: Path) -> None:
 
 
 def test_the_command_keeps_earlier_parts(tmp_path: Path) -> None:
+    """The first part in a process that starts itself again, as a person's does; the second one here."""
     out = tmp_path / "figures.json"
-    for part in ("windows", "convolutions"):
-        done = run("--quick", "--only", part, "--out", str(out))
-        assert done.returncode == 0, done.stderr
+    done = run_child("--quick", "--only", "windows", "--out", str(out), program=("-m", "benchmarks"))
+    assert done.code == 0, done.err
+    assert run("--quick", "--only", "convolutions", "--out", str(out)).code == 0
     stored = json.loads(out.read_text())
     assert list(stored["tables"]) == ["windows", "convolutions"]
     assert 0 < stored["tables"]["windows"]["rows"]["w=16"]["times faster than full"] < 100
@@ -134,16 +125,17 @@ def test_the_command_keeps_earlier_parts(tmp_path: Path) -> None:
 
 def test_mistakes_on_the_command_line() -> None:
     wrong = run("--quick", "--only", "stepz")
-    assert wrong.returncode == 1
-    assert "unknown part 'stepz'; there are steps, " in wrong.stderr
-    assert run("--quick", "--write-docs").returncode == 2
+    assert wrong.code == 1
+    assert "unknown part 'stepz'; there are steps, " in wrong.err
+    assert run("--quick", "--write-docs").code == 2
 
 
-@pytest.mark.slow
-def test_every_part_runs_at_small_sizes(tmp_path: Path) -> None:
-    done = run("--quick", "--out", str(tmp_path / "figures.json"))
-    assert done.returncode == 0, done.stderr
-    tables = json.loads((tmp_path / "figures.json").read_text())["tables"]
+def test_every_part_runs_at_small_sizes() -> None:
+    stored = ROOT / "runs" / "bench_quick.json"
+    stored.unlink(missing_ok=True)
+    done = run_line("python -m benchmarks --quick")
+    assert done.code == 0, done.err
+    tables = json.loads(stored.read_text())["tables"]
     assert {*tables["steps"]["rows"]} == {*CONTENDERS}
     assert tables["steps"]["rows"]["standard"]["memory"] == 1.0
     assert 0.8 < tables["memory_by_depth"]["rows"]["standard"]["exponent"] < 1.2

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.support.commands import run_line
+from tests.support.processes import ROOT
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SET_UP = {"make demo", "make test"}
+ELSEWHERE = {
+    "python -m benchmarks --quick": "test_benchmarks.py",
+    "twoaxis check examples/my_stream.py": "test_write_your_own.py",
+    "twoaxis verify": "verify/test_certificates.py",
+    "twoaxis verify --only duality --json": "commands/test_cli.py",
+}
+"""Commands that take long: the file that runs each of them once and looks at what it says."""
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -32,21 +37,20 @@ def test_snippets_of_a_page_run_in_order(page: Path) -> None:
         exec(compile(block, str(page), "exec"), names)
 
 
-@pytest.mark.parametrize("command", sorted({c for p in PAGES for c in commands(p)}))
+COMMANDS = sorted({command for page in PAGES for command in commands(page)})
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in ELSEWHERE])
 def test_commands_run(command: str) -> None:
-    words = shlex.split(command)
-    assert words[0] in ("twoaxis", "python", "pytest"), f"{command!r}: no known way to run it in a test"
-    arguments = {"twoaxis": ["-m", "twoaxis"], "python": [], "pytest": ["-m", "pytest", "-q"]}[words[0]]
-    done = subprocess.run(
-        [sys.executable, *arguments, *words[1:]],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.strip()
+    done = run_line(command)
+    assert done.code == 0, done.out + done.err
+    assert done.out.strip()
+
+
+def test_the_other_commands_run_elsewhere() -> None:
+    for command, file in ELSEWHERE.items():
+        assert command in COMMANDS
+        assert f'run_line("{command}")' in (ROOT / "tests" / file).read_text(), command
 
 
 def test_no_other_fences_hide_code() -> None:

@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import twoaxis
+from tests.support.numbers import randn
 from twoaxis import Ring, document_reach, padding_reach, window_attention
 from twoaxis.window import step
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def oracle(

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from tests.golden_formats.base import trace
-from twoaxis.depth.registry import STREAMS
+from tests.support.commands import run_line
 from twoaxis.depth.stream import Layout
-from twoaxis.verify import check_file
+from twoaxis.verify.stream import COMPILE
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "my_stream.py"
@@ -22,13 +22,12 @@ def lines(text: str) -> list[str]:
 
 
 def test_the_example_passes_the_kit() -> None:
-    names = STREAMS.names()
-    (report,) = check_file(EXAMPLE)
-    report.raise_if_failed()
-    assert report.subject == "MemoryMix"
-    assert len(report.variants) == 2
-    assert len(report.checks) >= 30
-    assert STREAMS.names() == names
+    """Compiled too, as the command does it."""
+    torch._dynamo.reset()
+    done = run_line("twoaxis check examples/my_stream.py")
+    assert done.code == 0, done.out
+    assert re.match(r"MemoryMix: 3\d checks over 2 variants, all hold", done.out)
+    assert COMPILE in done.out
 
 
 def test_the_code_of_the_page_is_the_example() -> None:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,11 +12,8 @@ import torch
 
 pytest.importorskip("transformers")
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
-from transformers.utils import logging
-
-from twoaxis import cli
+from tests.support.commands import run
+from tests.support.foreign import byte_tokenizer
 from twoaxis.data.tokenizer import Bytes
 from twoaxis.model.generate import generate
 from twoaxis.model.hf_model import TwoAxisForCausalLM
@@ -31,15 +22,6 @@ from twoaxis.model.presets import preset
 
 PROMPT = "Grüße from the two axes"
 TEXT = "The residual stream only adds along depth. ÄÖÜ\r\n" * 6
-
-
-@pytest.fixture(autouse=True)
-def notes() -> Iterator[None]:
-    """The commands silence transformers in their process, which here belongs to other tests too."""
-    level = logging.get_verbosity()
-    yield
-    logging.set_verbosity(level)
-    logging.enable_progress_bar()
 
 
 @pytest.fixture(scope="module")
@@ -72,34 +54,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "twoaxis", *arguments],
-        input=None if stdin is None else stdin.encode(),
-        capture_output=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "CUDA_VISIBLE_DEVICES": ""},
-    )
-
-
-class Result(SimpleNamespace):
-    code: int
-    out: str
-    err: str
-
-
-def run_here(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str, stdin: bytes = b""
-) -> Result:
-    """The same through the entry point in this process, which has imported everything already."""
-    monkeypatch.setattr(sys, "argv", ["twoaxis", *arguments])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    shown = capsys.readouterr()
-    return Result(code=stopped.value.code, out=shown.out, err=shown.err)
-
-
 def greedy(folder: Path, prompt: str, tokens: int) -> str:
     model: Any = load_model(folder, "cpu")
     ids = torch.tensor([list(prompt.encode())])
@@ -109,9 +63,9 @@ def greedy(folder: Path, prompt: str, tokens: int) -> str:
 
 def test_generate_prints_what_the_model_generates(folder: Path) -> None:
     done = run("generate", str(folder), "--prompt", PROMPT, "--tokens", "24", "--bytes")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.decode() == greedy(folder, PROMPT, 24)
-    (line,) = done.stderr.decode().splitlines()
+    assert done.code == 0, done.err
+    assert done.out == greedy(folder, PROMPT, 24)
+    (line,) = done.err.splitlines()
     assert line.startswith("24 tokens in ")
     assert f"tokens/s), prompt {len(PROMPT.encode())} tokens, cache " in line
 
@@ -128,8 +82,9 @@ def test_the_cache_is_reported_by_part(folder: Path) -> None:
 
 
 def test_a_prompt_from_stdin(folder: Path) -> None:
-    done = run("generate", str(folder), "--prompt", "-", "--tokens", "5", "--bytes", "--echo", stdin=PROMPT + "\n")
-    assert done.stdout.decode() == PROMPT + greedy(folder, PROMPT, 5), done.stderr
+    words = ("generate", str(folder), "--prompt", "-", "--tokens", "5", "--bytes", "--echo")
+    done = run(*words, stdin=f"{PROMPT}\n".encode())
+    assert done.out == PROMPT + greedy(folder, PROMPT, 5), done.err
 
 
 def test_eval_prints_one_json_document(folder: Path, data: Path) -> None:
@@ -137,8 +92,8 @@ def test_eval_prints_one_json_document(folder: Path, data: Path) -> None:
         *("eval", str(folder), "--data", str(data), str(data / "b.txt"), "--bytes", "--json"),
         *("--context", "16", "--stride", "5", "--batch", "3"),
     )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
     assert list(found) == [
         *("twoaxis", "torch", "model", "data", "tokenizer", "loss", "perplexity", "bits_per_byte", "tokens", "bytes"),
         *("documents", "context", "stride", "seconds", "tokens_per_second"),
@@ -156,16 +111,12 @@ def test_eval_prints_one_json_document(folder: Path, data: Path) -> None:
                 logits = model(torch.tensor([list(text[start:at])])).logits[0, -1]
             total -= logits.log_softmax(-1)[text[at]].item()
     assert found["loss"] == pytest.approx(total / found["tokens"], rel=1e-5)
-    (line,) = done.stderr.decode().splitlines()  # no bar where nobody watches
+    (line,) = done.err.splitlines()  # no bar where nobody watches
     assert line.startswith(f"eval: {found['tokens']} tokens in ")
 
 
-def test_eval_prints_lines(
-    folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    done = run_here(
-        monkeypatch,
-        capsys,
+def test_eval_prints_lines(folder: Path, data: Path) -> None:
+    done = run(
         "eval",
         str(folder),
         "--data",
@@ -188,40 +139,28 @@ def test_the_folders_own_tokenizer(
     folder: Path,
     data: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(
-        models.BPE({c: n for n, c in enumerate(alphabet)} | {"Th": 256, "Ġt": 257}, [("T", "h"), ("Ġ", "t")])
-    )
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    inner.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    tokenizer = byte_tokenizer(merges=[("T", "h"), ("Ġ", "t")])
     tokenizer.save_pretrained(tmp_path)
-    done = run_here(monkeypatch, capsys, "generate", str(tmp_path), "--prompt", PROMPT, "--tokens", "12")
+    done = run("generate", str(tmp_path), "--prompt", PROMPT, "--tokens", "12")
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
     model: Any = load_model(tmp_path, "cpu")
     made = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
     assert done.out == tokenizer.decode(made)
     assert f"prompt {ids.shape[1]} tokens" in done.err
     assert ids.shape[1] < len(PROMPT.encode())
-    found = run_here(monkeypatch, capsys, "eval", str(tmp_path), "--data", str(data / "a.txt"), "--json")
+    found = run("eval", str(tmp_path), "--data", str(data / "a.txt"), "--json")
     document = json.loads(found.out)
     assert document["tokenizer"] == str(tmp_path)
     assert document["tokens"] == len(tokenizer(TEXT).input_ids) - 1
     assert document["bytes"] == len(TEXT.encode()) - 2  # the first token, Th, has nothing before it
 
 
-def test_sampling_follows_its_seed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sampling_follows_its_seed(folder: Path) -> None:
     def sample(*arguments: str) -> str:
-        done = run_here(
-            monkeypatch, capsys, "generate", str(folder), "--prompt", "ab", "--bytes", "--tokens", "16", *arguments
-        )
+        done = run("generate", str(folder), "--prompt", "ab", "--bytes", "--tokens", "16", *arguments)
         assert done.code == 0, done.err
         return done.out
 
@@ -271,12 +210,10 @@ GENERATE: list[tuple[tuple[str, ...], str]] = [
 @pytest.mark.parametrize(("arguments", "message"), GENERATE)
 def test_what_generate_refuses(
     folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     arguments: tuple[str, ...],
     message: str,
 ) -> None:
-    done = run_here(monkeypatch, capsys, "generate", str(folder), *arguments)
+    done = run("generate", str(folder), *arguments)
     assert (done.code, done.out) == (2, "")
     assert message in done.err
     assert done.err.startswith("twoaxis: ")
@@ -299,13 +236,11 @@ EVAL: list[tuple[tuple[str, ...], str]] = [
 def test_what_eval_refuses(
     folder: Path,
     data: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     arguments: tuple[str, ...],
     message: str,
 ) -> None:
     named = [argument.format(data=data, model=folder) for argument in arguments]
-    done = run_here(monkeypatch, capsys, "eval", str(folder), *named)
+    done = run("eval", str(folder), *named)
     assert (done.code, done.out) == (2, "")
     assert message in done.err
     assert len(done.err.splitlines()) == 1
@@ -315,8 +250,6 @@ def test_what_eval_refuses(
 def test_folders_that_are_no_model(
     folder: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     command: str,
 ) -> None:
     (tmp_path / "bare").mkdir()
@@ -329,19 +262,16 @@ def test_folders_that_are_no_model(
         tmp_path / "llama": "is not a twoaxis model: model_type in its config.json is 'llama'",
     }
     for path, message in cases.items():
-        done = run_here(monkeypatch, capsys, command, str(path))
+        done = run(command, str(path))
         assert done.code == 2
         assert message in done.err
 
 
-def test_a_mistake_in_a_process_of_its_own_is_one_line(tmp_path: Path) -> None:
+def test_a_mistake_is_one_line(tmp_path: Path) -> None:
     done = run("eval", str(tmp_path / "nowhere"), "--data", "x")
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.decode() == f"twoaxis: there is no folder {tmp_path / 'nowhere'}\n"
+    assert done == (2, "", f"twoaxis: there is no folder {tmp_path / 'nowhere'}\n")
 
 
-def test_a_prompt_that_is_no_text(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    done = run_here(monkeypatch, capsys, "generate", str(folder), "--prompt", "-", "--bytes", stdin=b"ab\xff")
+def test_a_prompt_that_is_no_text(folder: Path) -> None:
+    done = run("generate", str(folder), "--prompt", "-", "--bytes", stdin=b"ab\xff")
     assert (done.code, done.err) == (2, "twoaxis: the prompt on stdin is not UTF-8: byte 2 cannot be read\n")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support import processes
 from twoaxis.training.results import Result, load_result
 
 FRAGILE = '''
@@ -94,14 +91,7 @@ def arguments(options: dict[str, Any]) -> list[str]:
 
 def start(*words: str, **options: Any) -> subprocess.Popen[str]:
     """The command in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "twoaxis", "compare", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        **options,
-    )
+    return processes.start("compare", *words, **options)
 
 
 def results(out: Path) -> dict[str, Result]:
@@ -122,34 +112,3 @@ def weights(out: Path) -> dict[str, str | None]:
 def stamps(out: Path) -> dict[str, tuple[int, int]]:
     """Inode and time of every result: the same as long as nobody writes it again."""
     return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.glob("runs/**/result.json")}
-
-
-def wait_for(what: Callable[[], Any], seconds: float = 120.0) -> Any:
-    """The first true answer."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        found = what()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"waited {seconds:.0f} s for {what}")
-
-
-def children(pid: int) -> list[int]:
-    """Processes that `pid` started, and theirs."""
-    found = []
-    try:
-        direct = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-    for child in direct:
-        found += [child, *children(child)]
-    return found
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; a dead one nobody has asked about counts as gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

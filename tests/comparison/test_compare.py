@@ -21,18 +21,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from tests.comparison.comparing import (
-    FRAGILE,
-    alive,
-    arguments,
-    children,
-    make_options,
-    results,
-    stamps,
-    start,
-    wait_for,
-    weights,
-)
+from tests.comparison.comparing import FRAGILE, arguments, make_options, results, stamps, start, weights
+from tests.support.commands import run as run_command
+from tests.support.processes import alive, children, end, wait_for
 from twoaxis.base.files import claim
 from twoaxis.comparison import plan as plans
 from twoaxis.comparison.compare import Outcome, compare, measure, prepare
@@ -153,22 +144,13 @@ def running(process: subprocess.Popen[str], out: Path) -> bool:
     return len(children(process.pid)) > 1 and any(not (s.parent.parent / "result.json").exists() for s in saved)
 
 
-def end(process: subprocess.Popen[str], number: int, family: list[int]) -> tuple[int, str]:
-    """Send a signal; the exit code and stderr, once no process is left."""
-    process.send_signal(number)
-    _, said = process.communicate(timeout=120)
-    wait_for(lambda: not any(alive(pid) for pid in family), seconds=20)
-    return process.returncode, said
-
-
 def test_killed_it_comes_to_the_same_bits_and_grows(whole: Path, options: dict[str, Any], place: Path) -> None:
     """Killed, then taken up with one more seed and one more contender."""
     out = place / "killed"
     process = start("--out", str(out), *arguments(options))
     try:
         wait_for(lambda: running(process, out))
-        family = children(process.pid)
-        code, _ = end(process, signal.SIGKILL, family)
+        code, _ = end(process, signal.SIGKILL)
     finally:
         process.kill()
     assert code == -signal.SIGKILL
@@ -196,8 +178,7 @@ def test_stopped_it_says_how_to_go_on(
     try:
         wait_for(lambda: len(children(process.pid)) > 1)
         wait_for(lambda: any(out.glob("runs/**/log.jsonl")))
-        family = children(process.pid)
-        code, said = end(process, number, family)
+        code, said = end(process, number)
     finally:
         process.kill()
     assert code == 128 + number, said
@@ -412,16 +393,6 @@ def test_a_file_the_system_refuses_is_named_and_the_rest_can_be_done_later(
     assert len(results(out)) == 6
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """The command in this process; its exit code."""
-    from twoaxis import cli
-
-    monkeypatch.setattr(sys, "argv", ["twoaxis", "compare", *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code if isinstance(ended.value.code, int) else -1
-
-
 REFUSED = [
     (("--stream", "deep_dleta"), "deep_dleta at size nano: unknown stream 'deep_dleta' (did you mean 'deep_delta'?)"),
     ((), "there is only the baseline to run; name contenders with --stream or --mixer"),
@@ -438,17 +409,10 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "message"), REFUSED)
-def test_mistakes_are_one_line_and_leave_nothing(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: tuple[str, ...],
-    message: str,
-) -> None:
+def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     given = words if "--task" in words else (*words, "--task", "recall")
-    code = command(monkeypatch, "--out", str(tmp_path / "out"), "--context", "32", "--dry-run", *given)
-    said = capsys.readouterr()
-    assert (code, said.out) == (2, "")
+    said = run_command("compare", "--out", str(tmp_path / "out"), "--context", "32", "--dry-run", *given)
+    assert (said.code, said.out) == (2, "")
     assert message in said.err
     assert len(said.err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
@@ -464,14 +428,12 @@ def test_only_what_stands_on_the_command_line_speaks() -> None:
     assert not {"stream", "mixer", "data", "seed", "lr", "source", "train"} & set(fields)
 
 
-def test_a_dry_run_on_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Path
-) -> None:
+def test_a_dry_run_on_the_command_line(tmp_path: Path, place: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps(make_options(place, seeds=2, stream=["deep_delta"])))
-    words = ["--file", str(plan), "--mixer", "canon", "--steps", "7", "--match", "tokens", "--dry-run"]
-    assert command(monkeypatch, "--out", str(tmp_path / "out"), *words, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    words = ["compare", "--out", str(tmp_path / "out"), "--file", str(plan), "--mixer", "canon", "--steps", "7"]
+    words += ["--match", "tokens", "--dry-run"]
+    found = json.loads(run_command(*words, "--json").out)
     assert [(row["label"], row["steps"], row["runs"]) for row in found["rows"]] == [
         ("standard", 7, 2),
         ("deep_delta", 7, 2),
@@ -479,6 +441,5 @@ def test_a_dry_run_on_the_command_line(
     ]
     assert found["rows"][1]["flops"] == found["rows"][1]["tokens"] * found["rows"][1]["flops_per_token"]
     assert found["seconds"] > 0
-    assert command(monkeypatch, "--out", str(tmp_path / "out"), *words, "--jobs", "1") == 0
-    assert "6 runs, 0 of them finished, 6 to do, 1 at once" in capsys.readouterr().out
+    assert "6 runs, 0 of them finished, 6 to do, 1 at once" in run_command(*words, "--jobs", "1").out
     assert not (tmp_path / "out").exists()

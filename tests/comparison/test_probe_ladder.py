@@ -11,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
-from tests.pretrained.helpers import byte_llama
+from tests.support.foreign import byte_llama
 from twoaxis.comparison.ladder import CONTROL, LADDER, Rung, costs, group_names, group_of, make_model, sizes, switched
 from twoaxis.comparison.probe_run import Amounts, measure, passes, schedule
 from twoaxis.pretrained.build import plain_twin

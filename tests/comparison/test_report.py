@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html.parser
-import io
 import json
 import os
 import re
@@ -11,12 +10,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.comparison.fake_comparison import FAKES, L_INF, STANDARD, Fake, make_fake
-from twoaxis import cli
+from tests.support.commands import run
 from twoaxis.comparison import report as reporting
 from twoaxis.comparison.page import render_page
 from twoaxis.comparison.report import Report, make_report, render_markdown, render_terminal, text_table
@@ -262,33 +260,21 @@ def test_without_matplotlib_the_rest_is_written(folder: Path, tmp_path: Path, mo
     assert 'pip install "twoaxis[report]"' in made.note
 
 
-def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    monkeypatch.setattr(sys, "argv", ["twoaxis", *arguments])
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    shown = capsys.readouterr()
-    return stopped.value.code, shown.out, shown.err
-
-
-def test_the_command(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "110")
-    code, out, err = run_here(monkeypatch, capsys, "report", str(folder))
+def test_the_command(folder: Path, tmp_path: Path) -> None:
+    code, out, err = run("report", str(folder), env={"COLUMNS": "110"})
     assert code == 0
     assert "resolved (better)" in out
     assert max(map(len, out.splitlines())) <= 110
     assert "written to" in err
-    code, out, _ = run_here(monkeypatch, capsys, "report", str(folder), "--json", "--l-inf", "1.8", "--alpha", "0.12")
+    code, out, _ = run("report", str(folder), "--json", "--l-inf", "1.8", "--alpha", "0.12")
     assert code == 0
     document = json.loads(out)
     assert document["tables"][0]["contenders"][1]["speed_up"]["value"] > 1
     assert document == json.loads((folder / "report" / "table.json").read_bytes())
-    code, out, err = run_here(monkeypatch, capsys, "report", str(tmp_path / "nowhere"))
+    code, out, err = run("report", str(tmp_path / "nowhere"))
     assert (code, out) == (2, "")
     assert err.startswith("twoaxis: ")
     assert "is not a folder; give the --out of twoaxis compare" in err
-    code, _, err = run_here(monkeypatch, capsys, "report", str(folder), "--alpha", "0.1")
+    code, _, err = run("report", str(folder), "--alpha", "0.1")
     assert code == 2
     assert "needs --l-inf too" in err

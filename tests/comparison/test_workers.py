@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -15,7 +14,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from tests.comparison.comparing import FRAGILE, alive, children, make_options, wait_for
+from tests.comparison.comparing import FRAGILE, make_options
+from tests.support.processes import alive, children, start, wait_for
 from twoaxis.base.machine import physical_cores
 from twoaxis.base.plugins import fingerprints, use_files
 from twoaxis.comparison.workers import Report, ServerGone, Workers, default_jobs, explain
@@ -140,7 +140,7 @@ PARENT = """
 @pytest.mark.slow
 def test_no_process_outlives_a_killed_parent(place: Path, tmp_path: Path) -> None:
     script = textwrap.dedent(PARENT).format(config=config(place, steps=100_000).to_dict())
-    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    parent = start(str(tmp_path), program=("-c", script), stderr=None)
     assert parent.stdout is not None
     try:
         server = int(parent.stdout.readline().split()[1])

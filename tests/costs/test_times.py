@@ -112,6 +112,7 @@ def test_this_machine_is_predicted() -> None:
     assert worst < 0.20, found["checks"]
 
 
+@pytest.mark.slow
 def test_calibration_of_one_method(tmp_path: Any) -> None:
     """The whole way once: measured here, written, read again, used for another shape."""
     from twoaxis.base.files import write_json

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import twoaxis
 from tests.golden_formats.base import trace
+from tests.support.numbers import close, randn
 from twoaxis.depth.deep_cross_attention import DeepCrossAttention, Stack
 from twoaxis.depth.stream import State, Stream
 
@@ -52,7 +53,7 @@ def toy(kind: str, seed: int, dtype: torch.dtype = torch.float64) -> Callable[..
 
 
 def embedding() -> Tensor:
-    x = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    x = randn(2, 3, WIDTH, seed=9)
     return x.requires_grad_()
 
 
@@ -110,10 +111,6 @@ def reference(stream: DeepCrossAttention, x: Tensor) -> Tensor:
     return grns(stream, stream.layout.blocks, stacked(history, k))[0]
 
 
-def close(ours: Tensor, want: Tensor, bound: float = 1e-12) -> None:
-    assert (ours - want).abs().max() <= bound * max(want.abs().max().item(), 1e-3)
-
-
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("ways", ["qkv", "single"])
 @pytest.mark.parametrize("window", [None, 1, 3, 99])
@@ -124,7 +121,7 @@ def test_equals_the_equations(version: int, ways: str, window: int | None, kinds
     ours, want = run(stream, x), reference(stream, x)
     close(ours, want)
     leaves = [x, *stream.parameters()]
-    direction = torch.randn(want.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    direction = randn(*want.shape, seed=1)
     mine = torch.autograd.grad((ours * direction).sum(), leaves)
     theirs = torch.autograd.grad((want * direction).sum(), leaves)
     for got, expected in zip(mine, theirs, strict=True):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import twoaxis
 from tests.golden_formats.base import trace
+from tests.support.numbers import randn
 from twoaxis.depth.stream import Stream
 
 VARIANTS = ("base", "zero", "normalized", "weighted_output")
@@ -41,7 +42,7 @@ def toys(count: int) -> list[Function]:
 
 
 def embedding() -> Tensor:
-    return torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    return randn(2, 3, WIDTH, seed=9)
 
 
 def run(stream: Stream, x: Tensor) -> Tensor:

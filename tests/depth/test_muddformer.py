@@ -13,6 +13,7 @@ from torch import Tensor
 
 import twoaxis
 from tests.golden_formats.base import trace
+from tests.support.numbers import close, randn
 from twoaxis.depth.muddformer import MuddFormer, Slots
 from twoaxis.depth.stream import State, Stream
 
@@ -69,7 +70,7 @@ def toy(kind: str, seed: int, dtype: torch.dtype = torch.float64) -> Callable[..
 
 
 def embedding() -> Tensor:
-    x = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    x = randn(2, 3, WIDTH, seed=9)
     return x.requires_grad_()
 
 
@@ -130,10 +131,6 @@ def reference(stream: MuddFormer, x: Tensor) -> Tensor:
     return aggregate(stream, stream.layout.blocks, history)[0]
 
 
-def close(ours: Tensor, want: Tensor, bound: float = 1e-12) -> None:
-    assert (ours - want).abs().max() <= bound * max(want.abs().max().item(), 1e-3)
-
-
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("kinds", [PLAIN_BLOCK, MIXED_BLOCK, ("parallel",)])
 def test_equals_the_equations(options: dict[str, Any], kinds: tuple[str, ...]) -> None:
@@ -142,7 +139,7 @@ def test_equals_the_equations(options: dict[str, Any], kinds: tuple[str, ...]) -
     ours, want = run(stream, x), reference(stream, x)
     close(ours, want)
     leaves = [x, *stream.parameters()]
-    direction = torch.randn(want.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    direction = randn(*want.shape, seed=1)
     mine = torch.autograd.grad((ours * direction).sum(), leaves)
     theirs = torch.autograd.grad((want * direction).sum(), leaves)
     for got, expected in zip(mine, theirs, strict=True):

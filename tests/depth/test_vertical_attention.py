@@ -12,6 +12,7 @@ from torch import Tensor
 
 import twoaxis
 from tests.golden_formats.base import trace
+from tests.support.numbers import close, randn
 from twoaxis.depth.stream import Stream
 
 NORMS = ("l2", "rms", "none")
@@ -42,7 +43,7 @@ def toys(count: int) -> list[Function]:
 
 
 def embedding() -> Tensor:
-    return torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    return randn(2, 3, WIDTH, seed=9)
 
 
 def run(stream: Stream, x: Tensor, functions: Sequence[Function] | None = None) -> Tensor:
@@ -69,10 +70,6 @@ def reference(stream: Stream, x: Tensor, kind: str, eps: float, inner_residual: 
         stored = a + mlp(h + a)
         sources.append(h + stored if inner_residual else stored)
     return sources[-1]
-
-
-def close(ours: Tensor, want: Tensor, bound: float = 1e-12) -> None:
-    assert (ours - want).abs().max() <= bound * max(want.abs().max().item(), 1e-3)
 
 
 @pytest.mark.parametrize("kind", NORMS)

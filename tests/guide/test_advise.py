@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.support import processes
+from tests.support.commands import call, run
 from twoaxis import cli, preset
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.shapes import find_shape, with_method
@@ -38,14 +40,6 @@ def asked(**fields: Any) -> Advice:
 
 def order(advice: Advice) -> list[str]:
     return [choice.method for choice in advice.ranked]
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["twoaxis", *words])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert isinstance(stopped.value.code, int)
-    return stopped.value.code
 
 
 def edited(tmp_path: Path, change: Any) -> str:
@@ -197,11 +191,10 @@ def parse(monkeypatch: pytest.MonkeyPatch, text: str) -> tuple[Any, ...]:
     def reach(*args: Any, **options: Any) -> None:
         raise Reached(*args, *options.items())
 
-    monkeypatch.setattr(WORK[words[1]], reach)
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(Reached) as reached:
-        cli.main()
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(WORK[words[1]], reach)
+        with pytest.raises(Reached) as reached:
+            call(cli.main, words)
     return reached.value.values
 
 
@@ -257,10 +250,10 @@ def test_a_record_in_words() -> None:
         assert words in text
 
 
-def test_the_page_has_everything(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, *SMALL, "--goal", "shortcut", "--pipeline-stages", "2", "--top", "2") == 0
-    captured = capsys.readouterr()
-    shown = " ".join(captured.out.split())
+def test_the_page_has_everything() -> None:
+    done = run(*SMALL, "--goal", "shortcut", "--pipeline-stages", "2", "--top", "2")
+    assert done.code == 0
+    shown = " ".join(done.out.split())
     for words in (
         "RANKING",
         "1. ",
@@ -273,13 +266,14 @@ def test_the_page_has_everything(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         "pipeline traffic",
     ):
         assert words.lower() in shown.lower(), words
-    assert "advise: 4 methods" in captured.err
+    assert "advise: 4 methods" in done.err
     assert len(document(asked(goal="shortcut"), 1).blocks) > 5
 
 
-def test_one_document(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, *SMALL, "--goal", "mixing", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+def test_one_document() -> None:
+    done = run(*SMALL, "--goal", "mixing", "--json")
+    assert done.code == 0
+    found = json.loads(done.out)
     names = [row["method"].partition(":")[0] for row in found["ranked"]]
     assert sorted(names) == ["canon", "short_conv", "short_swa", "short_swa"]
     canon = next(row for row in found["ranked"] if row["method"] == "canon")
@@ -288,34 +282,33 @@ def test_one_document(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert found["question"]["deployment"]["context"] == 64
 
 
-def test_records_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "advise", "--records", "depth_attention", "muddformer") == 0
-    shown = " ".join(capsys.readouterr().out.split())
+def test_records_are_printed() -> None:
+    shown = " ".join(run("advise", "--records", "depth_attention", "muddformer").out.split())
     assert "No published result: The paper reports no experiment." in shown
     assert "10.83" in shown
-    assert run(monkeypatch, "advise", "--records", "--json") == 0
-    assert len(json.loads(capsys.readouterr().out)["records"]) == len(read_evidence().records)
-    assert run(monkeypatch, "advise", "--records", "nothing") == 2
-    assert "there is no record of 'nothing'" in capsys.readouterr().err
+    document = json.loads(run("advise", "--records", "--json").out)
+    assert len(document["records"]) == len(read_evidence().records)
+    wrong = run("advise", "--records", "nothing")
+    assert wrong.code == 2
+    assert "there is no record of 'nothing'" in wrong.err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--serving", "2"), "serving is a share between 0 and 1, got 2"),
-        (("--max-overhead", "-1"), "max_overhead is a percentage of at least 0, got -1"),
-        (("--headroom", "-1"), "headroom must be at least 0 GB, got -1 GB"),
+        (("--serving", "2"), "serving must lie between 0 and 1, got 2"),
+        (("--max-overhead", "-1"), "max_overhead must not be negative, got -1"),
+        (("--headroom", "-1"), "headroom must not be negative, got -1"),
         (("--top", "0"), "--top must be at least 1, got 0"),
         (("--hardware", "h101"), "unknown hardware 'h101' (did you mean 'h100'?)"),
         (("--evidence", "nowhere.json"), "there is no evidence file nowhere.json"),
         (("--pipeline-stages", "3"), "4 blocks cannot be cut into 3 stages"),
     ],
 )
-def test_mistakes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
-) -> None:
-    assert run(monkeypatch, *SMALL, *words) == 2
-    assert f"twoaxis: {message}" in capsys.readouterr().err
+def test_mistakes(words: tuple[str, ...], message: str) -> None:
+    done = run(*SMALL, *words)
+    assert done.code == 2
+    assert f"twoaxis: {message}" in done.err
 
 
 def test_the_interview() -> None:
@@ -354,9 +347,7 @@ def test_without_a_terminal_it_does_not_wait(tmp_path: Path) -> None:
         "sys.argv = ['twoaxis', 'advise']\ntry:\n    cli.main()\nexcept SystemExit as stop:\n    code = stop.code\n"
         "assert 'torch' not in sys.modules\nsys.exit(code)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with processes.start(program=("-c", script), stdin=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.wait(timeout=60) == 0
         assert process.stdout.read().strip() == "any llama-3-8b"
@@ -371,25 +362,18 @@ def test_a_closed_input_is_not_read() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
 
 
-def test_help_does_not_load_torch() -> None:
-    script = (
-        "import sys\nfrom twoaxis import cli\nsys.argv = ['twoaxis', 'advise', '--help']\n"
-        "try:\n    cli.main()\nexcept SystemExit as stop:\n    code = stop.code\n"
-        "assert 'torch' not in sys.modules\nsys.exit(code)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_help() -> None:
+    done = run("advise", "--help")
+    assert done.code == 0
     for words in ("--max-overhead", "--evidence", "Rank what to try first"):
-        assert words in done.stdout
+        assert words in done.out
 
 
 def test_on_a_terminal_it_asks() -> None:
     """A real one: the questions are shown, the answers used, and the end of the input takes the defaults."""
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "twoaxis", "advise"], stdin=theirs, stderr=theirs, stdout=subprocess.PIPE, text=True
-    )
+    process = processes.start("advise", stdin=theirs, stderr=theirs)
     os.write(ours, b"nano\nmixing\n\n\n\n64\n\x04")
     out, _ = process.communicate(timeout=300)
     shown = os.read(ours, 65_536).decode()

@@ -131,7 +131,7 @@ def test_trust_by_hand() -> None:
         ({"baseline": 2.0, "value": -1.0}, "a loss is more than 0, got 2.0 and -1.0"),
         ({"baseline": 2.0, "value": 1.0, "metric": "perplexity"}, "a perplexity is more than 1, got 2.0 and 1.0"),
         ({"baseline": 2, "value": 1, "difference": 1}, "give baseline and value, or the difference alone"),
-        ({"baseline": 2, "value": 1, "seeds": 0}, "seeds must be at least 1 or null, got 0"),
+        ({"baseline": 2, "value": 1, "seeds": 0}, "seeds must be at least 1, got 0"),
         ({"baseline": 2, "value": 1, "kind": "rumour"}, "unknown kind 'rumour'"),
         ({"baseline": 2, "value": 1, "parameters": "7B"}, "parameters must be an integer or None, got '7B'"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 import twoaxis
-from twoaxis import cli
+from tests.support.commands import run, run_line
 from twoaxis.base.method import Card
 from twoaxis.commands.methods import methods
 from twoaxis.depth.registry import METHODS, STREAMS, stream
@@ -27,20 +26,6 @@ DOCS = Path(__file__).parents[2] / "docs" / "methods.md"
 SHAPE = entries.make_shape()
 ROWS = entries.entries(SHAPE)
 NAMES = [row.name for row in ROWS]
-
-
-def run(*arguments: str, width: int | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
-    environment.pop("COLUMNS", None)
-    if width:
-        environment["COLUMNS"] = str(width)
-    return subprocess.run(
-        [sys.executable, "-m", "twoaxis", "methods", *arguments],
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-        env=environment,
-    )
 
 
 # The cards.
@@ -253,9 +238,8 @@ def test_the_docs_are_current() -> None:
 
 
 def test_the_docs_command_writes_the_docs() -> None:
-    done = subprocess.run([sys.executable, "-m", "twoaxis.guide"], capture_output=True, check=True)
-    assert done.stdout.decode("utf-8") == pages.docs()
     assert pages.COMMAND.startswith("python -m twoaxis.guide ")
+    assert run_line("python -m twoaxis.guide").out == pages.docs()
 
 
 def test_the_docs_have_every_method_and_column_and_links_that_lead_somewhere() -> None:
@@ -271,19 +255,19 @@ def test_the_docs_have_every_method_and_column_and_links_that_lead_somewhere() -
 
 
 def test_map_through_a_pipe() -> None:
-    done = run(width=100)
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout
+    done = run("methods", env={"COLUMNS": "100"})
+    assert done.code == 0, done.err
+    assert "\x1b" not in done.out
     for name in NAMES:
-        assert any(line.startswith(name) for line in done.stdout.splitlines())
-    assert "12 blocks of width 768 with 12 heads of width 64" in " ".join(done.stdout.split())
-    assert max(map(len, done.stdout.splitlines())) <= 100
+        assert any(line.startswith(name) for line in done.out.splitlines())
+    assert "12 blocks of width 768 with 12 heads of width 64" in " ".join(done.out.split())
+    assert max(map(len, done.out.splitlines())) <= 100
 
 
 def test_json_is_everything_and_exact() -> None:
-    done = run("--json", "--blocks", "4", "--width", "64", "--heads", "4")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    done = run("methods", "--json", "--blocks", "4", "--width", "64", "--heads", "4")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
     assert found["twoaxis"] == twoaxis.__version__
     assert found["shape"]["blocks"] == 4
     assert found["shape"]["head_width"] == 16
@@ -302,14 +286,14 @@ def test_json_is_everything_and_exact() -> None:
 
 
 def test_markdown_has_all_columns() -> None:
-    done = run("--markdown", "--columns", "all")
-    assert done.returncode == 0, done.stderr
+    done = run("methods", "--markdown", "--columns", "all")
+    assert done.code == 0, done.err
     headers = [
-        cell.strip() for line in done.stdout.splitlines() if line.startswith("| method") for cell in line.split("|")
+        cell.strip() for line in done.out.splitlines() if line.startswith("| method") for cell in line.split("|")
     ]
     assert {c.header for c in columns.COLUMNS.values()} <= {*headers}
     for name in NAMES:
-        assert done.stdout.count(f"| {name} |") == len(columns.GROUPS)
+        assert done.out.count(f"| {name} |") == len(columns.GROUPS)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=NAMES)
@@ -328,9 +312,9 @@ def test_page_of_one_method(row: entries.Entry, capsys: pytest.CaptureFixture[st
 
 
 def test_page_through_a_pipe() -> None:
-    done = run("canon", width=100)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == terminal.render(pages.MethodPage(entries.entry("canon", SHAPE)).document(), 100)
+    done = run("methods", "canon", env={"COLUMNS": "100"})
+    assert done.code == 0, done.err
+    assert done.out == terminal.render(pages.MethodPage(entries.entry("canon", SHAPE)).document(), 100)
 
 
 @pytest.mark.parametrize(
@@ -344,20 +328,11 @@ def test_page_through_a_pipe() -> None:
         (("--blocks", "0"), "blocks must be at least 1, got 0"),
     ],
 )
-def test_mistakes(
-    arguments: tuple[str, ...],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["twoaxis", "methods", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    told = capsys.readouterr()
-    assert told.err.startswith("twoaxis: ")
-    assert message in told.err
-    assert told.out == ""
+def test_mistakes(arguments: tuple[str, ...], message: str) -> None:
+    done = run("methods", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("twoaxis: ")
+    assert message in done.err
 
 
 def test_a_closed_pipe_is_not_an_error_message() -> None:
@@ -368,9 +343,6 @@ def test_a_closed_pipe_is_not_an_error_message() -> None:
 
 
 def test_a_narrow_encoding_does_not_break_the_drawing() -> None:
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [sys.executable, "-m", "twoaxis", "methods", "standard"], capture_output=True, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert b"x_{l+1} = x_l + f_l(x_l)" in done.stdout
+    done = run("methods", "standard", encoding="ascii")
+    assert done.code == 0, done.err
+    assert "x_{l+1} = x_l + f_l(x_l)" in done.out

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,20 +12,11 @@ pytest.importorskip("transformers")
 
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
-from transformers.utils import logging
 
 from tests.inspection.helpers import PROMPT, make
-from twoaxis import cli
+from tests.support import commands
+from tests.support.commands import Done
 from twoaxis.inspection.page import page
-
-
-@pytest.fixture(autouse=True)
-def notes() -> Iterator[None]:
-    """The command silences transformers in its process, which here belongs to other tests too."""
-    level = logging.get_verbosity()
-    yield
-    logging.set_verbosity(level)
-    logging.enable_progress_bar()
 
 
 @pytest.fixture(scope="module")
@@ -40,32 +26,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Result(SimpleNamespace):
-    code: int
-    out: str
-    err: str
+def run(*words: str, **options: Any) -> Done:
+    return commands.run("inspect", *words, env={"COLUMNS": "120"}, **options)
 
 
-class Command:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch, self.capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: str, stdin: bytes = b"") -> Result:
-        self.monkeypatch.setattr(sys, "argv", ["twoaxis", "inspect", *arguments])
-        self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        shown = self.capsys.readouterr()
-        return Result(code=stopped.value.code, out=shown.out, err=shown.err)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.setenv("COLUMNS", "120")
-    return Command(monkeypatch, capsys)
-
-
-def test_tables_on_stdout(folder: Path, run: Command) -> None:
+def test_tables_on_stdout(folder: Path) -> None:
     done = run(str(folder), "--prompt", "Hello", "--bytes")
     assert done.code == 0, done.err
     assert done.err == ""
@@ -76,7 +41,7 @@ def test_tables_on_stdout(folder: Path, run: Command) -> None:
     assert rows[0].endswith("1  embedding 1")
 
 
-def test_json_and_files(folder: Path, run: Command, tmp_path: Path) -> None:
+def test_json_and_files(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     done = run(str(folder), "--prompt", PROMPT, "--bytes", "--json", "--out", str(tmp_path / "out"))
     assert done.code == 0, done.err
@@ -93,7 +58,7 @@ def test_json_and_files(folder: Path, run: Command, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "inspect.json").read_text())["prompt"] == "other"
 
 
-def test_mistakes_end_in_one_line(folder: Path, run: Command, tmp_path: Path) -> None:
+def test_mistakes_end_in_one_line(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     (tmp_path / "taken").mkdir()
@@ -123,7 +88,7 @@ def test_mistakes_end_in_one_line(folder: Path, run: Command, tmp_path: Path) ->
     assert (tmp_path / "taken" / "inspect.html").read_text() == "mine"
 
 
-def test_a_tokenizer_s_tokens_are_shown_as_the_text_they_stand_for(folder: Path, run: Command, tmp_path: Path) -> None:
+def test_a_tokenizer_s_tokens_are_shown_as_the_text_they_stand_for(folder: Path, tmp_path: Path) -> None:
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     words = {word: number for number, word in enumerate(("<s>", "?", "The", "stream", "adds"))}
@@ -141,12 +106,7 @@ def test_a_tokenizer_s_tokens_are_shown_as_the_text_they_stand_for(folder: Path,
     ]
 
 
-def test_as_a_process_with_an_encoding_too_narrow_for_the_prompt(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "twoaxis", "inspect", str(folder), "--prompt", "Grüße", "--bytes"],
-        capture_output=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "ascii", "CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert done.returncode == 0, done.stderr
-    assert b"a prompt of 7 tokens." in b" ".join(done.stdout.split())
+def test_an_encoding_too_narrow_for_the_prompt(folder: Path) -> None:
+    done = run(str(folder), "--prompt", "Grüße", "--bytes", encoding="ascii")
+    assert done.code == 0, done.err
+    assert "a prompt of 7 tokens." in " ".join(done.out.split())

@@ -18,12 +18,14 @@ from twoaxis.inspection.trace import Look, Trace, find_stream
 from twoaxis.model.decoder import Decoder
 from twoaxis.verify.properties import SMALL, build, instances, sample_tokens
 
-ALL = [
-    pytest.param(dataclasses.replace(c, blend=b), id=("blend of " if b else "") + n)
-    for b in (False, True)
-    for n, c in instances()
+EVERY = [pytest.param(c, id=n) for n, c in instances()]
+BLENDED = [
+    pytest.param(dataclasses.replace(SMALL, stream=name, blend=True), id=f"blend of {name}")
+    for name in ("standard", "attention_residuals", "deep_delta", "hyper_connections", "muddformer")
 ]
-ALONE = [pytest.param(c, id=n) for n, c in instances() if c.mixer is None]
+"""A blend records its method's numbers beside its own: without and with weights, with quantities, streams and ways."""
+ALONE = [pytest.param(dataclasses.replace(SMALL, stream=name), id=name) for name in twoaxis.stream_names()]
+"""One variant of every stream."""
 
 
 def open_gates(model: Decoder) -> Decoder:
@@ -48,7 +50,7 @@ def by_hand(model: Decoder, tokens: Tensor) -> list[tuple[Any, State, Seen, Tens
     return found
 
 
-@pytest.mark.parametrize("config", ALL)
+@pytest.mark.parametrize("config", [*EVERY, *BLENDED])
 @torch.no_grad()
 def test_numbers_of_every_method_and_unchanged_outputs(config: twoaxis.DecoderConfig) -> None:
     model, tokens = open_gates(build(config, 1, perturb=0.1)), sample_tokens(0)

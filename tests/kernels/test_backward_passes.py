@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.utils.checkpoint import checkpoint
 
+from tests.support.numbers import randn
 from twoaxis.depth.registry import stream
 from twoaxis.depth.stream import State
 from twoaxis.kernels import sinkhorn as balancing
@@ -44,10 +45,6 @@ CARRIED: list[tuple[str, dict[str, Any]]] = [
     ("deep_delta", {"value_channels": 3, "expand": "conv"}),
 ]
 every = pytest.mark.parametrize(("name", "options"), GATHERED + CARRIED)
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 @contextmanager

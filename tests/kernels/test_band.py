@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from tests.support.numbers import randn
 from twoaxis.kernels import band
 from twoaxis.kernels.band import band_attention, band_pays, band_reference, chunk_of
 
 FORMS = {"chunked": band._chunked, "gathered": band._gathered}
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def inputs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from functools import partial
 from typing import Any
@@ -11,12 +12,11 @@ from torch import Tensor
 from torch.func import grad
 from torch.utils.checkpoint import checkpoint
 
+from tests.support import numbers
 from twoaxis.kernels.softmax_read import open_source, softmax_read, softmax_read_reference
 from twoaxis.kernels.weighted_sum import rms_logits, rms_logits_reference, share, weighted_sum, weighted_sum_reference
 
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
+randn = functools.partial(numbers.randn, grad=True)
 
 
 def reads(fused: bool, x: Tensor, y: Tensor, u: Tensor) -> Any:

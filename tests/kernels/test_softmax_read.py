@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from tests.support import numbers
 from twoaxis.kernels.softmax_read import (
     open_source,
     softmax_and_lse,
@@ -18,9 +21,7 @@ from twoaxis.kernels.softmax_read import (
 )
 from twoaxis.kernels.weighted_sum import rms_logits_reference, share, weighted_sum, weighted_sum_reference
 
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
+randn = functools.partial(numbers.randn, grad=True)
 
 
 def chain(x: Tensor, maps: Tensor, queries: Tensor, scale: float, fused: bool) -> Tensor:

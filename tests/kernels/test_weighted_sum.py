@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.support import numbers
 from twoaxis.kernels.weighted_sum import (
     Parcels,
     rms_logits,
@@ -21,9 +23,7 @@ from twoaxis.kernels.weighted_sum import (
     weighted_sum_reference,
 )
 
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
+randn = functools.partial(numbers.randn, grad=True)
 
 
 def agree(ours: Any, theirs: Any, leaves: list[Tensor], bound: float = 1e-12) -> None:

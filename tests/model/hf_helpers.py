@@ -11,6 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
+from tests.support.foreign import shake
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM, TwoAxisOutput
@@ -65,20 +66,30 @@ COMBINED: dict[str, DecoderConfig] = {
 }
 """Options that meet each other: windows with streams that mix tokens, ways with mixers, placement, Blend."""
 
-EVERYTHING: dict[str, DecoderConfig] = {**dict(instances(tied=False)), **COMBINED}
-"""Every variant of every stream and mixer, and the combinations."""
+MEMORY: dict[str, DecoderConfig] = {
+    "none": BASE,
+    "windows": COMBINED["attention_windows"],
+    "short_swa": dataclasses.replace(BASE, mixer="short_swa", mixer_options=SWA),
+    "short_conv": dataclasses.replace(BASE, mixer="short_conv", mixer_options={"start": "uniform"}),
+    "canon": dataclasses.replace(BASE, mixer="canon"),
+    "deep_delta TC+EC": dataclasses.replace(BASE, stream="deep_delta", stream_options=TOKEN_DELTA),
+    "two axes": COMBINED["two axes"],
+    "parallel": COMBINED["parallel"],
+}
+"""One model for each kind of memory. The transformers classes know no method: they differ by what a model remembers
+of earlier tokens, and what holds for every method is a check of the kit."""
 
-EVERY = [pytest.param(config, id=name) for name, config in EVERYTHING.items()]
+MEMORIES = [pytest.param(config, id=name) for name, config in MEMORY.items()]
 
 _firsts: dict[str, DecoderConfig] = {}
 for _config in dict(instances(tied=False)).values():
     _firsts.setdefault(_config.mixer or _config.stream, _config)
 ONE_EACH: dict[str, DecoderConfig] = {
     **_firsts,
-    "deep_delta TC+EC": dataclasses.replace(BASE, stream="deep_delta", stream_options=TOKEN_DELTA),
+    "deep_delta TC+EC": MEMORY["deep_delta TC+EC"],
     **COMBINED,
 }
-"""One variant of every stream and mixer, and the combinations: for what takes longer."""
+"""One variant of every stream and mixer, and the combinations: for what is different for each method."""
 
 ONE = [pytest.param(config, id=name) for name, config in ONE_EACH.items()]
 
@@ -110,14 +121,6 @@ def shared(config: DecoderConfig, dtype: torch.dtype = torch.float64) -> TwoAxis
     return _kept[key]
 
 
-def shake(model: torch.nn.Module, seed: int = 0, by: float = 0.3) -> None:
-    """Add noise to every parameter."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += by * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
-
-
 def prompt(seed: int, batch: int = 2, length: int = 12) -> Tensor:
     """Random tokens."""
     return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
@@ -136,9 +139,3 @@ def output(model: Any, tokens: Tensor | None = None, **arguments: Any) -> TwoAxi
     found = model(input_ids=tokens, **arguments)
     assert isinstance(found, TwoAxisOutput)
     return found
-
-
-def far(a: Tensor, b: Tensor) -> float:
-    """The largest difference relative to the largest number."""
-    assert a.shape == b.shape, (a.shape, b.shape)
-    return ((a - b).abs().max() / b.abs().max().clamp_min(1e-30)).item()

@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 
 from transformers import AutoModel, AutoModelForCausalLM
 
-from tests.model.hf_helpers import BASE, EVERY, ONE_EACH, as_hf, logits, make, prompt
+from tests.model.hf_helpers import BASE, ONE, ONE_EACH, as_hf, logits, make, prompt
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM, TwoAxisModel
 
@@ -119,7 +119,7 @@ def test_shards_and_the_auxiliary_process(tmp_path: Path) -> None:
     assert not (tmp_path / "other" / "modeling_twoaxis.py").exists()
 
 
-@pytest.mark.parametrize("config", EVERY)
+@pytest.mark.parametrize("config", ONE)
 def test_loads_to_the_last_bit(config: DecoderConfig, tmp_path: Path) -> None:
     model, tokens = make(config, torch.float32), prompt(1)
     model.save_pretrained(tmp_path)

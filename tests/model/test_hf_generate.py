@@ -1,4 +1,4 @@
-"""`generate`: every strategy gives what the model gives without a cache, for every stream and mixer."""
+"""`generate`: every strategy gives what the model gives without a cache, for every kind of memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, set_seed
+from transformers import DynamicCache, set_seed
 
-from tests.model.hf_helpers import BASE, EVERY, ONE, ONE_EACH, VOCABULARY, logits, make, output, prompt, shake, shared
+from tests.model.hf_helpers import BASE, MEMORIES, ONE_EACH, logits, make, output, prompt, shared
+from tests.support.foreign import llama, pretrained, shake
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.hf_cache import TwoAxisCache
 from twoaxis.model.hf_model import TwoAxisForCausalLM
@@ -33,7 +34,7 @@ def by_hand(model: TwoAxisForCausalLM, tokens: Tensor) -> Tensor:
     return tokens
 
 
-@pytest.mark.parametrize("config", EVERY)
+@pytest.mark.parametrize("config", MEMORIES)
 def test_greedy(config: DecoderConfig) -> None:
     model, tokens = shared(config), prompt(0, length=6)
     expected = by_hand(model, tokens)
@@ -41,7 +42,7 @@ def test_greedy(config: DecoderConfig) -> None:
     assert torch.equal(grow(model, tokens, use_cache=False), expected)
 
 
-@pytest.mark.parametrize("config", ONE)
+@pytest.mark.parametrize("config", MEMORIES)
 def test_a_left_padded_batch_equals_each_row_alone(config: DecoderConfig) -> None:
     model, tokens = shared(config), prompt(1, batch=3, length=8)
     mask = torch.ones_like(tokens)
@@ -52,7 +53,7 @@ def test_a_left_padded_batch_equals_each_row_alone(config: DecoderConfig) -> Non
         assert torch.equal(together[row : row + 1, pad:], grow(model, tokens[row : row + 1, pad:]))
 
 
-@pytest.mark.parametrize("config", ONE)
+@pytest.mark.parametrize("config", MEMORIES)
 def test_beams(config: DecoderConfig) -> None:
     model, tokens = shared(config), prompt(2, length=6)
     mask = torch.ones_like(tokens)
@@ -83,7 +84,7 @@ class Watched(TwoAxisCache):
         self.original(self, beam_idx)
 
 
-@pytest.mark.parametrize("config", ONE)
+@pytest.mark.parametrize("config", MEMORIES)
 def test_assisted_decoding(config: DecoderConfig) -> None:
     """Drafts of a model that often errs, of one that never does, and of the prompt itself."""
     model = shared(config)
@@ -115,22 +116,9 @@ def test_assisted_decoding(config: DecoderConfig) -> None:
 
 def test_drafts_of_a_foreign_model_and_for_one() -> None:
     model, tokens = make(ONE_EACH["two axes"]), prompt(4, batch=1, length=7)
-    torch.manual_seed(0)
-    llama = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    )
-    shake(llama, by=0.3)
-    llama = llama.double().eval()
-    assert torch.equal(grow(model, tokens, assistant_model=llama), grow(model, tokens))
-    assert torch.equal(grow(llama, tokens, assistant_model=model), grow(llama, tokens))
+    foreign: Any = pretrained(llama(num_hidden_layers=2, pad_token_id=None), torch.float64)
+    assert torch.equal(grow(model, tokens, assistant_model=foreign), grow(model, tokens))
+    assert torch.equal(grow(foreign, tokens, assistant_model=model), grow(foreign, tokens))
 
 
 def test_sampling() -> None:

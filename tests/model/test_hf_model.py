@@ -13,27 +13,15 @@ pytest.importorskip("transformers")
 
 from transformers import AutoModel, AutoModelForCausalLM
 
-from tests.model.hf_helpers import (
-    BASE,
-    EVERY,
-    ONE,
-    ONE_EACH,
-    TOLERANCE,
-    as_hf,
-    far,
-    logits,
-    make,
-    output,
-    prompt,
-    shared,
-)
+from tests.model.hf_helpers import BASE, MEMORIES, ONE, ONE_EACH, TOLERANCE, as_hf, logits, make, output, prompt, shared
+from tests.support.numbers import far
 from twoaxis.depth.stream import Seen, State
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.hf_model import TwoAxisForCausalLM, TwoAxisModel, TwoAxisOutput
 
 
-@pytest.mark.parametrize("config", EVERY)
+@pytest.mark.parametrize("config", ONE)
 def test_equals_the_decoder(config: DecoderConfig) -> None:
     """The same numbers as the plain decoder class with the same weights."""
     model, tokens = make(config, torch.float32), prompt(0)
@@ -80,7 +68,7 @@ def test_embeddings_in_place_of_tokens() -> None:
             model(**wrong)
 
 
-@pytest.mark.parametrize("config", EVERY)
+@pytest.mark.parametrize("config", MEMORIES)
 def test_padding_on_either_side_changes_no_real_token(config: DecoderConfig) -> None:
     model, tokens = shared(config), prompt(4)
     for left, right in ((0, 5), (3, 0), (2, 4)):
@@ -113,7 +101,7 @@ def test_masks_that_mean_nothing_are_refused() -> None:
         assert torch.equal(logits(model, tokens, attention_mask=torch.ones(2, 12, dtype=kind)), whole)
 
 
-@pytest.mark.parametrize("config", EVERY)
+@pytest.mark.parametrize("config", MEMORIES)
 def test_packed_documents_equal_separate_runs(config: DecoderConfig) -> None:
     model, tokens = shared(config), prompt(6, batch=1)
     parts = tokens.split([4, 1, 5, 2], dim=1)
@@ -131,7 +119,7 @@ def test_packed_documents_equal_separate_runs(config: DecoderConfig) -> None:
     assert far(rest, packed[:, 7:]) <= 1e-10
 
 
-@pytest.mark.parametrize("config", ONE)
+@pytest.mark.parametrize("config", MEMORIES)
 def test_eager_equals_sdpa(config: DecoderConfig) -> None:
     tokens = prompt(7, length=40)
     mask = torch.ones_like(tokens)
@@ -144,7 +132,7 @@ def test_eager_equals_sdpa(config: DecoderConfig) -> None:
     assert torch.equal(logits(spelled, tokens), logits(fused, tokens))
 
 
-@pytest.mark.parametrize("config", EVERY)
+@pytest.mark.parametrize("config", MEMORIES)
 def test_hidden_states(config: DecoderConfig) -> None:
     model, tokens = shared(config), prompt(8)
     found = output(model, tokens, output_hidden_states=True)
@@ -164,7 +152,7 @@ def test_hidden_states(config: DecoderConfig) -> None:
     assert output(model, tokens).hidden_states is None
 
 
-@pytest.mark.parametrize("config", EVERY)
+@pytest.mark.parametrize("config", ONE)
 def test_depth_weights(config: DecoderConfig) -> None:
     """At every site what the stream itself says of the state it is in, one number per named source."""
     model, tokens = shared(config), prompt(9)
@@ -214,7 +202,7 @@ def test_tuples_and_the_base_model() -> None:
     assert make(as_hf(BASE, use_cache=False))(tokens).past_key_values is None
 
 
-@pytest.mark.parametrize("config", EVERY)
+@pytest.mark.parametrize("config", MEMORIES)
 def test_gradient_checkpointing(config: DecoderConfig) -> None:
     tokens, found = prompt(11), []
     for every in (None, 1, 2):
@@ -295,7 +283,7 @@ def test_embeddings_can_be_resized() -> None:
         output(model, torch.full((1, 3), 69), labels=torch.full((1, 3), 69))
 
 
-@pytest.mark.parametrize("config", ONE)
+@pytest.mark.parametrize("config", MEMORIES)
 def test_bfloat16_and_autocast_run(config: DecoderConfig) -> None:
     tokens = prompt(13)
     wide = make(config, torch.float32).train()

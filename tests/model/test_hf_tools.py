@@ -19,7 +19,9 @@ pytest.importorskip("transformers")
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from tests.model.hf_helpers import BASE, ONE_EACH, VOCABULARY, as_hf, far, logits, make, output, prompt
+from tests.model.hf_helpers import BASE, ONE_EACH, VOCABULARY, as_hf, logits, make, output, prompt
+from tests.support.foreign import trained_tokenizer
+from tests.support.numbers import far
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 
@@ -166,22 +168,6 @@ def test_steps_of_a_generation_share_their_graphs(name: str) -> None:
 TEXT = "the cat sat on the mat and the dog sat on the log while the fox ran past the box of rocks"
 
 
-def byte_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of some three hundred tokens."""
-    tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
-    )
-    made.train_from_iterator([TEXT] * 4, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>", pad_token="<|end|>")
-    fast.save_pretrained(folder)
-    return fast
-
-
 TASK = """
 task: two_axis_words
 dataset_path: json
@@ -203,7 +189,8 @@ def evaluation(tmp_path: Path) -> tuple[Path, Path, list[dict[str, Any]]]:
     """A saved model with a tokenizer, a folder with a task, and its questions."""
     folder, tasks = tmp_path / "model", tmp_path / "tasks"
     tasks.mkdir()
-    tokenizer = byte_tokenizer(folder)
+    tokenizer = trained_tokenizer(TEXT, "<|end|>")
+    tokenizer.save_pretrained(folder)
     config = DecoderConfig(vocabulary=len(tokenizer), width=16, blocks=2, heads=2, hidden=24, mixer="canon")
     make(as_hf(config, stream="attention_residuals", eos_token_id=0), torch.float32).save_pretrained(folder)
     words = TEXT.split()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,24 +15,16 @@ import torch
 pytest.importorskip("transformers")
 
 from transformers import AutoTokenizer
-from transformers.utils import logging
 
-from tests.pretrained.helpers import byte_llama, save, tokens
-from twoaxis import cli
+from tests.pretrained.helpers import tokens
+from tests.support.commands import run
+from tests.support.foreign import byte_llama, save
+from tests.support.processes import start
 from twoaxis.data.tokenizer import load_tokenizer
 from twoaxis.model.generate import generate
 from twoaxis.model.load import load_model
 from twoaxis.pretrained.convert import retrofit
 from twoaxis.pretrained.record import read_record
-
-
-@pytest.fixture(autouse=True)
-def notes() -> Any:
-    """The command silences transformers in its process, which here belongs to other tests too."""
-    level = logging.get_verbosity()
-    yield
-    logging.set_verbosity(level)
-    logging.enable_progress_bar()
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +35,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.generation_config.max_new_tokens = 7
     model.generation_config.repetition_penalty = 1.1
     return save(model, tmp_path_factory.mktemp("source") / "model", max_shard_size="120KB")
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["twoaxis", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert isinstance(end.value.code, int)
-    return end.value.code
 
 
 def test_everything_comes_along(source: Path, tmp_path: Path) -> None:
@@ -123,11 +104,9 @@ def test_a_run_that_fails_while_writing_leaves_nothing(
 @pytest.mark.slow
 def test_an_interrupt_at_any_time_leaves_nothing_half_written(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "twoaxis", "retrofit", str(source), "--out", str(out), "--stream", "muddformer"]
+    words = ("retrofit", str(source), "--out", str(out), "--stream", "muddformer")
     for wait in ("reading", "running the source", "writing"):
-        process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
+        process = start(*words, stdout=None)
         assert process.stderr is not None
         for line in process.stderr:
             if wait in line:
@@ -145,9 +124,7 @@ def test_an_interrupt_at_any_time_leaves_nothing_half_written(source: Path, tmp_
         time.sleep(0.01)
 
 
-def test_the_command_prints_what_it_did(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_what_it_did(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = [
         "retrofit",
@@ -159,9 +136,8 @@ def test_the_command_prints_what_it_did(
         "--tokens",
         "30",
     ]
-    code = run(monkeypatch, *arguments, "--mixer", "canon:set=AC", "--mixer-blocks", "0,2-3", "--placement", "1-4")
-    shown = capsys.readouterr()
-    assert code == 0, shown.err
+    shown = run(*arguments, "--mixer", "canon:set=AC", "--mixer-blocks", "0,2-3", "--placement", "1-4")
+    assert shown.code == 0, shown.err
     record = read_record(out)
     assert record is not None
     assert record.method["mixer_blocks"] == [0, 2, 3]
@@ -173,18 +149,17 @@ def test_the_command_prints_what_it_did(
     assert f"{record.added_bytes:,} bytes" in shown.out
     assert "note: hyper_connections:readout=mean is taken" in shown.err
     assert "retrofit: loading the source" in shown.err
-    assert run(monkeypatch, *arguments) == 2
-    assert "exists and is not an empty folder" in capsys.readouterr().err
+    again = run(*arguments)
+    assert again.code == 2
+    assert "exists and is not an empty folder" in again.err
 
 
-def test_the_command_prints_json_and_warnings(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_json_and_warnings(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     stream = "deep_cross_attention:relu=literal"
     arguments = ["--out", str(out), "--stream", stream, "--tokens", "9", "--dtype", "float64"]
-    assert run(monkeypatch, "retrofit", str(source), *arguments, "--json") == 0
-    shown = capsys.readouterr()
+    shown = run("retrofit", str(source), *arguments, "--json")
+    assert shown.code == 0, shown.err
     document = json.loads(shown.out)
     assert document["folder"] == str(out)
     assert document["dtype"] == "float64"
@@ -197,9 +172,7 @@ def test_the_command_prints_json_and_warnings(
     assert "2 more: w is zero" in warning
 
 
-def test_the_command_refuses(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_refuses(source: Path, tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "out")]
     for arguments, message in {
         ("--stream", "deep_delta", "--no-blend"): "its class is 'none') and Blend is refused",
@@ -208,6 +181,7 @@ def test_the_command_refuses(
         ("--mixer", "canon", "--mixer-blocks", "7"): "mixer_blocks names block 7",
         ("--dtype", "int4"): "unknown dtype 'int4'",
     }.items():
-        assert run(monkeypatch, "retrofit", str(source), *out, *arguments) == 2
-        assert message in capsys.readouterr().err
+        done = run("retrofit", str(source), *out, *arguments)
+        assert done.code == 2
+        assert message in done.err
     assert not any(tmp_path.iterdir())

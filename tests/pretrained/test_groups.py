@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("transformers")
 
 import twoaxis
-from tests.pretrained.helpers import byte_llama
+from tests.support.foreign import byte_llama
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 from twoaxis.model.load import load_model
 from twoaxis.pretrained.groups import RATES, optimizer_groups, parameter_roles, rate_multipliers, select, trainable

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("transformers")
 
-from tests.pretrained.helpers import byte_llama, save
+from tests.support.commands import run_child
+from tests.support.foreign import byte_llama, save
 
 
 @pytest.mark.slow
@@ -26,15 +24,9 @@ def test_the_peak_is_at_most_twice_the_weights(tmp_path: Path, stream: str) -> N
     del big
     arguments = [str(tmp_path / "small"), str(tmp_path / "big"), str(tmp_path / "out"), stream]
     small = "65536"  # freed memory goes back to the system, so that the peak is the program's and not the allocator's
-    environment = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": small, "MALLOC_TRIM_THRESHOLD_": small}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.pretrained.peak", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | environment,
-    )
-    assert done.returncode == 0, done.stderr
-    peak, made = map(int, done.stdout.split())
+    limits = {"MALLOC_MMAP_THRESHOLD_": small, "MALLOC_TRIM_THRESHOLD_": small}
+    done = run_child(*arguments, program=("-m", "tests.pretrained.peak"), **limits)
+    assert done.code == 0, done.err
+    peak, made = map(int, done.out.split())
     assert made >= weights
     assert weights * 0.5 < peak <= 2 * weights, (peak, weights)

@@ -21,7 +21,7 @@ pytest.importorskip("gguf")
 
 import twoaxis
 from tests.pretrained.helpers import library_bytes
-from twoaxis import cli
+from tests.support.commands import run
 from twoaxis.data.tokenizer import load_tokenizer
 from twoaxis.depth.registry import stream_names
 from twoaxis.model.evaluate import evaluate
@@ -156,18 +156,14 @@ def test_a_few_steps_move_the_new_parameters_and_lower_the_loss(
             assert not torch.equal(model.get_parameter(name), before[name]), name
 
 
-def test_the_command_reads_the_gguf_file(
-    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_reads_the_gguf_file(gguf: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = ["twoaxis", "retrofit", str(gguf), "--out", str(out), "--stream", "denseformer", "--dtype", "bfloat16"]
-    monkeypatch.setattr(sys, "argv", [*command, "--tokens", "64"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 0
+    words = ("retrofit", str(gguf), "--out", str(out), "--stream", "denseformer", "--dtype", "bfloat16")
+    done = run(*words, "--tokens", "64")
+    assert done.code == 0
     record = read_record(out)
     assert record is not None
     assert record.source["kind"] == "gguf"
     assert record.dtype == "bfloat16"
     assert record.added_parameters == sum(range(2, 32))  # a number per slot for the reads before blocks 1 to 29 and out
-    assert "bit for bit" in capsys.readouterr().out
+    assert "bit for bit" in done.out

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file
 
 import twoaxis
-from tests.pretrained.helpers import byte_llama, byte_tokenizer, save
+from tests.support.foreign import byte_llama, byte_tokenizer, save
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 from twoaxis.pretrained.source import open_source

@@ -12,7 +12,8 @@ from torch import Tensor
 pytest.importorskip("transformers")
 
 import twoaxis
-from tests.pretrained.helpers import byte_llama, library_bytes
+from tests.pretrained.helpers import library_bytes
+from tests.support.foreign import byte_llama
 from twoaxis.pretrained.gradient import CLOSED
 from twoaxis.pretrained.groups import optimizer_groups, parameter_roles, trainable
 

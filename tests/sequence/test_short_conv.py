@@ -2,10 +2,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +22,7 @@ from tests.sequence.helpers import (
     same_start,
     small_decoder,
 )
+from tests.support.commands import run_child
 from twoaxis import Decoder, DecoderConfig, Ring, document_reach, mixer, padding_reach
 from twoaxis.kernels.taps import depthwise_taps, depthwise_taps_reference
 from twoaxis.sequence.short_conv import ShortConv, ShortConvMixer
@@ -120,24 +117,16 @@ def test_bfloat16_is_computed_in_float32_and_cast_once() -> None:
 # Against flash-linear-attention, its kernels run by Triton's interpreter.
 
 
+@pytest.mark.slow
 def test_equals_flash_linear_attention() -> None:
     for package in ("triton", "fla", "einops"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(
                 f"{package} is not installed; the package's convolution is Triton only, interpreted here on the CPU"
             )
-    root = Path(__file__).parents[2]
-    paths = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.sequence.fla_oracle"],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths},
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    errors = json.loads(run.stdout.splitlines()[-1])
+    done = run_child(program=("-m", "tests.sequence.fla_oracle"), TRITON_INTERPRET="1")
+    assert done.code == 0, done.err[-2000:]
+    errors = json.loads(done.out.splitlines()[-1])
     assert len(errors) == 25, errors
     assert max(errors.values()) < 1e-6, errors
 

@@ -7,16 +7,20 @@ import pytest
 from twoaxis.depth.registry import stream_names
 from twoaxis.sequence.registry import mixer_names
 from twoaxis.verify import check_mixer, check_stream
+from twoaxis.verify.mixer import MIXER_CHECKS
+from twoaxis.verify.stream import STREAM_CHECKS
 
 
+@pytest.mark.parametrize("check", STREAM_CHECKS)
 @pytest.mark.parametrize("name", stream_names())
-def test_stream_conforms(name: str) -> None:
-    check_stream(name).raise_if_failed()
+def test_stream_conforms(name: str, check: str) -> None:
+    check_stream(name, only=[check]).raise_if_failed()
 
 
+@pytest.mark.parametrize("check", MIXER_CHECKS)
 @pytest.mark.parametrize("name", mixer_names())
-def test_mixer_conforms(name: str) -> None:
-    check_mixer(name).raise_if_failed()
+def test_mixer_conforms(name: str, check: str) -> None:
+    check_mixer(name, only=[check]).raise_if_failed()
 
 
 @pytest.mark.slow

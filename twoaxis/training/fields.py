@@ -35,6 +35,8 @@ class RunFields(TypedDict, total=False):
     context: int
     held_out: float
     isolate: bool
+    eval_examples: int
+    cache: str | None
     steps: int | None
     tokens: int | None
     batch: int
@@ -55,7 +57,6 @@ class RunFields(TypedDict, total=False):
     compile: bool
     recompute: int
     eval_every: int | None
-    eval_examples: int
     log_every: int
     save_seconds: float
     save_every: int | None
@@ -65,7 +66,6 @@ class RunFields(TypedDict, total=False):
     measure_memory: bool
     threads: int | None
     device: str | None
-    cache: str | None
 
 
 def read_fields(path: str | Path) -> dict[str, Any]:
