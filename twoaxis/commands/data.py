@@ -2,65 +2,61 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-import tyro
+from twoaxis.show.document import Block, Code, Document, Facts, Heading, Showable
 
 if TYPE_CHECKING:
     from twoaxis.data.load import TaskData
 
 
-def data(
-    *,
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE")] = ("stdlib",),
-    tokenizer: str = "bpe:2048",
-    text_field: str = "text",
-    context: int = 256,
-    held_out: float = 0.05,
-    isolate: bool = False,
-    cache: str | None = None,
-    seed: int = 0,
-    examples: int = 1,
-    check: bool = False,
-    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
-) -> int:
+class DataFields(TypedDict, total=False):
+    """The fields of a run that are about its data."""
+
+    data: Sequence[str]
+    tokenizer: str
+    text_field: str
+    context: int
+    held_out: float
+    isolate: bool
+    cache: str | None
+
+
+def data(*, seed: int = 0, examples: int = 1, check: bool = False, **fields: Unpack[DataFields]) -> Described:
     """Show what a run would train on: documents, tokens, split, fingerprint and some examples.
 
     Args:
-        data: stdlib, files and folders, hf:DATASET, or one task:NAME[:option=value,...].
-        tokenizer: bytes, bpe:SIZE (trained on the training split), or the folder or hub name of a tokenizer.
-        text_field: Where jsonl, parquet and Hugging Face records keep their text.
-        context: Tokens of a training example.
-        held_out: Part of the documents kept for evaluation.
-        isolate: Keep packed documents from seeing each other.
-        cache: Folder of tokenised data. None is the user's cache folder.
         seed: Whose order the examples are shown in.
         examples: How many to show, from the first on.
         check: Read all documents again and hash all tokenised data; what is damaged is made anew.
-        json_output: Print one JSON document instead of lines.
+        **fields: Of a run, about its data.
     """
-    if examples < 0:
-        raise ValueError(f"examples must not be negative, got {examples}")
+    if not 0 <= examples <= MOST:
+        raise ValueError(f"examples must lie between 0 and {MOST}, got {examples}")
+    from twoaxis.data.load import TaskData, bars, load_data
     from twoaxis.data.options import DataOptions
 
-    options = DataOptions(
-        data=data,
-        tokenizer=tokenizer,
-        text_field=text_field,
-        context=context,
-        held_out=held_out,
-        isolate=isolate,
-        cache=cache,
-    )
-    shown = describe(options, seed=seed, examples=examples, check=check)
-    print(json.dumps(shown.to_dict(), indent=1, ensure_ascii=False) if json_output else shown.text())
-    return 0
+    options = DataOptions.from_dict(fields, "data")
+    if not options.data[0].startswith("task:"):
+        from twoaxis.model.load import quiet
+
+        quiet()
+    with bars() as watch:
+        loaded = load_data(options, watch=watch, check=check)
+    facts = loaded.describe()
+    if isinstance(loaded, TaskData):
+        facts["solver"] = _solved(loaded, seed)
+    return Described(facts, seed, tuple(loaded.excerpt(number, seed=seed) for number in range(examples)))
+
+
+MOST = 1000
+"""Examples that can be shown at once."""
 
 
 @dataclass(frozen=True)
-class Described:
+class Described(Showable):
     """What a run would train on.
 
     Attributes:
@@ -71,42 +67,19 @@ class Described:
 
     facts: dict[str, Any]
     seed: int
-    examples: list[str]
+    examples: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return self.facts | {"seed": self.seed, "examples": self.examples}
+        """The facts and the examples as plain values."""
+        return self.facts | {"seed": self.seed, "examples": list(self.examples)}
 
-    def text(self) -> str:
-        """Lines for a terminal."""
+    def document(self) -> Document:
+        """The facts, then the examples with their lines as they are."""
         rows = _task_lines(self.facts) if self.facts["tokenizer"] is None else _text_lines(self.facts)
-        lines = [f"{name:<14} {value}" for name, value in rows]
+        blocks: list[Block] = [Facts(tuple(rows))]
         for number, example in enumerate(self.examples):
-            lines += ["", f"example {number} of seed {self.seed}", *(f"  | {line}" for line in example.splitlines())]
-        return "\n".join(lines)
-
-
-def describe(options: Any, *, seed: int = 0, examples: int = 1, check: bool = False) -> Described:
-    """Load data and describe it.
-
-    Args:
-        options: DataOptions, or a run's.
-        seed: whose order the examples are shown in.
-        examples: how many to show.
-        check: see `load_data`.
-    """
-    from twoaxis.data.load import TaskData, bars, load_data
-
-    if not options.data[0].startswith("task:"):
-        from twoaxis.model.load import quiet
-
-        quiet()
-    with bars() as watch:
-        loaded = load_data(options, watch=watch, check=check)
-    facts = loaded.describe()
-    if isinstance(loaded, TaskData):
-        facts["solver"] = _solved(loaded, seed)
-    return Described(facts, seed, [loaded.excerpt(number, seed=seed) for number in range(examples)])
+            blocks += [Heading(f"example {number} of seed {self.seed}"), Code(example)]
+        return Document("", tuple(blocks))
 
 
 def _text_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
