@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
+from twoaxis.base import options
 from twoaxis.base.registry import did_you_mean
+from twoaxis.depth.site import MOST_BLOCKS
 from twoaxis.model.config import DecoderConfig
 
 PASSED_ON = {
@@ -177,14 +179,17 @@ class TwoAxisConfig(PreTrainedConfig):
         )
 
 
+LARGEST = {"vocab_size": 2**27, "num_hidden_layers": MOST_BLOCKS, "max_position_embeddings": 2**40}
+"""Of counts that may not be beyond a million or so; a larger number is a slip, and would take all memory."""
+
+
 def check_types(config: TwoAxisConfig) -> None:
     """Refuse values that no later check would name by the field they came in."""
     for name in COUNTS:
         value = getattr(config, name)
         if name in OPTIONAL and value is None:
             continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        options.check_type(name, value, Annotated[int, options.between(1, LARGEST.get(name, 2**20))])
     for name in SWITCHES:
         value = getattr(config, name)
         if not isinstance(value, bool):

@@ -1,0 +1,97 @@
+"""Mistakes on the command line: one line that names field and value, exit code 2, and nothing left behind.
+
+The table holds everything that was ever found to end otherwise. Random option strings are tried besides.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("transformers")
+
+from tests.support.commands import run
+from twoaxis.base.spec import spell_value
+from twoaxis.depth.registry import STREAMS
+from twoaxis.model.presets import preset
+from twoaxis.model.variant import make_contender
+from twoaxis.sequence.registry import MIXERS
+
+DIGITS = "9" * 400
+MISTAKES = [
+    (("--stream", "deep_delta:blocks=3"), "deep_delta has no option 'blocks'"),
+    (("--stream", "deep_delta:width=3"), "deep_delta has no option 'width'"),
+    (("--stream", "deep_delta:kinds=3"), "deep_delta has no option 'kinds'"),
+    (("--stream", "deep_delta:name=3"), "deep_delta has no option 'name'"),
+    (("--mixer", "short_swa:name=3"), "short_swa has no option 'name'"),
+    (("--stream", "deep_delta:placement=0-9999999999"), "block 9999999999 is beyond the 10,000"),
+    (("--stream", f"deep_delta:value_channels={DIGITS}"), "value_channels must be at most"),
+    (("--stream", "deep_delta:value_channels=99999999999999999999"), "value_channels must be at most"),
+    (("--stream", f"deep_delta:gate_start={DIGITS}"), "gate_start must be"),
+    (("--stream", "deep_delta:value_channels=" + "[" * 100_000), "value_channels must be an integer"),
+    (("--stream", "hyper_connections:streams=100000000"), "streams must be at most 256, got 100000000"),
+    (("--model", "num_hidden_layers=100000000"), "num_hidden_layers must be at most 10000, got 100000000"),
+    (("--model", "vocab_size=99999999999999"), "vocab_size must be at most 134217728, got 99999999999999"),
+    (("--model", "hidden_size=99999999999999"), "hidden_size must be at most"),
+    (("--model", f"hidden_size={DIGITS}"), "hidden_size must be at most"),
+    (("--threads", "1000000"), "threads must be at most 1024, got 1000000"),
+    (("--device", "gpu"), "device 'gpu' cannot be used"),
+    (("--steps", DIGITS), "expected an integer such as 500, 300k or 2M"),
+    (("--steps", "0"), "steps must be at least 1, got 0"),
+    (("--seed", "-1"), "seed must not be negative, got -1"),
+    (("--stream", "deep_delta:train.lr=1"), "give --lr 1"),
+    (("--stream", "deep_delta:label=x"), "label"),
+    (("--stream", "nonsense"), "unknown stream 'nonsense'"),
+    (("--stream", ""), "names no method"),
+    (("--preset", "nanoo"), "did you mean 'nano'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda v: str(v)[:60])
+def test_a_mistake_is_one_line_and_leaves_nothing(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    done = run("train", "--out", str(place), "--data", "task:recall", "--steps", "1", *arguments)
+    assert done.code == 2, done.err
+    assert message in " ".join(done.err.replace("│", " ").split())
+    assert done.out == ""
+    assert "Traceback" not in done.err
+    assert not place.exists()
+
+
+NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([0, 1, 2, 3, 4, 2**31, 2**63, 10**30, -1, 0.5]))
+VALUES = st.one_of(
+    NUMBERS,
+    st.booleans(),
+    st.none(),
+    st.text(max_size=8),
+    st.lists(NUMBERS, max_size=3),
+    st.sampled_from(["all", "1-"]),
+)
+
+
+@st.composite
+def spellings(draw: st.DrawFn, streams: bool) -> str:
+    """A method with some of its options, or with options it does not have, and any values."""
+    registry = STREAMS if streams else MIXERS
+    name = draw(st.sampled_from(registry.names()))
+    known = [*registry.find(name).Config.__dataclass_fields__, "placement", "blend", "init", "model.hidden_size", "x"]  # type: ignore[attr-defined]
+    options = draw(st.dictionaries(st.sampled_from(known), VALUES, max_size=3))
+    return name + (":" if options else "") + ",".join(f"{key}={spell_value(value)}" for key, value in options.items())
+
+
+@given(stream=st.one_of(st.none(), spellings(True)), mixer=st.one_of(st.none(), spellings(False)))
+@settings(max_examples=60)
+def test_random_options_are_a_model_or_a_refusal(stream: str | None, mixer: str | None) -> None:
+    """No other exception than a ValueError of one line, and no hang, whatever is written."""
+    refusal = "refused"
+    try:
+        contender = make_contender(stream, mixer)
+        if not contender.train:
+            preset("nano", **contender.model_fields(), vocab_size=64)
+    except ValueError as error:
+        refusal = str(error)
+    assert refusal
+    assert "\n" not in refusal
