@@ -14,7 +14,7 @@ import argparse
 import dataclasses
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,16 +112,16 @@ def record(out: Path, source: Path | None) -> None:
     (out / "index.json").write_text(json.dumps(index, indent=1, default=dataclasses.asdict))
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def run(recorder: Callable[[Path, Path | None], None], about: str | None) -> None:
+    """The command line of a recorder that can take what it records from another recording."""
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--weights", type=Path, help="folder of another recording whose weights are used")
+    parser.add_argument("--weights", type=Path, help="folder of another recording whose weights or variants are used")
     given = parser.parse_args()
     names.check_tree()
     torch.set_num_threads(1)
-    record(given.out, given.weights)
+    recorder(given.out, given.weights)
 
 
 if __name__ == "__main__":
-    main()
+    run(record, __doc__)

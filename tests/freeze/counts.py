@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -40,16 +39,5 @@ def record(out: Path, source: Path | None) -> None:
     (out / "counts.json").write_text(json.dumps(made, indent=1))
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--weights", type=Path, help="folder of another recording whose variants are counted")
-    given = parser.parse_args()
-    names.check_tree()
-    torch.set_num_threads(1)
-    record(given.out, given.weights)
-
-
 if __name__ == "__main__":
-    main()
+    arrays.run(record, __doc__)

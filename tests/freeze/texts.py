@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,16 @@ STREAMS = (
 )
 MIXERS = ("short_swa", "short_conv", "canon")
 METHODS = [*(w for name in STREAMS for w in ("--stream", name)), *(w for name in MIXERS for w in ("--mixer", name))]
-SHAPES = {"nano": "2", "smollm2-135m": "5", "llama-3-8b": "4"}
-"""Shapes whose costs are recorded, and pipeline stages that divide their blocks."""
+SHAPES = {
+    "nano": ["--pipeline-stages", "2", "--virtual-stages", "2"],
+    "smollm2-135m": ["--pipeline-stages", "5"],
+    "llama-3-8b": ["--pipeline-stages", "4", "--virtual-stages", "2"],
+}
+"""Shapes whose costs are recorded, and stages that divide their blocks."""
+TENSOR = [
+    *("--tensor-parallel", "4", "--sequence-parallel", "--recompute", "block", "--data-parallel", "2"),
+    *("--micro-batch", "2", "--batch", "8", "--prefill-chunk", "1024"),
+]
 MODEL: dict[str, Any] = {
     "vocab_size": 260,
     "hidden_size": 32,
@@ -39,56 +48,86 @@ MODEL: dict[str, Any] = {
     "mixer": "canon",
 }
 PROMPT = "Grüße from the two axes"
+EVAL = ["--context", "16", "--stride", "5"]
 TEXT = "The residual stream only adds along depth. ÄÖÜ\r\n" * 6
 
 
-def commands(example: Path) -> dict[str, list[str]]:
-    """The words of every command by the name of its file; relative paths are in the working folder."""
+def commands(example: Path) -> dict[str, dict[str, list[str]]]:
+    """By case the words of its commands by the file they print to; relative paths are in the working folder."""
     made = {
-        "methods.json": ["methods", "--json"],
-        "verify.json": ["verify", "--json"],
-        "advise-nano.json": ["advise", "--json", "--shape", "nano"],
-        "advise-nano-retrofit.json": ["advise", "--json", "--shape", "nano", "--start", "retrofit"],
-        "advise-8b-mixing.json": ["advise", "--json", "--goal", "mixing", "--serving", "0.5", "--context", "8192"],
-        "advise-records.json": ["advise", "--json", "--records"],
-        "published.json": ["cost", "--published", "--json"],
-        "inspect.json": ["inspect", "model", "--bytes", "--prompt", PROMPT, "--json"],
-        "generate.txt": ["generate", "model", "--bytes", "--prompt", PROMPT, "--tokens", "48"],
-        "eval.json": ["eval", "model", "--data", "text.txt", "--bytes", "--json", "--context", "16", "--stride", "5"],
-        "report.json": ["report", "fake", "--json"],
-        "report.txt": ["report", "fake"],
-        "report-sizes.json": ["report", "fake-sizes", "--json"],
+        "methods": {"methods.json": ["methods", "--json"]},
+        "verify": {"verify.json": ["verify", "--json"]},
+        "check": {"check.json": ["check", str(example), "--json", "--no-compile"]},
+        "advise": {"advise.json": ["advise", "--json", "--shape", "nano"]},
+        "advise-retrofit": {"advise-retrofit.json": ["advise", "--json", "--shape", "nano", "--start", "retrofit"]},
+        "advise-mixing": {
+            "advise-mixing.json": ["advise", "--json", "--goal", "mixing", "--serving", "0.5", "--context", "8192"],
+        },
+        "evidence": {
+            "records.json": ["advise", "--json", "--records"],
+            "published.json": ["cost", "--published", "--json"],
+        },
+        "model": {
+            "inspect.json": ["inspect", "model", "--bytes", "--prompt", PROMPT, "--json"],
+            "generate.txt": ["generate", "model", "--bytes", "--prompt", PROMPT, "--tokens", "48"],
+            "eval.json": ["eval", "model", "--data", "text.txt", "--bytes", "--json", *EVAL],
+        },
+        "report": {
+            "report.json": ["report", "fake", "--json"],
+            "report.txt": ["report", "fake"],
+            "report-sizes.json": ["report", "fake-sizes", "--json"],
+        },
     }
-    for shape, stages in SHAPES.items():
-        pipeline = ["--pipeline-stages", stages, "--virtual-stages", "1" if shape == "smollm2-135m" else "2"]
-        made[f"cost-{shape}.json"] = ["cost", "--json", "--shape", shape, *METHODS]
-        made[f"cost-{shape}-pipeline.json"] = ["cost", "--json", "--shape", shape, *METHODS, *pipeline]
-    more = ["--tensor-parallel", "4", "--sequence-parallel", "--recompute", "block", "--batch", "8", "--prefill-chunk"]
-    made["cost-llama-3-8b-tensor.json"] = ["cost", "--json", *METHODS, *more, "1024"]
-    # the last one: it imports the example, whose stream is registered from then on
-    made["check.json"] = ["check", str(example), "--json", "--no-compile"]
+    for shape, pipeline in SHAPES.items():
+        asked = ["cost", "--json", "--shape", shape, *METHODS]
+        made[f"cost-{shape}"] = {
+            f"cost-{shape}.json": asked,
+            f"cost-{shape}-pipeline.json": [*asked, *pipeline],
+            f"cost-{shape}-tensor.json": [*asked, *TENSOR],
+        }
     return made
 
 
-def record(out: Path, source: Path | None, only: list[str]) -> None:
-    """Run every command in a working folder of its own."""
-    root, work = Path.cwd(), out / "work"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    os.chdir(work)
+def prepare(out: Path, source: Path | None) -> None:
+    """Write what the commands are about into the working folder, and the model's weights into `out`."""
     weights = None if source is None else load_file(source / "model.safetensors")
     save_file(names.save_model(Path("model"), MODEL, weights), out / "model.safetensors")
     Path("text.txt").write_bytes(TEXT.encode())
     names.find("make_fake")(Path("fake"))
-    sizes = ("nano", "tiny", "small")
-    names.find("make_fake")(Path("fake-sizes"), sizes=sizes, seeds=(0, 1, 2))
-    for name, words in commands(root / "examples" / "my_stream.py").items():
-        if not only or name in only:
-            code, text = names.command(*words)
-            (out / name).write_text(f"exit {code}\n{text}" if code else text)
-    for name in ("compare.json", "report/table.json", "report/report.md"):
-        if (work / "fake" / name).exists():
-            shutil.copy(work / "fake" / name, out / f"fake-{Path(name).name}")
+    names.find("make_fake")(Path("fake-sizes"), sizes=("nano", "tiny", "small"), seeds=(0, 1, 2))
+
+
+def run_case(out: Path, commands: dict[str, list[str]]) -> None:
+    """Run the commands of a case, one after another, in a fork of this process: a count can depend on memos."""
+    pid = os.fork()
+    if pid == 0:
+        done = 1
+        try:
+            for name, words in commands.items():
+                code, text = names.command(*words)
+                (out / name).write_text(f"exit {code}\n{text}" if code else text)
+            done = 0
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(done)
+    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+        raise RuntimeError(f"{', '.join(commands)} could not be recorded")
+
+
+def record(out: Path, source: Path | None, only: list[str]) -> None:
+    """Run every case in a working folder."""
+    root, work = Path.cwd(), out / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    os.chdir(work)
+    prepare(out, source)
+    shutil.copy("fake/compare.json", out / "fake-compare.json")
+    for case, its in commands(root / "examples" / "my_stream.py").items():
+        if not only or case in only:
+            run_case(out, its)
+    if Path("fake/report/report.md").exists():
+        shutil.copy("fake/report/report.md", out / "fake-report.md")
     os.chdir(root)
     shutil.rmtree(work)
 
@@ -98,7 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--weights", type=Path, help="folder of another recording whose model is used")
-    parser.add_argument("--case", nargs="*", default=[], help="files to write; none named is all")
+    parser.add_argument("--case", nargs="*", default=[], help="cases to record; none named is all")
     given = parser.parse_args()
     names.check_tree()
     torch.set_num_threads(1)
