@@ -26,14 +26,14 @@ STREAMS = (
 MIXERS = ("short_swa", "short_conv", "canon")
 METHODS = [*(w for name in STREAMS for w in ("--stream", name)), *(w for name in MIXERS for w in ("--mixer", name))]
 SHAPES = {
-    "nano": ["--pipeline-stages", "2", "--virtual-stages", "2"],
-    "smollm2-135m": ["--pipeline-stages", "5"],
-    "llama-3-8b": ["--pipeline-stages", "4", "--virtual-stages", "2"],
+    "nano": (["--pipeline-stages", "2", "--virtual-stages", "2"], "2"),
+    "smollm2-135m": (["--pipeline-stages", "5"], None),
+    "llama-3-8b": (["--pipeline-stages", "4", "--virtual-stages", "2"], "4"),
 }
-"""Shapes whose costs are recorded, and stages that divide their blocks."""
+"""Shapes whose costs are recorded, stages that divide their blocks, devices that divide heads and context."""
 TENSOR = [
-    *("--tensor-parallel", "4", "--sequence-parallel", "--recompute", "block", "--data-parallel", "2"),
-    *("--micro-batch", "2", "--batch", "8", "--prefill-chunk", "1024"),
+    *("--sequence-parallel", "--recompute", "block", "--data-parallel", "2", "--micro-batch", "2", "--batch", "8"),
+    *("--prefill-chunk", "1024", "--tensor-parallel"),
 ]
 MODEL: dict[str, Any] = {
     "vocab_size": 260,
@@ -78,13 +78,11 @@ def commands(example: Path) -> dict[str, dict[str, list[str]]]:
             "report-sizes.json": ["report", "fake-sizes", "--json"],
         },
     }
-    for shape, pipeline in SHAPES.items():
+    for shape, (pipeline, devices) in SHAPES.items():
         asked = ["cost", "--json", "--shape", shape, *METHODS]
-        made[f"cost-{shape}"] = {
-            f"cost-{shape}.json": asked,
-            f"cost-{shape}-pipeline.json": [*asked, *pipeline],
-            f"cost-{shape}-tensor.json": [*asked, *TENSOR],
-        }
+        made[f"cost-{shape}"] = {f"cost-{shape}.json": asked, f"cost-{shape}-pipeline.json": [*asked, *pipeline]}
+        if devices is not None:
+            made[f"cost-{shape}"][f"cost-{shape}-tensor.json"] = [*asked, *TENSOR, devices]
     return made
 
 
