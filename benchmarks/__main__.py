@@ -85,8 +85,8 @@ def main() -> None:
     from benchmarks.scale import FULL, QUICK
     from benchmarks.tables import from_json
     from benchmarks.targets import verdicts
-    from twoaxis.lab.files import write_text
-    from twoaxis.lab.measure import hardware_line
+    from twoaxis.base.files import write_text
+    from twoaxis.base.machine import hardware_line
 
     torch.set_num_threads(options.threads)
     known = parts()

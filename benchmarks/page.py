@@ -31,7 +31,7 @@ def section(table: Table) -> list[str]:
 
 def write(path: Path, document: Mapping[str, Any]) -> Path:
     """Replace what stands between the marks of `path`."""
-    from twoaxis.lab.files import write_text
+    from twoaxis.base.files import write_text
 
     text = path.read_text()
     if BEGIN not in text or END not in text:

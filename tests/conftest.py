@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,3 +25,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=Path(__file__).parent / "goldens",
         help="folder of .npz files made by the original code; every file in it must be recognised and pass",
     )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registries_stay() -> Iterator[None]:
+    """Methods that a test registers in this process are gone after its file."""
+    from twoaxis.depth.registry import STREAMS
+    from twoaxis.sequence.registry import MIXERS
+
+    entries: list[dict[str, Any]] = [STREAMS.entries, MIXERS.entries]  # pyright: ignore[reportAssignmentType]
+    before = [dict(each) for each in entries]
+    yield
+    for each, kept in zip(entries, before, strict=True):
+        each.clear()
+        each.update(kept)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import twoaxis
 from twoaxis import Ring, document_reach, padding_reach, window_attention
+from twoaxis.window import step
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -151,7 +152,7 @@ def test_ring_is_exact_for_any_chunking(
     while at < length:
         size = data.draw(st.integers(1, length - at))
         cut = [t.narrow(axis, at, size) for t in (q, k, v)]
-        out, ring = ring.step(cut[0], cut[1], cut[2])
+        out, ring = step(ring, cut[0], cut[1], cut[2])
         rows.append(out)
         at += size
         assert ring.seen == at
@@ -165,9 +166,9 @@ def test_ring_memory_is_constant() -> None:
     sizes = []
     for length in (50, 500, 5000):
         ring = Ring(8, axis=1)
-        _, ring = ring.step(*(randn(1, length, 2, 4) for _ in range(3)))
+        _, ring = step(ring, *(randn(1, length, 2, 4) for _ in range(3)))
         for _ in range(20):
-            _, ring = ring.step(*(randn(1, 1, 2, 4) for _ in range(3)))
+            _, ring = step(ring, *(randn(1, 1, 2, 4) for _ in range(3)))
         sizes.append(ring.nbytes())
         held = ring.pieces[0][0].untyped_storage().nbytes() // (8 * 8)
         assert held <= 2 * 8, "a view of a long tensor keeps it alive"
@@ -180,7 +181,7 @@ def test_trim_takes_positions_back_or_refuses(count: int, spare: int, length: in
     q, k, v = (randn(1, length + 1, 2, 4, seed=s) for s in range(3))
     ring = Ring(window, axis=1, spare=spare)
     for i in range(length):
-        _, ring = ring.step(q[:, i : i + 1], k[:, i : i + 1], v[:, i : i + 1])
+        _, ring = step(ring, q[:, i : i + 1], k[:, i : i + 1], v[:, i : i + 1])
     count = min(count, length)
     needed = min(length - count, window - 1)
     if min(length, window - 1 + spare) - count < needed:
@@ -190,7 +191,7 @@ def test_trim_takes_positions_back_or_refuses(count: int, spare: int, length: in
     trimmed = ring.trim(count)
     assert trimmed.seen == length - count
     at = length - count
-    out, _ = trimmed.step(q[:, at : at + 1], k[:, at : at + 1], v[:, at : at + 1])
+    out, _ = step(trimmed, q[:, at : at + 1], k[:, at : at + 1], v[:, at : at + 1])
     assert (
         out - window_attention(q[:, : at + 1], k[:, : at + 1], v[:, : at + 1], window, 1)[:, -1:]
     ).abs().max() <= 1e-13
@@ -198,23 +199,23 @@ def test_trim_takes_positions_back_or_refuses(count: int, spare: int, length: in
 
 def test_reorder_and_repeat_follow_the_batch() -> None:
     q, k, v = (randn(3, 6, 2, 4, seed=s) for s in range(3))
-    _, ring = Ring(4, axis=1).step(q[:, :5], k[:, :5], v[:, :5])
+    _, ring = step(Ring(4, axis=1), q[:, :5], k[:, :5], v[:, :5])
     index = torch.tensor([2, 0, 0, 1])
-    out, _ = ring.reorder(index).step(q[index, 5:], k[index, 5:], v[index, 5:])
+    out, _ = step(ring.reorder(index), q[index, 5:], k[index, 5:], v[index, 5:])
     whole = window_attention(q, k, v, 4, 1)
     assert (out - whole[index, 5:]).abs().max() <= 1e-13
     doubled = [t.repeat_interleave(2, 0)[:, 5:] for t in (q, k, v)]
-    out, _ = ring.repeat(2).step(doubled[0], doubled[1], doubled[2])
+    out, _ = step(ring.repeat(2), doubled[0], doubled[1], doubled[2])
     assert (out - whole.repeat_interleave(2, 0)[:, 5:]).abs().max() <= 1e-13
 
 
 def test_a_ring_is_a_value() -> None:
     q, k, v = (randn(1, 4, 1, 2, seed=s) for s in range(3))
-    _, ring = Ring(3, axis=1).step(q[:, :2], k[:, :2], v[:, :2])
+    _, ring = step(Ring(3, axis=1), q[:, :2], k[:, :2], v[:, :2])
     before = [t.clone() for t in ring.tensors()]
-    first, _ = ring.step(q[:, 2:3], k[:, 2:3], v[:, 2:3])
-    ring.step(q[:, 3:], k[:, 3:], v[:, 3:])
-    again, _ = ring.step(q[:, 2:3], k[:, 2:3], v[:, 2:3])
+    first, _ = step(ring, q[:, 2:3], k[:, 2:3], v[:, 2:3])
+    step(ring, q[:, 3:], k[:, 3:], v[:, 3:])
+    again, _ = step(ring, q[:, 2:3], k[:, 2:3], v[:, 2:3])
     assert torch.equal(first, again)
     assert all(torch.equal(a, b) for a, b in zip(before, ring.tensors(), strict=True))
 

@@ -10,7 +10,7 @@ import torch
 from tests.golden_formats.base import trace
 from twoaxis.depth.registry import STREAMS
 from twoaxis.depth.stream import Layout
-from twoaxis.testing import check_file
+from twoaxis.verify import check_file
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "my_stream.py"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from twoaxis.depth.stream import Seen as Seen
     from twoaxis.depth.stream import State as State
     from twoaxis.depth.stream import Stream as Stream
-    from twoaxis.inspect.trace import trace as trace
+    from twoaxis.inspection.trace import trace as trace
     from twoaxis.model.config import DecoderConfig as DecoderConfig
     from twoaxis.model.decoder import Decoder as Decoder
     from twoaxis.model.hf_cache import TwoAxisCache as TwoAxisCache
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from twoaxis.model.hf_model import TwoAxisModel as TwoAxisModel
     from twoaxis.model.presets import preset as preset
     from twoaxis.model.presets import preset_names as preset_names
-    from twoaxis.retrofit.convert import retrofit as retrofit
+    from twoaxis.pretrained.convert import retrofit as retrofit
+    from twoaxis.ring import Ring as Ring
     from twoaxis.sequence.registry import mixer as mixer
     from twoaxis.sequence.registry import mixer_names as mixer_names
     from twoaxis.sequence.short_swa import ShortSWA as ShortSWA
-    from twoaxis.window import Ring as Ring
     from twoaxis.window import document_reach as document_reach
     from twoaxis.window import padding_reach as padding_reach
     from twoaxis.window import window_attention as window_attention
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Blend": "twoaxis.depth.blend",
     "Decoder": "twoaxis.model.decoder",
     "DecoderConfig": "twoaxis.model.config",
     "Placement": "twoaxis.depth.site",
-    "Ring": "twoaxis.window",
+    "Ring": "twoaxis.ring",
     "Seen": "twoaxis.depth.stream",
     "ShortSWA": "twoaxis.sequence.short_swa",
     "Site": "twoaxis.depth.site",
@@ -62,10 +62,10 @@ _HOMES = {
     "preset": "twoaxis.model.presets",
     "preset_names": "twoaxis.model.presets",
     "register": "twoaxis.depth.registry",
-    "retrofit": "twoaxis.retrofit",
+    "retrofit": "twoaxis.pretrained.convert",
     "stream": "twoaxis.depth.registry",
     "stream_names": "twoaxis.depth.registry",
-    "trace": "twoaxis.inspect.trace",
+    "trace": "twoaxis.inspection.trace",
     "window_attention": "twoaxis.window",
 }
 

@@ -1,4 +1,4 @@
-"""The one operator: causal windowed attention along any ordered axis, and the ring that carries it step by step.
+"""The one operator: causal windowed attention along any ordered axis, whole or step by step over a ring.
 
 A decoder has two ordered axes. The mixer ShortSWA calls `window_attention` with the time axis of (B, T, H, D); a
 depth read calls it with the depth axis of (B, T, L, H, D). It is the same function on a transposed tensor: the
@@ -16,16 +16,17 @@ Axis letters: N queries, M keys along the ordered axis, H query heads, G query h
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.kernels.band import band_attention, band_pays, sink_softmax
+from twoaxis.kernels.dispatch import device_of
 from twoaxis.kernels.flex import flex_serves, flex_window
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.weighted_sum import source_dots, weighted_sum
+from twoaxis.ring import Ring, check_window
 
 
 def window_attention(
@@ -85,11 +86,14 @@ def window_attention(
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Full causal attention through the library's fused kernel."""
     lead, dtype = q.shape[:-3], q.dtype
-    if q.device.type == "cpu":
+    if device_of(q) == "cpu":
         q, k, v = (widen(t) for t in (q, k, v))  # narrow types have no fast units here: wide is exact and faster
     q, k, v = (t.reshape(math.prod(lead), *t.shape[-3:]) for t in (q, k, v))
-    grouped = q.shape[1] != k.shape[1]
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[-2] > 1, scale=scale, enable_gqa=grouped)
+    causal, grouped = q.shape[-2] > 1, q.shape[1] != k.shape[1]
+    if q.is_meta:  # torch spells attention out on meta tensors; every device has a fused kernel
+        out = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)[0]
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
     return out.reshape(*lead, *out.shape[1:]).to(dtype)
 
 
@@ -151,159 +155,49 @@ def padding_reach(mask: Tensor) -> Tensor:
     return (real.cumsum(-1) - 1).clamp_min(0)
 
 
-class Ring(NamedTuple):
-    """What an operator remembers along an ordered axis: the last positions of one or several tensors.
+def attend(
+    ring: Ring,
+    q: Tensor,
+    *,
+    scale: float | None = None,
+    sink: Tensor | None = None,
+    reach: Tensor | None = None,
+    fused: bool = True,
+) -> Tensor:
+    """Attention of the newest positions over a ring of (k, v); equals `window_attention` over the whole axis."""
+    separate = len(ring.pieces) > 1 and q.shape[ring.axis] == 1 and sink is None and reach is None
+    if separate and all(piece[0].shape[ring.axis] == 1 for piece in ring.pieces):
+        return _attend_pieces(ring, q, scale)
+    k, v = ring.tensors()
+    return window_attention(q, k, v, ring.window, ring.axis, scale=scale, sink=sink, reach=reach, fused=fused)
 
-    A value: every method returns a new ring and leaves the old one intact, so passes may interleave and a rejected
-    draft is undone by keeping the earlier ring. Memory is constant in the axis when `window` is set. Exact for any
-    chunking: `step` attends before it evicts.
 
-    Attributes:
-        window: positions an operator sees, the current one included; None keeps everything.
-        axis: the ordered axis of the tensors, counted from the front.
-        spare: positions kept beyond the window, so that up to that many can be trimmed.
-        merge: True joins the pieces into one tensor (sequence axis); False keeps them as they came, by reference
-            and without a copy (depth axis, where autograd needs them anyway).
-        seen: positions appended so far.
-        pieces: the stored positions, oldest first; each piece is a tuple of tensors.
-    """
+def _attend_pieces(ring: Ring, q: Tensor, scale: float | None) -> Tensor:
+    """Attention of the newest position over separate pieces: nothing is stacked but the logits."""
+    pieces = ring.pieces if ring.window is None else ring.pieces[-ring.window :]
+    keys = [piece[0].squeeze(ring.axis) for piece in pieces]  # (..., Hkv, D)
+    values = [piece[1].squeeze(ring.axis) for piece in pieces]
+    q_g = q.squeeze(ring.axis).unflatten(-2, (keys[0].shape[-2], -1))  # (..., Hkv, G, D)
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    weights = (source_dots(q_g, keys) * scale).softmax(-1)  # (..., Hkv, G, S)
+    ways = weighted_sum(values, token=weights)  # G tensors (..., Hkv, Dv)
+    out = ways[0] if len(ways) == 1 else torch.stack(ways, dim=-2).flatten(-3, -2)
+    return out.unsqueeze(ring.axis)
 
-    window: int | None
-    axis: int
-    spare: int = 0
-    merge: bool = True
-    seen: int = 0
-    pieces: tuple[tuple[Tensor, ...], ...] = ()
 
-    @property
-    def stored(self) -> int:
-        """Positions kept right now."""
-        return sum(piece[0].shape[self.axis] for piece in self.pieces)
-
-    def append(self, *tensors: Tensor) -> Ring:
-        """Add n positions; drops only what none of them can see."""
-        _check_window(self.window)
-        if not tensors or any(not 0 <= self.axis < t.dim() for t in tensors):
-            dims = [t.dim() for t in tensors]
-            raise ValueError(f"a ring along axis {self.axis} needs tensors that have it, got dimensions {dims}")
-        n = tensors[0].shape[self.axis]
-        for t in tensors:
-            if t.shape[self.axis] != n:
-                raise ValueError(f"tensors of one append differ along axis {self.axis}: {n} and {t.shape[self.axis]}")
-        if self.pieces and len(self.pieces[0]) != len(tensors):
-            raise ValueError(f"this ring holds {len(self.pieces[0])} tensors a position, got {len(tensors)}")
-        pieces = (*self.pieces, tensors)
-        if self.merge and len(pieces) > 1:
-            pieces = (tuple(torch.cat(column, dim=self.axis) for column in zip(*pieces, strict=True)),)
-        return self._replace(pieces=pieces, seen=self.seen + n)._keep(n)
-
-    def evict(self) -> Ring:
-        """Drop what no later position can see."""
-        return self._keep(0)
-
-    def _keep(self, new: int) -> Ring:
-        """Keep the positions that the last `new` and all later ones can see, and the spare ones."""
-        if self.window is None:
-            return self
-        limit = self.window - 1 + max(new, self.spare)
-        extra, pieces = self.stored - limit, list(self.pieces)
-        while extra > 0:
-            length = pieces[0][0].shape[self.axis]
-            if length <= extra:
-                pieces.pop(0)
-            else:
-                kept = (t.narrow(self.axis, extra, length - extra) for t in pieces[0])
-                # a copy where a short view would keep the long tensor behind it alive
-                pieces[0] = tuple(t.clone() if extra > length - extra else t for t in kept)
-            extra -= length
-        return self._replace(pieces=tuple(pieces))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The stored positions, joined along the axis."""
-        if not self.pieces:
-            raise ValueError("the ring is empty: append positions first")
-        if len(self.pieces) == 1:
-            return self.pieces[0]
-        return tuple(torch.cat(column, dim=self.axis) for column in zip(*self.pieces, strict=True))
-
-    def attend(
-        self,
-        q: Tensor,
-        *,
-        scale: float | None = None,
-        sink: Tensor | None = None,
-        reach: Tensor | None = None,
-        fused: bool = True,
-    ) -> Tensor:
-        """Attention of the newest positions over a ring of (k, v); equals `window_attention` over the whole axis."""
-        n = q.shape[self.axis]
-        separate = len(self.pieces) > 1 and n == 1 and sink is None and reach is None
-        if separate and all(piece[0].shape[self.axis] == 1 for piece in self.pieces):
-            return self._attend_pieces(q, scale)
-        k, v = self.tensors()
-        return window_attention(q, k, v, self.window, self.axis, scale=scale, sink=sink, reach=reach, fused=fused)
-
-    def _attend_pieces(self, q: Tensor, scale: float | None) -> Tensor:
-        """The newest position over separate pieces: nothing is stacked but the logits."""
-        pieces = self.pieces if self.window is None else self.pieces[-self.window :]
-        keys = [piece[0].squeeze(self.axis) for piece in pieces]  # (..., Hkv, D)
-        values = [piece[1].squeeze(self.axis) for piece in pieces]
-        q_g = q.squeeze(self.axis).unflatten(-2, (keys[0].shape[-2], -1))  # (..., Hkv, G, D)
-        scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-        weights = (source_dots(q_g, keys) * scale).softmax(-1)  # (..., Hkv, G, S)
-        ways = weighted_sum(values, token=weights)  # G tensors (..., Hkv, Dv)
-        out = ways[0] if len(ways) == 1 else torch.stack(ways, dim=-2).flatten(-3, -2)
-        return out.unsqueeze(self.axis)
-
-    def step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        sink: Tensor | None = None,
-        reach: Tensor | None = None,
-        fused: bool = True,
-    ) -> tuple[Tensor, Ring]:
-        """Append a chunk of any length, attend, and only then evict."""
-        ring = self.append(k, v)
-        return ring.attend(q, sink=sink, reach=reach, fused=fused), ring.evict()
-
-    def trim(self, count: int) -> Ring:
-        """Take back the last `count` positions, for instance a rejected draft."""
-        if count < 0 or count > self.seen:
-            raise ValueError(f"cannot trim {count} positions of a ring that has seen {self.seen}")
-        if count == 0:
-            return self
-        left, need = max(self.stored - count, 0), self.seen - count
-        if self.window is not None:
-            need = min(need, self.window - 1)
-        if left < need:
-            raise ValueError(
-                f"cannot trim {count} positions: {left} would remain and a window of {self.window} needs "
-                f"{need}; make the ring with spare >= {count} to keep enough of them"
-            )
-        pieces, rest = list(self.pieces), count
-        while rest > 0 and pieces:
-            length = pieces[-1][0].shape[self.axis]
-            if length <= rest:
-                pieces.pop()
-            else:
-                pieces[-1] = tuple(t.narrow(self.axis, 0, length - rest) for t in pieces[-1])
-            rest -= length
-        return self._replace(pieces=tuple(pieces), seen=self.seen - count)
-
-    def reorder(self, index: Tensor) -> Ring:
-        """Rows of the batch (dimension 0) in another order, or a selection of them."""
-        return self._replace(pieces=tuple(tuple(t.index_select(0, index) for t in p) for p in self.pieces))
-
-    def repeat(self, times: int) -> Ring:
-        """Each row of the batch `times` times, next to each other."""
-        return self._replace(pieces=tuple(tuple(t.repeat_interleave(times, 0) for t in p) for p in self.pieces))
-
-    def nbytes(self) -> int:
-        """Bytes of the stored positions."""
-        return sum(t.numel() * t.element_size() for piece in self.pieces for t in piece)
+def step(
+    ring: Ring,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    sink: Tensor | None = None,
+    reach: Tensor | None = None,
+    fused: bool = True,
+) -> tuple[Tensor, Ring]:
+    """Append a chunk of any length to a ring, attend, and only then evict."""
+    ring = ring.append(k, v)
+    return attend(ring, q, sink=sink, reach=reach, fused=fused), ring.evict()
 
 
 def _check_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None, axis: int) -> int:
@@ -311,7 +205,7 @@ def _check_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None, axis: 
     if not all(isinstance(t, Tensor) for t in (q, k, v)):
         raise ValueError(f"q, k and v must be tensors, got {', '.join(type(t).__name__ for t in (q, k, v))}")
     dims = q.dim()
-    _check_window(window)
+    check_window(window)
     if not isinstance(axis, int) or isinstance(axis, bool):
         raise ValueError(f"axis must be an integer, got {axis!r}")
     if k.dim() != dims or v.dim() != dims:
@@ -336,11 +230,6 @@ def _check_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None, axis: 
     if lead_q != lead_k:
         raise ValueError(f"q and k differ in their leading dimensions: {lead_q} and {lead_k}")
     return axis
-
-
-def _check_window(window: int | None) -> None:
-    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
-        raise ValueError(f"window must be a positive integer or None for the full prefix, got {window!r}")
 
 
 def _check_extras(

@@ -350,7 +350,7 @@ def test_sources_are_named_where_a_mixture_is_read() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"variant": "one"}, "unknown variant 'one'; it is one of base, zero, normalized, weighted_output"),
+        ({"variant": "one"}, "unknown variant 'one'.*it is one of base, zero, normalized, weighted_output"),
         ({"eps": -1e-3}, "eps must not be negative, got -0.001"),
         ({"epsilon": 1e-3}, "has no option 'epsilon'"),
     ],

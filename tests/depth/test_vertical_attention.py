@@ -237,8 +237,8 @@ def test_norms_run_in_float32_for_narrow_activations() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"norm": "layer"}, "unknown norm 'layer'; it is one of l2, rms, none"),
-        ({"init": "ones"}, "unknown init 'ones'; it is one of zeros, newest"),
+        ({"norm": "layer"}, "unknown norm 'layer'.*it is one of l2, rms, none"),
+        ({"init": "ones"}, "unknown init 'ones'.*it is one of zeros, newest"),
         ({"inner_residual": "no"}, "inner_residual must be True or False, got 'no'"),
         ({"eps": -1.0}, "eps must not be negative, got -1.0"),
         ({"period": 2}, "has no option 'period'"),

@@ -149,14 +149,13 @@ def test_the_band_is_taken_where_it_leaves_enough_out() -> None:
 
 
 def test_memory_and_work_are_linear_in_the_axis() -> None:
-    from twoaxis.lab.measure import LiveBytes
-    from twoaxis.verify.count import FlopCount
+    from twoaxis.base.meter import Meter
 
     def measured(n: int) -> tuple[int, int]:
         leaves = [torch.randn(1, 2, n, 16, requires_grad=True) for _ in range(3)]
-        with FlopCount() as flops, LiveBytes() as live:
+        with Meter() as meter:
             band_attention(leaves[0], leaves[1], leaves[2], 16, 0.25).sum().backward()
-        return flops.flops, live.peak
+        return meter.flops, meter.peak
 
     for small, large in zip(measured(512), measured(2048), strict=True):
         assert 3.7 <= large / small <= 4.05

@@ -21,7 +21,7 @@ from tests.golden_formats.deep_delta import options as deep_delta_options
 from tests.model import adapter_samples as samples
 from tests.model.adapter_samples import WIDTH, Draw
 from twoaxis.depth.stream import Stream
-from twoaxis.model.adapters import read_stream, to_original
+from twoaxis.model.originals import read_stream, to_original
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 

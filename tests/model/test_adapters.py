@@ -19,8 +19,8 @@ from tests.model import adapter_samples as samples
 from tests.model.adapter_samples import SAMPLES, WIDTH, Sample
 from twoaxis.depth.denseformer import DenseFormer
 from twoaxis.depth.stream import Stream
-from twoaxis.model.adapters import FAMILIES, Row, original_config, read_stream, to_original
-from twoaxis.model.adapters.base import REQUIRED
+from twoaxis.model.originals import FAMILIES, Row, original_config, read_stream, to_original
+from twoaxis.model.originals.base import REQUIRED
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 each_sample = pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.family)

@@ -158,7 +158,7 @@ def test_builds_on_the_meta_device() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"width": 0}, "width must be a positive integer, got 0"),
+        ({"width": 0}, "width must be at least 1, got 0"),
         ({"heads": 3}, r"heads \(3\) must divide the width \(128\)"),
         ({"kv_heads": 3}, r"kv_heads \(3\) must divide heads \(4\)"),
         ({"head_width": 5}, "even head width, got 5"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +13,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
+from twoaxis.data.tokenizer import Encoded
 from twoaxis.model import evaluate as measuring
-from twoaxis.model.evaluate import Window, cut, evaluate, pick_context, read_documents, windows
+from twoaxis.model.evaluate import Window, cut, evaluate, pick_context, windows
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM
-from twoaxis.model.load import Encoded
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 23,
@@ -49,8 +48,8 @@ def model_of(method: str) -> TwoAxisForCausalLM:
 
 def document(length: int, seed: int) -> Encoded:
     generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, SHAPE["vocab_size"], (length,), generator=generator).tolist()
-    return Encoded(tokens, torch.randint(0, 5, (length,), generator=generator).tolist())
+    tokens = torch.randint(0, SHAPE["vocab_size"], (length,), generator=generator)
+    return Encoded(tokens.numpy(), torch.randint(0, 5, (length,), generator=generator).numpy())
 
 
 def nats(model: TwoAxisForCausalLM, seen: list[int], token: int) -> float:
@@ -85,7 +84,7 @@ def test_every_token_by_itself(method: str, lengths: list[int], context: int, ba
         with pytest.raises(ValueError, match="nothing to predict" if tokens == 0 else "stand for no bytes"):
             evaluate(model, documents, context=context, stride=stride, batch=batch)
         return
-    total = sum(by_hand(model, d.tokens, context, stride) for d in documents)
+    total = sum(by_hand(model, d.ids.tolist(), context, stride) for d in documents)
     found = evaluate(model, documents, context=context, stride=stride, batch=batch)
     assert (found.tokens, found.bytes, found.documents) == (tokens, size, sum(n > 1 for n in lengths))
     assert found.loss == pytest.approx(total / tokens, rel=1e-11)
@@ -115,7 +114,7 @@ def test_windows_of_the_drawing() -> None:
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_text_that_fits_is_one_forward(method: str) -> None:
     model, one = model_of(method), document(20, 5)
-    ids = torch.tensor([one.tokens])
+    ids = torch.from_numpy(one.ids)[None]
     out = model(ids, labels=ids)
     expected = torch.nn.functional.cross_entropy(out.logits[0, :-1], ids[0, 1:]).item()
     assert out.loss.item() == pytest.approx(expected, rel=1e-6)  # transformers' own loss is in float32
@@ -133,14 +132,14 @@ def test_a_smaller_vocabulary_chunk_changes_nothing(monkeypatch: pytest.MonkeyPa
 
 def test_max_tokens_counts_the_first_ones() -> None:
     model, documents = model_of("plain"), [document(9, 1), document(1, 3), document(12, 2)]
-    first = Encoded(documents[2].tokens[:5], documents[2].sizes[:5])
+    first = Encoded(documents[2].ids[:5], documents[2].sizes[:5])
     expected = evaluate(model, [documents[0], first], context=6, stride=3)
     found = evaluate(model, documents, context=6, stride=3, max_tokens=12)
     assert found.tokens == 12
     assert found._replace(seconds=0.0) == expected._replace(seconds=0.0)
     assert measuring.count_tokens(documents, 12) == 12
     assert measuring.count_tokens(documents, 500) == measuring.count_tokens(documents) == 19
-    assert [len(d.tokens) for d in cut(documents, 8)] == [9]
+    assert [len(d.ids) for d in cut(documents, 8)] == [9]
 
 
 def test_watching_adds_up_and_the_mode_is_put_back() -> None:
@@ -162,8 +161,8 @@ def test_bfloat16_losses_are_summed_wide() -> None:
     torch.manual_seed(1)
     model = TwoAxisForCausalLM(TwoAxisConfig(**SHAPE)).bfloat16().eval()
     one = document(20, 5)
-    logits = model(torch.tensor([one.tokens])).logits[0, :-1].float()
-    expected = torch.nn.functional.cross_entropy(logits, torch.tensor(one.tokens[1:])).item()
+    logits = model(torch.from_numpy(one.ids)[None]).logits[0, :-1].float()
+    expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(one.ids[1:])).item()
     assert evaluate(model, [one]).loss == pytest.approx(expected, rel=1e-5)
 
 
@@ -206,35 +205,3 @@ def test_json_has_no_infinity() -> None:
     assert measuring._exp(800.0) == math.inf
     assert found._replace(perplexity=math.inf).to_dict()["perplexity"] is None
     assert found.to_dict()["tokens_per_second"] == found.tokens / found.seconds
-
-
-def test_documents_are_files_in_the_order_of_their_names(tmp_path: Path) -> None:
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "two.txt").write_bytes("zwei\r\nüber".encode())
-    (tmp_path / "a.txt").write_text("one")
-    (tmp_path / "empty.txt").touch()
-    (tmp_path / ".hidden").write_bytes(b"\xff\x00")
-    found = read_documents([tmp_path, tmp_path / "a.txt"])
-    assert [Path(d.name).name for d in found] == ["a.txt", "two.txt", "a.txt"]
-    assert found[1].text.encode() == b"zwei\r\n\xc3\xbcber"  # line ends are bytes like others
-
-
-def test_files_that_are_no_text(tmp_path: Path) -> None:
-    files = {"empty.txt": b"", "latin.txt": b"stra\xdfe", "zero.bin": b"ab\0c"}
-    for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
-    (tmp_path / "folder").mkdir()
-    cases = {
-        "empty.txt": "empty.txt is empty",
-        "latin.txt": "latin.txt is not UTF-8 text: byte 4 is 0xdf",
-        "zero.bin": "zero.bin is not text: byte 2 is zero",
-        "missing.txt": "there is no file or folder .*missing.txt",
-        "folder": "the folder .*folder has no files with text",
-    }
-    for name, message in cases.items():
-        with pytest.raises(ValueError, match=message):
-            read_documents([tmp_path / name])
-    with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8"):
-        read_documents([tmp_path])
-    with pytest.raises(ValueError, match="nothing to evaluate: name text files or folders with --data"):
-        read_documents([])

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
+from twoaxis.base.meter import Meter
 from twoaxis.depth.compose import compose
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import DecoderConfig
@@ -21,7 +22,6 @@ from twoaxis.model.decoder import Decoder
 from twoaxis.model.flops import Flops, count_parameters, forward_flops, training_flops
 from twoaxis.model.presets import PRESETS, preset
 from twoaxis.sequence.registry import MIXERS
-from twoaxis.verify.count import FlopCount
 
 B, T = 2, 12
 SHAPE: dict[str, Any] = {"vocabulary": 37, "width": 16, "blocks": 3, "heads": 4, "kv_heads": 2, "hidden": 24}
@@ -164,7 +164,7 @@ def all_operations(config: DecoderConfig) -> float:
     """Operations per token, element-wise ones included, between 8 and 16 tokens: work on weights leaves no trace."""
     model, counts = Decoder(config), []
     for tokens in (8, 16):
-        with torch.no_grad(), FlopCount() as count:
+        with torch.no_grad(), Meter() as count:
             model(torch.arange(tokens)[None])
         counts.append(count.flops)
     return (counts[1] - counts[0]) / 8

@@ -28,7 +28,7 @@ from transformers import (
 from tests.model.hf_helpers import TOLERANCE, far, shake
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM
-from twoaxis.retrofit.families import map_config, our_name
+from twoaxis.pretrained.families import map_config, our_name
 
 TINY: dict[str, Any] = {
     "vocab_size": 61,

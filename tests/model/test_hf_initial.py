@@ -78,5 +78,5 @@ def test_paired_starts_every_stream_with_the_same_output_projections() -> None:
     for name in scaled:
         assert torch.equal(paired[name], plain[name])
         assert torch.allclose(paper[name], 2 * plain[name])
-    with pytest.raises(ValueError, match="unknown init 'papre'; it is one of paper, paired"):
+    with pytest.raises(ValueError, match=r"unknown init 'papre'.*it is one of paper, paired"):
         as_hf(SMALL, init="papre")

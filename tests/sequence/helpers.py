@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis import Decoder, DecoderConfig
+from twoaxis.ring import Ring
 from twoaxis.sequence.mixer import Local
-from twoaxis.window import Ring
 
 TIGHT = 1e-10
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import twoaxis
+from twoaxis.base.meter import Meter
 from twoaxis.depth.registry import METHODS
 from twoaxis.depth.site import Site
 from twoaxis.depth.standard import Plain, Standard
 from twoaxis.depth.stream import Seen
 from twoaxis.verify.certificate import Certificate, deviation
-from twoaxis.verify.count import FlopCount
 from twoaxis.verify.properties import blends, neutral_classes, sequence_side
 from twoaxis.verify.run import FAMILIES, certificates
 
@@ -87,6 +87,6 @@ def test_missing_numbers_are_not_small() -> None:
 
 def test_flops_are_counted() -> None:
     a, b = torch.randn(3, 4), torch.randn(4, 5)
-    with FlopCount() as count:
+    with Meter() as count:
         (a @ b + 1.0).sum()
     assert count.flops == 2 * 3 * 4 * 5 + 15 + 15

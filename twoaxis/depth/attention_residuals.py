@@ -41,23 +41,23 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.method import Card, Published
+from twoaxis.base.options import Count, NotNegative, Options
 from twoaxis.depth.bank import Ahead, Bank, Slot, decodes, spent
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype, widen
 from twoaxis.kernels.softmax_read import open_source, softmax_and_lse, softmax_read, token_read
 from twoaxis.kernels.weighted_sum import rms_logits, share, source_dots, weighted_sum
-from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionResidualsConfig:
+class AttentionResidualsConfig(Options):
     """Options of Attention Residuals; the defaults are the full form of the paper."""
 
-    block_size: int = 1
+    block_size: Count = 1
     """Sub-layers summed into one source; 1 is the full form. Kimi-K3 counts Transformer layers: twice as many."""
-    window: int | None = None
+    window: Count | None = None
     """How many of the newest sources are read; None is all of them."""
     keep_first: bool = True
     """The embedding is always read and does not count in the window."""
@@ -67,7 +67,7 @@ class AttentionResidualsConfig:
     """The published average, or its multiple that equals the plain residual exactly at the start."""
     evaluation: Literal["direct", "two_phase"] = "direct"
     """Each read on its own, or reads of finished sources batched over a group of sites."""
-    group: int | None = None
+    group: Count | None = None
     """Sub-layers per two-phase group; None is block_size, or about sqrt(sub-layers) when that is 1."""
     query: Literal["static", "input", "none"] = "static"
     """A learned vector per site; a learned map of the newest source; or no query, just a scalar per source."""
@@ -75,25 +75,15 @@ class AttentionResidualsConfig:
     """How logits become weights."""
     key_norm: bool = True
     """RMS-normalise the keys."""
-    heads: int = 1
+    heads: Count = 1
     """Channel groups with weights of their own."""
     scale: float = 1.0
     """Of the logits; the paper has none."""
-    eps: float = 1e-6
+    eps: NotNegative = 1e-6
     """Inside the keys' mean square; Kimi-K3 uses 1e-5."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.block_size < 1:
-            raise ValueError(f"block_size must be at least 1 (1 is the full form), got {self.block_size}")
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window must be at least 1 or None for all sources, got {self.window}")
-        if self.heads < 1:
-            raise ValueError(f"heads must be at least 1, got {self.heads}")
-        if self.group is not None and self.group < 1:
-            raise ValueError(f"group must be at least 1 or None, got {self.group}")
-        if self.eps < 0:
-            raise ValueError(f"eps must not be negative, got {self.eps}")
+    def validate(self) -> None:
+        """Rules between fields."""
         if self.evaluation == "two_phase":
             if self.window is not None or self.query != "static" or self.weighting != "softmax":
                 raise ValueError(

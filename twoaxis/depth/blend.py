@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from twoaxis.base.method import Quantity
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Neutral, ParameterGroup, Seen, State, Stream, Tokens
 from twoaxis.kernels.precision import widen
-from twoaxis.probe import Probe
 
 
 class Both(NamedTuple):
@@ -107,10 +107,10 @@ class Blend(Stream):
     def _weights(self, value: Both, site: Site) -> Tensor | None:
         return self.method.weights(value.method, site)
 
-    def _probe(self, value: Both, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
+    def _quantities(self, value: Both, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Quantity]:
         """The gate of the blend, and what the method shows of its own un-blended read."""
-        own = self.method.probe(value.method, site, y, seen.aux, c)
-        return {"blend gate": Probe(self.gate[site.index]), **own}
+        own = self.method.quantities(value.method, site, y, seen.aux, c)
+        return {"blend gate": Quantity(self.gate[site.index]), **own}
 
     def _pack(self, value: Both, site: Site) -> tuple[Tensor, ...]:
         return (value.plain, *self.method.pack(value.method))

@@ -44,32 +44,27 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.method import Card, Published
+from twoaxis.base.options import Count, Options
 from twoaxis.depth.multiway import Waiting, attention_sites, qkv_ways
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, Seen, Stream, Tokens
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.weighted_sum import rms_logits, weighted_sum
-from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepCrossAttentionConfig:
+class DeepCrossAttentionConfig(Options):
     """Options of DeepCrossAttention; the defaults are the paper's DCA over all blocks."""
 
     version: Literal[1, 2, 3] = 3
     """Of the GRN: scalar weights, vector weights, vector weights plus a scalar per token."""
     ways: Literal["qkv", "single"] = "qkv"
     """A GRN for each of q, k and v, or one for all three (the paper's ablations)."""
-    window: int | None = None
+    window: Count | None = None
     """k of k-DCA: contributions read one by one, the older ones as their sum; None reads all of them one by one."""
     relu: Literal["trainable", "literal"] = "trainable"
     """Slope of v3's ReLU at 0: one, so that w learns from its start at zero, or zero as published: it never does."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window must be at least 1 or None for all blocks, got {self.window}")
 
 
 class Stack(NamedTuple):

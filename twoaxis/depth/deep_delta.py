@@ -39,29 +39,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.method import Card, NamedRange, Published, Quantity
+from twoaxis.base.options import NotNegative, Options, between
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.rewrite import delta_rewrite, read_channels, rewritten_vector
 from twoaxis.kernels.taps import depthwise_taps, with_history
-from twoaxis.options import check_types
-from twoaxis.probe import Probe, Regime
-from twoaxis.window import Ring
+from twoaxis.ring import Ring
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepDeltaConfig:
+class DeepDeltaConfig(Options):
     """Options of Deep Delta Learning; the paper's default for d_v > 1 is value_channels=4, expand="conv"."""
 
-    value_channels: int = 1
+    value_channels: Annotated[int, between(1, 4096)] = 1
     """d_v: columns of the state."""
     compress: Literal["channel", "token"] = "channel"
     """CC or TC; only for d_v > 1."""
@@ -73,9 +72,9 @@ class DeepDeltaConfig:
     """Whether the sub-layer's output gives the direction or the value."""
     gate: Literal["linear", "two_layer"] = "linear"
     """Form of the gate's logit."""
-    gate_hidden: int = 128
+    gate_hidden: Annotated[int, between(1, 2**20)] = 128
     """Hidden width of the two-layer gate."""
-    gate_start: float = 1.0
+    gate_start: Annotated[float, between(0, 2)] = 1.0
     """β at the start, between 0 and 2."""
     value: Literal["sigmoid", "linear", "constant"] = "sigmoid"
     """Form of the value."""
@@ -83,33 +82,26 @@ class DeepDeltaConfig:
     """Of the sigmoid value."""
     value_constant: float = 2.0
     """The constant value."""
-    token_taps: int = 4
+    token_taps: Annotated[int, between(1, 4096)] = 4
     """Taps of TC's convolution."""
-    expand_taps: int = 4
+    expand_taps: Annotated[int, between(1, 4096)] = 4
     """Taps of EC's convolution."""
     channel_padding: Literal["same", "causal"] = "same"
     """Padding of CC's convolution along the value channels."""
-    k_eps: float = 1e-5
+    k_eps: NotNegative = 1e-5
     """In the direction's length."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        for field in ("value_channels", "gate_hidden", "token_taps", "expand_taps"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+    def validate(self) -> None:
+        """Rules between fields."""
         if self.value_channels == 1 and self.expand == "conv":
             raise ValueError("expand='conv' needs value_channels > 1, got value_channels=1")
-        if self.k_eps < 0:
-            raise ValueError(f"k_eps must not be negative, got {self.k_eps}")
-        if not 0.0 <= self.gate_start <= 2.0:
-            raise ValueError(f"gate_start must lie between 0 and 2, got {self.gate_start}")
 
 
 REGIMES = (
-    Regime("skip", 0.0, 0.1),
-    Regime("under-relaxed", 0.1, 0.9),
-    Regime("match", 0.9, 1.1),
-    Regime("over-relaxed", 1.1, 2.0),
+    NamedRange("skip", 0.0, 0.1),
+    NamedRange("under-relaxed", 0.1, 0.9),
+    NamedRange("match", 0.9, 1.1),
+    NamedRange("over-relaxed", 1.1, 2.0),
 )
 """What a gate does to kᵀX - v: keeps nine tenths of it or more, shrinks it, leaves a tenth at most, turns its sign."""
 
@@ -414,17 +406,19 @@ class DeepDelta(Stream):
         return F.linear(x, widen(rows.rows["value_weight"][row]), widen(rows.rows["value_bias"][row]))
 
     @full_precision
-    def _probe(self, value: Matrix, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
+    def _quantities(
+        self, value: Matrix, site: Site, y: Tensor | None, seen: Seen, c: Seen | None
+    ) -> dict[str, Quantity]:
         """The gate, and how far what the state holds along k is from v before and after the write."""
         if y is None or c is None or self.config.update == "add" or not self.uses(site):
             return {}
         row = self.rows[site.index]
         k, v = self.direction(row, y, c.x), self.values(row, widen(seen.x if self.config.map == "k" else y))
-        found = {"gate": Probe(self.gate(row, c.x), regimes=REGIMES)}
+        found = {"gate": Quantity(self.gate(row, c.x), regimes=REGIMES)}
         after = self._rewrite(value.x, row, y, seen.x, c.x, value.rows.now(self))
         for when, state in (("before the write", value.x), ("after the write", after)):
             x = widen(state) if self.wide else widen(state).unsqueeze(-1)
-            found[f"discrepancy, {when}"] = Probe((torch.einsum("...d,...dv->...v", k, x) - v).norm(dim=-1))
+            found[f"discrepancy, {when}"] = Quantity((torch.einsum("...d,...dv->...v", k, x) - v).norm(dim=-1))
         return found
 
     # Sequence side, stage boundaries, declarations.

@@ -27,27 +27,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.method import Card, Published
+from twoaxis.base.options import Count, Options
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.weighted_sum import share, weighted_sum
-from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseFormerConfig:
+class DenseFormerConfig(Options):
     """Options of DenseFormer; the paper recommends dilation 4, period 5 for deep models."""
 
-    dilation: int = 1
+    dilation: Count = 1
     """Average every `dilation`-th slot, counted back from the newest."""
-    period: int = 1
+    period: Count = 1
     """Average after every `period`-th block."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        for field in ("dilation", "period"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
 
 
 class Slots(NamedTuple):

@@ -21,31 +21,32 @@ read feeds blocks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.method import Card, Published
+from twoaxis.base.options import Count, Options, between
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.weighted_sum import source_dots
-from twoaxis.options import check_types
-from twoaxis.window import Ring
+from twoaxis.ring import Ring
+from twoaxis.window import attend
 
 
 @dataclass(frozen=True, kw_only=True)
-class DepthAttentionConfig:
+class DepthAttentionConfig(Options):
     """Options of depth attention."""
 
-    window: int | None = 4
+    window: Count | None = 4
     """K: how many states are seen, the current one included; None is all of them."""
-    heads: int = 4
+    heads: Annotated[int, between(1, 4096)] = 4
     """Query heads."""
-    kv_heads: int | None = None
+    kv_heads: Count | None = None
     """Key and value heads; None is as many as query heads."""
-    head_width: int | None = None
+    head_width: Annotated[int, between(1, 2**16)] | None = None
     """Width of a head; None is width / heads."""
     inject: Literal["add", "replace"] = "add"
     """How the read enters the sub-layer."""
@@ -56,13 +57,8 @@ class DepthAttentionConfig:
     read_out: bool = False
     """Whether the head reads over depth too."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window must be at least 1 or None for all states, got {self.window}")
-        for field in ("heads", "kv_heads", "head_width"):
-            if (given := getattr(self, field)) is not None and given < 1:
-                raise ValueError(f"{field} must be at least 1, got {given}")
+    def validate(self) -> None:
+        """Rules between fields."""
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
 
@@ -182,7 +178,7 @@ class DepthAttention(Stream):
             return Seen(value.x)
         row = self.rows[site.index]
         q = F.linear(value.x, self.query[row]).unflatten(-1, (self.config.heads, -1)).unsqueeze(-3)
-        z = value.ring.attend(q).squeeze(-3).flatten(-2)
+        z = attend(value.ring, q).squeeze(-3).flatten(-2)
         read = F.linear(z, self.output[row])
         return Seen(value.x + read if self.config.inject == "add" else read)
 

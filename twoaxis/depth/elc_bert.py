@@ -44,26 +44,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.card import Card, Published
+from twoaxis.base.method import Card, Published
+from twoaxis.base.options import NotNegative, Options
 from twoaxis.depth.slot_mix import SlotMix
 from twoaxis.depth.stream import Cost, Layout
 from twoaxis.kernels.precision import widen
-from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElcBertConfig:
+class ElcBertConfig(Options):
     """Options of ELC-BERT; the default is the variant the paper reports against its baseline."""
 
     variant: Literal["base", "zero", "normalized", "weighted_output"] = "zero"
     """Form of the block, start of the logits and read of the head; see the module's docstring."""
-    eps: float = 1e-7
+    eps: NotNegative = 1e-7
     """Of the LayerNorm of `normalized`."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.eps < 0:
-            raise ValueError(f"eps must not be negative, got {self.eps}")
 
 
 class ElcBert(SlotMix):

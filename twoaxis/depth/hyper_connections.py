@@ -32,25 +32,25 @@ paper's ablations, and the control that tells mixing from merely having n stream
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.method import Card, Published
+from twoaxis.base.options import NotNegative, Options, between
 from twoaxis.depth.parallel_streams import ParallelStreams, Route
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup
 from twoaxis.kernels.precision import narrowed, widen
 from twoaxis.kernels.streams import few, normalised, stream_logits
-from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyperConnectionsConfig:
+class HyperConnectionsConfig(Options):
     """Options of hyper-connections; the defaults are the paper's dynamic form with four streams (DHC x4)."""
 
-    streams: int = 4
+    streams: Annotated[int, between(1, 256)] = 4
     """n, the expansion rate."""
     dynamic: bool = True
     """Per-token weights (DHC), or static ones alone (SHC)."""
@@ -60,7 +60,7 @@ class HyperConnectionsConfig:
     """What the dynamic part sees of a stream; Algorithm 2 has layer norm."""
     affine: bool = True
     """Whether that norm has parameters: scale and shift for layer norm, scale for RMS. OLMo's has none."""
-    eps: float = 1e-5
+    eps: NotNegative = 1e-5
     """Inside the norm's root; the paper does not give it. 0 needs states without all-zero streams."""
     frozen: Literal["none", "width", "depth", "both"] = "none"
     """Hold the width connections (α), the depth connections (β) or both at their start: the paper's ablations."""
@@ -68,13 +68,6 @@ class HyperConnectionsConfig:
     """The paper's sum of the streams, or their mean, which is the plain residual exactly at the start."""
     scale_start: float = 0.01
     """s_α and s_β at the start."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.streams < 1:
-            raise ValueError(f"streams must be at least 1, got {self.streams}")
-        if self.eps < 0:
-            raise ValueError(f"eps must not be negative, got {self.eps}")
 
 
 class HyperConnections(ParallelStreams):

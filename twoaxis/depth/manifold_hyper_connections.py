@@ -47,12 +47,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.method import Card, Published, Quantity
+from twoaxis.base.options import NotNegative, Options, Positive, between
 from twoaxis.depth.parallel_streams import ParallelStreams, Route, Streams
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import Site
@@ -60,29 +61,27 @@ from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.sinkhorn import sinkhorn
 from twoaxis.kernels.streams import stream_logits
-from twoaxis.options import check_types
-from twoaxis.probe import Probe
 
 
 @dataclass(frozen=True, kw_only=True)
-class ManifoldHyperConnectionsConfig:
+class ManifoldHyperConnectionsConfig(Options):
     """Options of manifold hyper-connections; those left None take the value of the form."""
 
-    streams: int = 4
+    streams: Annotated[int, between(1, 256)] = 4
     """n, the expansion rate."""
     form: Literal["paper", "deepseek"] = "paper"
     """Whose epsilons, read-out and start are the defaults below."""
-    iterations: int = 20
+    iterations: Annotated[int, between(1, 1000)] = 20
     """Pairs of Sinkhorn divisions."""
     order: Literal["rows_last", "columns_last"] = "rows_last"
     """Which sums of H_res[to, from] are exactly one: rows, as published, or columns."""
-    sinkhorn_eps: float | None = None
+    sinkhorn_eps: NotNegative | None = None
     """Added after the softmax and to every later divisor; paper 0, deepseek 1e-6."""
-    pre_eps: float | None = None
+    pre_eps: NotNegative | None = None
     """Added to pre and to the head's weights; paper 0, deepseek 1e-6."""
-    norm_eps: float | None = None
+    norm_eps: NotNegative | None = None
     """Inside the root mean square; paper 1e-20, deepseek 1e-6."""
-    post_scale: float = 2.0
+    post_scale: Positive = 2.0
     """Largest value of post."""
     norm_weight: bool = False
     """A scale per channel of the norm; it is the same function as without, its product with fn is what counts."""
@@ -90,22 +89,14 @@ class ManifoldHyperConnectionsConfig:
     """The sum of the streams, their mean, or a weighted sum with a head of its own; paper sum, deepseek head."""
     start: Literal["paper", "deepseek", "lite", "neutral"] | None = None
     """Initial values; None is those of the form. See `reset_parameters`."""
-    init_std: float = 0.02
+    init_std: NotNegative = 0.02
     """Of fn at the paper's and DeepSeek's start."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
+    def validate(self) -> None:
+        """What is not given is as in the chosen form."""
         for field, value in _FORMS[self.form].items():
             if getattr(self, field) is None:
                 object.__setattr__(self, field, value)
-        for field in ("streams", "iterations"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
-        for field in ("sinkhorn_eps", "pre_eps", "norm_eps", "init_std"):
-            if getattr(self, field) < 0:
-                raise ValueError(f"{field} must not be negative, got {getattr(self, field)}")
-        if self.post_scale <= 0:
-            raise ValueError(f"post_scale must be positive, got {self.post_scale}")
 
 
 _FORMS: dict[str, dict[str, float | str]] = {
@@ -298,15 +289,17 @@ class ManifoldHyperConnections(ParallelStreams):
     def _head(self, h: Tensor) -> Tensor | None:
         return self.head_weights(h) if self.has_head else None
 
-    def _probe(self, value: Streams, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
+    def _quantities(
+        self, value: Streams, site: Site, y: Tensor | None, seen: Seen, c: Seen | None
+    ) -> dict[str, Quantity]:
         """As hyper-connections', and how far the row or column sum of H_res that is worst is from one."""
-        found = super()._probe(value, site, y, seen, c)
+        found = super()._quantities(value, site, y, seen, c)
         if seen.aux is None:
             return found
         mix = seen.aux.weights
         sums = torch.cat([mix.sum(-1), mix.sum(-2)], dim=-1)
         off = (sums - 1.0).abs().amax(-1)
-        return {**found, "distance from doubly stochastic": Probe(off)}
+        return {**found, "distance from doubly stochastic": Quantity(off)}
 
     # What it declares.
 

@@ -45,20 +45,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.method import Card, Published
+from twoaxis.base.options import NotNegative, Options
 from twoaxis.depth.multiway import Waiting, attention_sites, qkv_ways
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.weighted_sum import rms_logits, share, weighted_sum
-from twoaxis.options import check_types
 
 POST_START = 0.001
 """Where the scale of the post-norm starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MuddFormerConfig:
+class MuddFormerConfig(Options):
     """Options of MUDDFormer; the defaults are the paper's equations. Released models set expand_last and round64."""
 
     ways: Literal["qkvr", "one"] = "qkvr"
@@ -75,20 +75,17 @@ class MuddFormerConfig:
     """Add the mix to the newest slot, normalised in the residual way."""
     gelu: Literal["erf", "tanh"] = "erf"
     """Exact as in the PyTorch code, or the approximation the JAX code trains with."""
-    eps: float = 1e-6
+    eps: NotNegative = 1e-6
     """Inside every mean square."""
     generator_scale: bool | None = None
     """The generator's norm learns a scale, as in the JAX code; None is as prenorm."""
-    generator_eps: float | None = None
+    generator_eps: NotNegative | None = None
     """Inside the generator's mean square; None is eps. The JAX code has 1e-6 there whatever its eps."""
     first_norms: Literal["shared", "separate"] = "shared"
     """Block 0, whose ways are equal: one pre-norm scale as in the PyTorch code, or one per way as in the JAX code."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        for field in ("eps", "generator_eps"):
-            if (eps := getattr(self, field)) is not None and eps < 0:
-                raise ValueError(f"{field} must not be negative, got {eps}")
+    def validate(self) -> None:
+        """Rules between fields."""
         if self.generator_scale and not self.dynamic:
             raise ValueError("generator_scale=True is of the generator of dynamic weights, got dynamic=False")
         sized = [f for f in ("expand_last", "round64") if getattr(self, f)]

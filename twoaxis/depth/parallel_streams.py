@@ -16,12 +16,12 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
+from twoaxis.base.method import Quantity
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Layout, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype
 from twoaxis.kernels.streams import mix_streams, read_streams, spread, stream_mean, stream_sum
-from twoaxis.probe import Probe
 
 
 class Streams(NamedTuple):
@@ -116,12 +116,14 @@ class ParallelStreams(Stream):
             read = value.h.new_full((n,), share, dtype=routing_dtype(value.h.dtype))
         return read.expand(*lead, n).unsqueeze(-2)
 
-    def _probe(self, value: Streams, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
+    def _quantities(
+        self, value: Streams, site: Site, y: Tensor | None, seen: Seen, c: Seen | None
+    ) -> dict[str, Quantity]:
         """How the streams are written and mixed; how they are read is what `weights` says."""
         if seen.aux is None:
             return {}
         mix: Mix = seen.aux
-        return {"write": Probe(mix.gain, ("stream",)), "mix": Probe(mix.weights, ("to", "from"))}
+        return {"write": Quantity(mix.gain, ("stream",)), "mix": Quantity(mix.weights, ("to", "from"))}
 
     def sources(self, site: Site) -> tuple[str, ...]:
         """The streams."""

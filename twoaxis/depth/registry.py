@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from twoaxis.base.options import check_type
+from twoaxis.base.registry import Registry
 from twoaxis.depth.site import Placement
 from twoaxis.depth.stream import Layout, Stream
-from twoaxis.options import check_type
-from twoaxis.registry import Registry
 
 METHODS: dict[str, str | type[Stream]] = {
     "standard": "twoaxis.depth.standard:Standard",

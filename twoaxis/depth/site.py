@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from twoaxis.options import check_types
+from twoaxis.base.options import Options
 
+MOST_BLOCKS = 10_000
+"""Blocks that a model may have: a number beyond it is a slip of the pen, and would take all memory."""
 KINDS = ("mixer", "attention", "mlp", "parallel")
 """What a sub-layer may be; `parallel` is attention and MLP side by side in one site."""
 
@@ -70,7 +72,7 @@ def make_sites(blocks: int, kinds: Sequence[str] | Sequence[Sequence[str]] = ("a
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement:
+class Placement(Options):
     """Which sites use a method; the others read and write plainly on the method's state.
 
     Written as text it is `blocks/kinds`, either part optional: `"8-11"`, `"attention+out"`, `"0,8-11/attention"`,
@@ -82,8 +84,8 @@ class Placement:
     kinds: tuple[str, ...] | None = None
     """Kinds of site that use the method; None is all of them."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
+    def validate(self) -> None:
+        """Rules between fields."""
         for kind in self.kinds or ():
             if kind not in (*KINDS, OUT):
                 raise ValueError(f"unknown kind {kind!r} in a placement; the kinds are {', '.join((*KINDS, OUT))}")
@@ -112,9 +114,9 @@ class Placement:
             head, tail = "", head
         try:
             blocks = tuple(b for part in head.split(",") for b in _span(part)) if head else None
-        except ValueError:
+        except ValueError as error:
             raise ValueError(
-                f"cannot read the placement {value!r}; write it like '8-11', '8-11/attention+out'"
+                f"cannot read the placement {value[:60]!r} ({error}); write it like '8-11', '8-11/attention+out'"
             ) from None
         return Placement(blocks=blocks, kinds=tuple(tail.split("+")) if tail else None)
 
@@ -136,6 +138,8 @@ class Placement:
 def _span(part: str) -> range:
     first, dash, last = part.partition("-")
     span = range(int(first), int(last if dash else first) + 1)
+    if span and span[-1] > MOST_BLOCKS:
+        raise ValueError(f"block {span[-1]} is beyond the {MOST_BLOCKS:,} a model may have")
     if not span:
         raise ValueError(f"{part} runs backwards")
     return span

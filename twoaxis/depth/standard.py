@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from twoaxis.card import Card
+from twoaxis.base.method import Card
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Cost, Neutral, Seen, Stream, Tokens
 

@@ -24,9 +24,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.card import Card
+from twoaxis.base.method import Card, Quantity
 from twoaxis.depth.site import OUT, Placement, Site, make_sites
-from twoaxis.probe import Probe
 
 _NUMBERS = itertools.count(1)
 
@@ -208,7 +207,7 @@ class Stream(nn.Module):
     def _weights(self, value: Any, site: Site) -> Tensor | None:
         return None
 
-    def _probe(self, value: Any, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
+    def _quantities(self, value: Any, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Quantity]:
         return {}
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -332,13 +331,13 @@ class Stream(nn.Module):
         self._check(state, site)
         return self._weights(state.value, site)
 
-    def probe(self, state: State, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Probe]:
+    def quantities(self, state: State, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Quantity]:
         """What else the method shows of itself at `site`, by name; asked before the write, with its arguments.
 
         At the out site, which is never written, `y` and `c` are None.
         """
         self._check(state, site)
-        return self._probe(state.value, site, y, seen, c)
+        return self._quantities(state.value, site, y, seen, c)
 
     def pack(self, state: State) -> tuple[Tensor, ...]:
         """The state as tensors for a stage boundary; only between blocks, where its structure is fixed.

@@ -45,15 +45,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from twoaxis.card import Card, Published
+from twoaxis.base.method import Card, Published
+from twoaxis.base.options import NotNegative, Options
 from twoaxis.depth.slot_mix import Slot, SlotMix
 from twoaxis.depth.stream import Cost, Layout
 from twoaxis.kernels.precision import widen
-from twoaxis.options import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerticalAttentionConfig:
+class VerticalAttentionConfig(Options):
     """Options of Vertical Attention; each one is a thing that is not known about the paper."""
 
     norm: Literal["l2", "rms", "none"] = "l2"
@@ -62,13 +62,8 @@ class VerticalAttentionConfig:
     """Whether a block's residual starts from the mixture; else the block stores its increments alone."""
     init: Literal["zeros", "newest"] = "zeros"
     """Start of the scalars: all zero, or one on the newest source."""
-    eps: float = 1e-6
+    eps: NotNegative = 1e-6
     """Added to the sum (l2) or mean (rms) of squares; zero is the bare norm, and a zero vector then gives NaN."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.eps < 0:
-            raise ValueError(f"eps must not be negative, got {self.eps}")
 
 
 class VerticalAttention(SlotMix):

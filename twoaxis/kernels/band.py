@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.kernels.backward import readable, reference_gradients
+from twoaxis.kernels.dispatch import device_of
 from twoaxis.kernels.precision import full_precision, routing_dtype, widen
 
 GATHER = 16
@@ -79,7 +80,7 @@ def band_attention(
     """
     assert q.shape[-2] <= k.shape[-2] < q.shape[-2] + window, "keys that no query sees"
     compiling = torch.compiler.is_compiling()
-    if q.device.type != "cpu" or (readable() and not compiling):
+    if device_of(q) != "cpu" or (readable() and not compiling):
         return band_reference(q, k, v, window, scale, sink, reach)
     form = _gathered if compiling and window <= GATHER else _chunked
     return form(q, k, v, window, scale, sink, reach)

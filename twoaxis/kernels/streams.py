@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.kernels.backward import differentiated, readable, reference_gradients
+from twoaxis.kernels.dispatch import device_of
 from twoaxis.kernels.precision import full_precision, routing_dtype, widen
 
 _FEW = 1 << 14
@@ -44,7 +45,7 @@ def exact_products(x: Tensor) -> bool:
     if x.dtype == torch.float64:
         return True
     setting = torch.backends.mkldnn.matmul.fp32_precision  # pyright: ignore[reportAttributeAccessIssue]
-    return x.device.type == "cpu" and setting not in ("tf32", "bf16")
+    return device_of(x) == "cpu" and setting not in ("tf32", "bf16")
 
 
 def batched_product(a: Tensor, b: Tensor) -> Tensor:

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from twoaxis.kernels.backward import readable
+from twoaxis.kernels.dispatch import device_of
 from twoaxis.kernels.precision import routing_dtype, widen
-from twoaxis.window import Ring
+from twoaxis.ring import Ring
 
 CACHED = 96 * 1024
 """Numbers of one operand that a core's second-level cache holds beside the others: all lags of a stretch of tokens are
@@ -112,7 +113,7 @@ class _DepthwiseTaps(torch.autograd.Function):
 
 def _stretches(history: Tensor, length: int) -> Iterator[tuple[int, int]]:
     """Where each stretch of tokens begins and how long it is; on a GPU, which fills only with more, all are one."""
-    size = max(16, CACHED // max(1, history.shape[0] * history.shape[2])) if history.device.type == "cpu" else length
+    size = max(16, CACHED // max(1, history.shape[0] * history.shape[2])) if device_of(history) == "cpu" else length
     for at in range(0, length, max(1, size)):
         yield at, min(size, length - at)
 

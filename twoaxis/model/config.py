@@ -4,35 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from twoaxis.depth.registry import stream
-from twoaxis.depth.site import Placement
+from twoaxis.base.options import Count, NotNegative, Options, Positive, between
+from twoaxis.depth.registry import STREAMS, stream
+from twoaxis.depth.site import MOST_BLOCKS, Placement
 from twoaxis.depth.stream import Stream
-from twoaxis.options import check_types
 from twoaxis.sequence.mixer import Mixer
-from twoaxis.sequence.registry import mixer
+from twoaxis.sequence.registry import MIXERS, mixer
+
+Width = Annotated[int, between(1, 2**20)]
+"""Channels of a vector."""
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
+class DecoderConfig(Options):
     """Shape of a decoder and its methods along the two axes."""
 
-    vocabulary: int = 256
+    vocabulary: Annotated[int, between(1, 2**27)] = 256
     """Number of tokens."""
-    width: int = 128
+    width: Width = 128
     """D, the width of the residual stream."""
-    blocks: int = 4
+    blocks: Annotated[int, between(1, MOST_BLOCKS)] = 4
     """Number of blocks."""
-    heads: int = 4
+    heads: Annotated[int, between(1, 4096)] = 4
     """Query heads of the attention."""
-    kv_heads: int | None = None
+    kv_heads: Count | None = None
     """Key and value heads; None is as many as query heads."""
-    head_width: int | None = None
+    head_width: Width | None = None
     """Width of a head; None is width / heads."""
-    hidden: int | None = None
+    hidden: Width | None = None
     """Hidden width of the MLP; None is 8/3 of the width, rounded up to a multiple of 8."""
     hidden_ramp: bool = False
     """MUDDFormer's re-allocation: hidden widths from half of `hidden` in the first block to 1.5 times in the last."""
@@ -48,17 +51,17 @@ class DecoderConfig:
     """Biases in the MLP."""
     qk_norm: bool = False
     """RMS-normalise queries and keys per head, before the rotary positions."""
-    windows: tuple[int | None, ...] | None = None
+    windows: tuple[Count | None, ...] | None = None
     """Attention window of each block, the current token included; None, whole or in a place, is the full prefix."""
-    rope_theta: float = 10_000.0
+    rope_theta: Positive = 10_000.0
     """Base of the rotary positions."""
     nope_blocks: tuple[int, ...] = ()
     """Blocks whose attention has no rotary positions."""
-    norm_eps: float = 1e-5
+    norm_eps: NotNegative = 1e-5
     """Inside every RMSNorm."""
     tied: bool = True
     """The head shares the embedding's weights."""
-    std: float = 0.02
+    std: NotNegative = 0.02
     """Standard deviation of the initial weights."""
     init: Literal["paper", "paired"] = "paper"
     """Rescale the initial output projections where a stream's paper prescribes it, or start all streams alike."""
@@ -77,20 +80,8 @@ class DecoderConfig:
     mixer_blocks: tuple[int, ...] | None = None
     """Blocks that have the mixer; None is all of them."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        for name in ("vocabulary", "width", "blocks", "heads", "kv_heads", "head_width", "hidden"):
-            given = getattr(self, name)
-            if given is not None and given < 1:
-                raise ValueError(f"{name} must be a positive integer, got {given!r}")
-        for name in ("norm_eps", "std"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.rope_theta <= 0:
-            raise ValueError(f"rope_theta must be positive, got {self.rope_theta}")
-        for name in ("stream_options", "mixer_options"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise ValueError(f"{name} must be a mapping of names to values, got {getattr(self, name)!r}")
+    def validate(self) -> None:
+        """Rules between fields."""
         if self.head_width is None and self.width % self.heads:
             raise ValueError(f"heads ({self.heads}) must divide the width ({self.width}), or give head_width")
         if self.heads % (self.kv_heads or self.heads):
@@ -101,9 +92,6 @@ class DecoderConfig:
             raise ValueError(f"unknown activation {self.activation!r}; it is one of {', '.join(ACTIVATIONS)}")
         if self.windows is not None and len(self.windows) != self.blocks:
             raise ValueError(f"windows has {len(self.windows)} entries, the decoder has {self.blocks} blocks")
-        for window in self.windows or ():
-            if window is not None and window < 1:
-                raise ValueError(f"an attention window must be an integer of at least 1 or None, got {window!r}")
         beyond = [b for b in self.nope_blocks if not 0 <= b < self.blocks]
         if beyond:
             raise ValueError(f"nope_blocks names block {beyond[0]}, the decoder has blocks 0 to {self.blocks - 1}")
@@ -135,7 +123,10 @@ class DecoderConfig:
 
     def make_mixer(self) -> Mixer | None:
         """The local mixer, if there is one."""
-        return None if self.mixer is None else mixer(self.mixer, **self.mixer_options)
+        if self.mixer is None:
+            return None
+        MIXERS.config(self.mixer, self.mixer_options)  # here an option called name is unknown, and no keyword of ours
+        return mixer(self.mixer, **self.mixer_options)
 
     def kinds(self) -> list[tuple[str, ...]]:
         """The sub-layers of each block."""
@@ -150,6 +141,7 @@ class DecoderConfig:
 
     def make_stream(self) -> Stream:
         """The residual stream for this shape."""
+        STREAMS.config(self.stream, self.stream_options)  # here blocks is an unknown option, and no keyword of ours
         return stream(
             self.stream,
             blocks=self.blocks,

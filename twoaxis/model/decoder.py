@@ -21,8 +21,8 @@ from twoaxis.depth.stream import Seen, State
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.initialise import initialise
 from twoaxis.model.sublayers import MLP, Attention, MixerSublayer, Parallel, Rings, SiteNorm, Sublayer, TokenInfo
+from twoaxis.ring import Ring
 from twoaxis.sequence.rope import make_rope
-from twoaxis.window import Ring
 
 Watch = Callable[[Site, State, Seen], None]
 """Sees what happens at a site."""

@@ -18,29 +18,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.model.load import Encoded
+from twoaxis.data.tokenizer import Encoded
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from twoaxis.model.hf_model import TwoAxisForCausalLM
 
 LOGITS = 2**25
 """Logits made at a time: 128 MiB in float32, whatever the vocabulary."""
 DEFAULT_CONTEXT = 1024
 """Longest context that is taken when none is given."""
-
-
-class Document(NamedTuple):
-    """A text and where it comes from."""
-
-    name: str
-    text: str
 
 
 class Window(NamedTuple):
@@ -87,45 +82,6 @@ class Evaluation(NamedTuple):
         return self._asdict() | {"perplexity": finite, "tokens_per_second": self.rate}
 
 
-def read_documents(paths: Sequence[str | Path]) -> list[Document]:
-    """Texts of files, and of all files below folders in the order of their names.
-
-    Args:
-        paths: files and folders. In folders, hidden files and empty ones are passed over.
-    """
-    if not paths:
-        raise ValueError("there is nothing to evaluate: name text files or folders with --data")
-    documents = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            below = (p for p in path.rglob("*") if not any(part.startswith(".") for part in p.relative_to(path).parts))
-            files = sorted(p for p in below if p.is_file() and p.stat().st_size > 0)
-            if not files:
-                raise ValueError(f"the folder {path} has no files with text")
-            documents += [_read(file) for file in files]
-        else:
-            documents.append(_read(path))
-    return documents
-
-
-def _read(path: Path) -> Document:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise ValueError(f"there is no file or folder {path}") from error
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    if not data:
-        raise ValueError(f"{path} is empty")
-    try:
-        text = data.decode("utf-8")  # not read_text, which would change line ends and with them the bytes
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}") from error
-    if "\0" in text:
-        raise ValueError(f"{path} is not text: byte {data.index(0)} is zero")
-    return Document(str(path), text)
-
-
 def windows(length: int, context: int, stride: int) -> Iterator[Window]:
     """The windows over a document of `length` tokens; see the drawing above."""
     start, stop, first = 0, min(context, length), 1
@@ -137,19 +93,19 @@ def windows(length: int, context: int, stride: int) -> Iterator[Window]:
 
 def cut(documents: Sequence[Encoded], max_tokens: int | None) -> list[Encoded]:
     """The documents up to the token with which `max_tokens` are counted; those with nothing to count left out."""
-    left = sum(len(d.tokens) for d in documents) if max_tokens is None else max_tokens
+    left = sum(len(d.ids) for d in documents) if max_tokens is None else max_tokens
     kept = []
     for document in documents:
-        counted = min(len(document.tokens) - 1, left)
+        counted = min(len(document.ids) - 1, left)
         if counted > 0:
-            kept.append(Encoded(document.tokens[: counted + 1], document.sizes[: counted + 1]))
+            kept.append(Encoded(document.ids[: counted + 1], document.sizes[: counted + 1]))
             left -= counted
     return kept
 
 
 def count_tokens(documents: Sequence[Encoded], max_tokens: int | None = None) -> int:
     """How many tokens `evaluate` will count."""
-    return sum(len(d.tokens) - 1 for d in cut(documents, max_tokens))
+    return sum(len(d.ids) - 1 for d in cut(documents, max_tokens))
 
 
 def pick_context(model: TwoAxisForCausalLM, context: int | None, stride: int | None) -> tuple[int, int]:
@@ -182,7 +138,7 @@ def evaluate(
 
     Args:
         model: the model; its mode, training or not, is put back.
-        documents: from a codec's `encode`; windows never cross from one to another.
+        documents: from a tokenizer's `encode`, with sizes; windows never cross from one to another.
         context: tokens of a window; see `pick_context`.
         stride: tokens between the starts of two windows.
         batch: windows per pass. It changes the speed only, up to rounding.
@@ -196,14 +152,14 @@ def evaluate(
     documents = cut(documents, max_tokens)
     if not documents:
         raise ValueError("there is nothing to predict: every document has fewer than two tokens")
-    jobs = [(document, window) for document in documents for window in windows(len(document.tokens), context, stride)]
+    jobs = [(document, window) for document in documents for window in windows(len(document.ids), context, stride)]
     jobs.sort(key=lambda job: job[1].start - job[1].stop)  # alike in length side by side, the longest first
     was_training = model.training
     model.eval()
     started, sums, tokens = time.perf_counter(), [], 0
     try:
         for at in range(0, len(jobs), batch):
-            losses = token_losses(model, [(d.tokens, w) for d, w in jobs[at : at + batch]])
+            losses = token_losses(model, [(d.ids, w) for d, w in jobs[at : at + batch]])
             sums.append(losses.sum(dtype=torch.float64).item())
             tokens += len(losses)
             if watch is not None:
@@ -214,7 +170,7 @@ def evaluate(
     total = math.fsum(sums)
     if not math.isfinite(total):
         raise ValueError(f"the loss over {tokens} tokens is {total}: the model has diverged, or its weights are broken")
-    size = sum(sum(document.sizes[1:]) for document in documents)
+    size = sum(int(document.sizes[1:].sum()) for document in documents)
     if size == 0:
         raise ValueError(f"the {tokens} counted tokens stand for no bytes; give a longer text")
     bits = total / math.log(2) / size
@@ -223,7 +179,7 @@ def evaluate(
     )
 
 
-def token_losses(model: TwoAxisForCausalLM, jobs: Sequence[tuple[Sequence[int], Window]]) -> Tensor:
+def token_losses(model: TwoAxisForCausalLM, jobs: Sequence[tuple[NDArray[np.int64], Window]]) -> Tensor:
     """Nats of every counted token of some windows, in one pass.
 
     Args:
@@ -235,15 +191,15 @@ def token_losses(model: TwoAxisForCausalLM, jobs: Sequence[tuple[Sequence[int], 
     places, targets = torch.zeros(len(jobs), longest, dtype=torch.bool), []
     for row, (tokens, window) in enumerate(jobs):
         seen = tokens[window.start : window.stop - 1]
-        inputs[row, : len(seen)] = torch.tensor(seen)  # what stands after them is never looked at: reads are causal
+        inputs[row, : len(seen)] = torch.from_numpy(seen)  # what stands after them is never looked at: reads are causal
         places[row, window.first - 1 - window.start : len(seen)] = True
-        targets += tokens[window.first : window.stop]
+        targets.append(torch.from_numpy(tokens[window.first : window.stop]))
     device = model.device
     hidden: Tensor = model.model(input_ids=inputs.to(device), use_cache=False).last_hidden_state[places.to(device)]
     rows = max(1, LOGITS // model.config.vocab_size)
     losses = [
         F.cross_entropy(_widen(model.lm_head(part)), wanted, reduction="none")
-        for part, wanted in zip(hidden.split(rows), torch.tensor(targets, device=device).split(rows), strict=True)
+        for part, wanted in zip(hidden.split(rows), torch.cat(targets).to(device).split(rows), strict=True)
     ]
     return torch.cat(losses)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
 
-from twoaxis.model.load import Codec
+from twoaxis.data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from twoaxis.model.hf_model import TwoAxisForCausalLM
@@ -43,7 +43,7 @@ class Generated(NamedTuple):
 
 def generate(
     model: TwoAxisForCausalLM,
-    codec: Codec,
+    tokenizer: Tokenizer,
     prompt: str,
     *,
     tokens: int = 64,
@@ -56,7 +56,7 @@ def generate(
 
     Args:
         model: from `load_model`.
-        codec: from `load_codec`.
+        tokenizer: the model's, from `load_tokenizer`.
         prompt: what to continue; not empty.
         tokens: how many to make, unless an end-of-text token comes first.
         temperature: of the sampling; 0 takes the likeliest token.
@@ -65,9 +65,10 @@ def generate(
         say: gets each piece of text as soon as it is whole.
     """
     check(prompt, tokens, temperature, top_p)
-    ids = torch.tensor([codec.encode(prompt).tokens], device=model.device)
+    (encoded,) = tokenizer.encode([prompt], prompt=True)
+    ids = torch.from_numpy(encoded.ids)[None].to(model.device)
     cache = model.make_cache()
-    streamer = _Streamer(codec, say)
+    streamer = _Streamer(tokenizer, say)
     sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p or 1.0, "top_k": 0}
     ends = model.generation_config.eos_token_id
     torch.manual_seed(seed)
@@ -104,8 +105,8 @@ def check(prompt: str, tokens: int, temperature: float, top_p: float | None) -> 
 class _Streamer(BaseStreamer):
     """Gets the prompt, then each token."""
 
-    def __init__(self, codec: Codec, say: Callable[[str], None] | None) -> None:
-        self.pieces = codec.pieces()
+    def __init__(self, tokenizer: Tokenizer, say: Callable[[str], None] | None) -> None:
+        self.stream = tokenizer.stream()
         self.say = say
         self.said: list[str] = []
         self.count = -1  # the first call brings the prompt
@@ -113,10 +114,10 @@ class _Streamer(BaseStreamer):
     def put(self, value: Tensor) -> None:
         self.count += 1
         if self.count > 0:
-            self._out("".join(self.pieces.push(token) for token in value.flatten().tolist()))
+            self._out("".join(self.stream(token) for token in value.flatten().tolist()))
 
     def end(self) -> None:
-        self._out(self.pieces.finish())
+        self._out(self.stream(None))
 
     def _out(self, piece: str) -> None:
         if piece:

@@ -7,7 +7,6 @@ when the configuration is built, and a field nobody knows is an error.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Any, cast
@@ -15,6 +14,7 @@ from typing import Any, cast
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
+from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import DecoderConfig
 
 PASSED_ON = {
@@ -124,8 +124,7 @@ class TwoAxisConfig(PreTrainedConfig):
         allowed = PASSED_ON | set(GenerationConfig._get_default_generation_params())
         for name in kwargs:
             if name not in allowed:
-                close = difflib.get_close_matches(name, sorted(known), n=1)
-                hint = f" (did you mean {close[0]!r}?)" if close else ""
+                hint = did_you_mean(name, sorted(known))
                 raise ValueError(
                     f"TwoAxisConfig has no field {name!r}{hint}; its own fields are {', '.join(own_fields())}"
                 )

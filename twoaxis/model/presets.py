@@ -10,8 +10,9 @@ a tokenizer. `parameters` is what the plain backbone has, for public shapes the 
 from __future__ import annotations
 
 import copy
-import difflib
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from twoaxis.base.registry import did_you_mean
 
 if TYPE_CHECKING:
     from twoaxis.model.hf_config import TwoAxisConfig
@@ -283,8 +284,7 @@ def preset_fields(name: str) -> dict[str, Any]:
     """The fields of a preset, as a copy of one's own."""
     known = ALSO.get(name, name)
     if known not in PRESETS:
-        close = difflib.get_close_matches(name.lower(), [*PRESETS, *ALSO], n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = did_you_mean(name.lower(), [*PRESETS, *ALSO])
         raise ValueError(f"unknown preset {name!r}{hint}; the presets are {', '.join(PRESETS)}")
     return copy.deepcopy(PRESETS[known].fields)
 

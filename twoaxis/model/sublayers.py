@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from twoaxis.depth.stream import Seen
 from twoaxis.model.config import DecoderConfig
+from twoaxis.ring import Ring
 from twoaxis.sequence.mixer import Local, Mixer
 from twoaxis.sequence.rope import Rope, rotate
-from twoaxis.window import Ring, window_attention
+from twoaxis.window import step, window_attention
 
 Rings = tuple[Ring, ...] | None
 
@@ -186,7 +187,7 @@ class Attention(Sublayer):
         if past is None:
             mixed = window_attention(q, k, v, self.window, axis=1, reach=info.reach, fused=info.fused)
             return self.output(mixed.flatten(-2)), None
-        mixed, memory = past[0].step(q, k, v, reach=info.reach, fused=info.fused)
+        mixed, memory = step(past[0], q, k, v, reach=info.reach, fused=info.fused)
         assert rings is not None
         return self.output(mixed.flatten(-2)), (memory, *rings.values())
 

@@ -30,10 +30,10 @@ is `short_conv` at "qkv".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from twoaxis.card import Card, Published
-from twoaxis.options import check_types
+from twoaxis.base.method import Card, Published
+from twoaxis.base.options import Options, between
 from twoaxis.sequence.mixer import Mixer
 from twoaxis.sequence.short_conv import ShortConv, ShortConvConfig
 
@@ -42,12 +42,12 @@ LAYERS = {"A": "attention", "B": "qkv", "C": "mlp", "D": "hidden"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CanonConfig:
+class CanonConfig(Options):
     """Options of Canon layers."""
 
     set: str = "ABCD"
     """Which of the layers A, B, C and D a block has, in any order."""
-    kernel: int = 4
+    kernel: Annotated[int, between(1, 4096)] = 4
     """k: tokens seen, the current one included."""
     residual: bool = True
     """Add the input; the authors advise against leaving it out."""
@@ -56,8 +56,8 @@ class CanonConfig:
     start: Literal["uniform", "zero"] = "uniform"
     """Initial weights: as published, or the neutral zero."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
+    def validate(self) -> None:
+        """Rules between fields."""
         unknown = [letter for letter in self.set if letter not in LAYERS]
         if unknown:
             raise ValueError(f"set {self.set!r} names {unknown[0]!r}; the Canon layers are A, B, C and D, in capitals")
@@ -67,7 +67,6 @@ class CanonConfig:
             raise ValueError(f"set {self.set!r} has {len(self.set)} letters, {len({*self.set})} of them different")
         if self.start == "zero" and not self.residual:
             raise ValueError("start='zero' without residual silences the branch; it is neutral with residual=True only")
-        _ = self.operator  # refuses a bad kernel now rather than in the model
 
     @property
     def operator(self) -> ShortConvConfig:

@@ -20,9 +20,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.card import Card
-from twoaxis.probe import Probe
-from twoaxis.window import Ring
+from twoaxis.base.method import Card, Quantity
+from twoaxis.ring import Ring
 
 POINTS = ("site", "attention", "qkv", "mlp", "hidden")
 
@@ -72,7 +71,7 @@ class Local(nn.Module):
         """Set every parameter to its initial value; `std` is the model's for projections."""
         raise NotImplementedError(f"{type(self).__name__} does not define reset_parameters")
 
-    def probe(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Probe]:
+    def quantities(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Quantity]:
         """What the operator shows of itself for the arguments of `step`, by name."""
         return {}
 

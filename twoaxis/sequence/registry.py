@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from twoaxis.registry import Registry
+from twoaxis.base.registry import Registry
 from twoaxis.sequence.mixer import Mixer
 
 MIXERS: Registry[Mixer] = Registry(

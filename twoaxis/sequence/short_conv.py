@@ -29,28 +29,27 @@ Only k-1 inputs are remembered between tokens; the code above keeps k, of which 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.method import Card, Published, Quantity
+from twoaxis.base.options import Options, between
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.taps import depthwise_taps, with_history
-from twoaxis.options import check_types
-from twoaxis.probe import Probe
+from twoaxis.ring import Ring
 from twoaxis.sequence.mixer import Local, LocalCost, LocalNeutral, Mixer
-from twoaxis.window import Ring
 
 Start = Literal["uniform", "zero", "identity"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShortConvConfig:
+class ShortConvConfig(Options):
     """Options of ShortConv."""
 
-    kernel: int = 4
+    kernel: Annotated[int, between(1, 4096)] = 4
     """k: tokens seen, the current one included."""
     activation: Literal["silu", "none"] = "silu"
     """Of the convolution's output."""
@@ -63,10 +62,8 @@ class ShortConvConfig:
     start: Start | None = None
     """Initial weights; None is "zero" where the operator adds to what passes by, else "uniform"."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.kernel < 1:
-            raise ValueError(f"kernel must be an integer of at least 1, got {self.kernel}")
+    def validate(self) -> None:
+        """Rules between fields."""
         if self.where == "residual" and self.residual:
             raise ValueError(
                 "residual=True with where='residual' adds the input twice; the stream adds it once already"
@@ -170,9 +167,9 @@ class ShortConv(Local):
             y = y + x
         return y.to(x.dtype), ring
 
-    def probe(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Probe]:
+    def quantities(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Quantity]:
         """The root mean square over channels of each tap, the current token's first."""
-        return {"taps": Probe(widen(self.weight).square().mean((0, 1)).sqrt().flip(0), ("distance",))}
+        return {"taps": Quantity(widen(self.weight).square().mean((0, 1)).sqrt().flip(0), ("distance",))}
 
     def cost(self) -> LocalCost:
         """k multiply-adds per channel, and one addition each for a bias and a residual."""

@@ -21,38 +21,38 @@ be thin: heads and head width are its own, and for w ≤ 128 the projections are
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.card import Card, Published
+from twoaxis.base.method import Card, Published, Quantity
+from twoaxis.base.options import Count, Options, Positive, between
 from twoaxis.kernels.precision import widen
-from twoaxis.options import check_types
-from twoaxis.probe import Probe
+from twoaxis.ring import Ring
 from twoaxis.sequence.mixer import Local, LocalCost, LocalNeutral, Mixer
 from twoaxis.sequence.rope import make_rope, rotate
-from twoaxis.window import Ring
+from twoaxis.window import step
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShortSWAConfig:
+class ShortSWAConfig(Options):
     """Options of ShortSWA."""
 
-    window: int = 16
+    window: Count = 16
     """w: tokens seen, the current one included. 64 or 128 suit chunked kernels on a GPU."""
-    heads: int = 4
+    heads: Annotated[int, between(1, 4096)] = 4
     """Query heads."""
-    kv_heads: int | None = None
+    kv_heads: Count | None = None
     """Key and value heads; None is as many as query heads."""
-    head_width: int | None = None
+    head_width: Annotated[int, between(1, 2**16)] | None = None
     """Width of a head; None is width / heads. A small one makes the mixer thin."""
     where: Literal["residual", "branch"] = "residual"
     """A residual sub-layer of its own, or inside the attention branch."""
     rope: bool = True
     """Rotary positions on queries and keys."""
-    rope_theta: float = 10_000.0
+    rope_theta: Positive = 10_000.0
     """Base of the rotary positions."""
     qk_norm: bool = False
     """RMS-normalise queries and keys per head, before RoPE."""
@@ -61,15 +61,10 @@ class ShortSWAConfig:
     start: Literal["zero", "normal"] = "zero"
     """Initial output projection: zero makes the model start as without the mixer."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        for field in ("window", "heads", "kv_heads", "head_width"):
-            if (given := getattr(self, field)) is not None and given < 1:
-                raise ValueError(f"{field} must be at least 1, got {given}")
+    def validate(self) -> None:
+        """Rules between fields."""
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
-        if self.rope_theta <= 0:
-            raise ValueError(f"rope_theta must be positive, got {self.rope_theta}")
         if self.rope and self.head_width is not None and self.head_width % 2:
             raise ValueError(f"rotary positions need an even head_width, got {self.head_width}; or set rope=False")
 
@@ -143,7 +138,7 @@ class ShortSWA(Local):
         if x.shape[-1] != self.width:
             raise ValueError(f"the input has width {x.shape[-1]}, the mixer was built for {self.width}")
         q, k, v = self._project(x, past.seen)
-        mixed, ring = past.step(q, k, v, sink=self.sink, reach=reach)
+        mixed, ring = step(past, q, k, v, sink=self.sink, reach=reach)
         y = self.output(mixed.flatten(-2))
         return (x + y if self.config.where == "branch" else y), ring
 
@@ -160,7 +155,7 @@ class ShortSWA(Local):
             q, k = rotate(q, rope), rotate(k, rope)
         return q, k, v
 
-    def probe(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Probe]:
+    def quantities(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Quantity]:
         """The attention of each head by distance, (B, T, H, w); with a sink the rest to one is the sink's."""
         q, k, v = self._project(x, past.seen)
         length, w = x.shape[1], self.config.window
@@ -178,7 +173,7 @@ class ShortSWA(Local):
         if self.sink is not None:
             sink = widen(self.sink).to(logits.dtype)[:, None].expand(*logits.shape[:-1], 1)
             logits = torch.cat([logits, sink], dim=-1)
-        return {"attention": Probe(logits.softmax(-1)[..., :w], ("head", "distance"))}
+        return {"attention": Quantity(logits.softmax(-1)[..., :w], ("head", "distance"))}
 
     def dead(self) -> dict[str, str]:
         """A window of one sees one token: without a sink its softmax is one whatever the query and the key."""

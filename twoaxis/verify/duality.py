@@ -13,8 +13,9 @@ from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Layout, Seen, Stream, Tokens
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
+from twoaxis.ring import Ring
 from twoaxis.verify.certificate import Certificate, deviation, gradient_deviation, random_tensors
-from twoaxis.window import Ring, window_attention
+from twoaxis.window import attend, window_attention
 
 FAMILY = "duality"
 
@@ -40,7 +41,7 @@ def layer_by_layer(seed: int, depths: int = 7) -> Certificate:
             ring, rows = Ring(window, axis=2, merge=False), []
             for depth in range(depths):
                 ring = ring.append(k[:, :, depth : depth + 1], v[:, :, depth : depth + 1])
-                rows.append(ring.attend(q[:, :, depth : depth + 1]))
+                rows.append(attend(ring, q[:, :, depth : depth + 1]))
             stepped = torch.cat(rows, dim=2)
             worst = max(worst, deviation(stepped, whole), gradient_deviation(stepped, whole, leaves, probe))
             count += 1

@@ -1,0 +1,143 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from twoaxis.base import files
+
+
+def test_write_replaces_whole_files(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.json"
+    files.write_json(path, {"x": 1})
+    files.write_json(path, {"x": [1.5, "ü"]})
+    assert files.read_json(path) == {"x": [1.5, "ü"]}
+    assert [p.name for p in path.parent.iterdir()] == ["b.json"]
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        files.write_json(path, {"x": float("nan")})
+    assert files.read_json(path) == {"x": [1.5, "ü"]}
+
+
+def test_broken_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"a": 1')
+    with pytest.raises(ValueError, match=r"c\.json is not a JSON document"):
+        files.read_json(tmp_path / "c.json")
+    with pytest.raises(files.FileError, match=r"none\.json cannot be read"):
+        files.read_json(tmp_path / "none.json")
+
+
+def _fill_beyond_the_limit(path: str) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    try:
+        files.write_bytes(path, b"new" * 1000)
+    except files.FileError as error:
+        os._exit(0 if Path(path).name in str(error) else 2)
+    os._exit(1)
+
+
+def test_a_refused_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    files.write_bytes(path, b"old")
+    job = multiprocessing.get_context("fork").Process(target=_fill_beyond_the_limit, args=(str(path),))
+    job.start()
+    job.join()
+    assert job.exitcode == 0
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["weights"]
+
+
+def test_no_space_names_the_file_and_the_remedy(tmp_path: Path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    log = files.JsonLines(full)
+    with pytest.raises(files.FileError, match="/dev/full cannot be written: the disk is full"):
+        log.append({"step": 1})
+
+
+def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(files.FileError, match="cannot be written"):
+        files.write_text(tmp_path / "file" / "below", "x")
+
+
+def test_new_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    place = tmp_path / "model"
+    with pytest.raises(ZeroDivisionError), files.atomic_folder(place) as made:
+        (made / "half").write_text(str(1 / 0))
+    assert os.listdir(tmp_path) == []
+    with files.atomic_folder(place) as made:
+        (made / "whole").write_text("2")
+        assert not place.exists()
+    assert (place / "whole").read_text() == "2"
+    with pytest.raises(ValueError, match="not an empty folder"), files.atomic_folder(place):
+        pass
+    with files.atomic_folder(place, replace=True) as made:
+        (made / "other").write_text("3")
+    assert os.listdir(place) == ["other"]
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_sweep_removes_what_a_killed_process_left(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from twoaxis.base import files\n"
+        f"with files.atomic_folder({str(tmp_path / 'x')!r}) as made:\n"
+        "    (made / 'half').write_text('1'); os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert done.returncode == -9
+    assert len(os.listdir(tmp_path)) == 1
+    assert not (tmp_path / "x").exists()
+    files.remove_partial(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_log_survives_a_cut_line(tmp_path: Path) -> None:
+    log = files.JsonLines(tmp_path / "log.jsonl")
+    assert log.read() == []
+    for step in range(5):
+        log.append({"step": step})
+    with open(log.path, "ab") as file:
+        file.write(b'{"step": 5, "lo')
+    assert [record["step"] for record in log.read()] == [0, 1, 2, 3, 4]
+    log.truncate(lambda record: record["step"] < 3)
+    log.append({"step": 3})
+    assert [record["step"] for record in log.read()] == [0, 1, 2, 3]
+    log.path.write_text('{"step": 1}\nbroken\n{"step": 2}\n')
+    with pytest.raises(ValueError, match="line 2"):
+        log.read()
+
+
+def test_lock_is_for_one_process_and_ends_with_it(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from twoaxis.base import files\n"
+        f"with files.claim({str(tmp_path)!r}):\n"
+        "    print('in', flush=True); time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "in\n"
+        said = f"in use by another process \\(process {other.pid} on "
+        with pytest.raises(ValueError, match=said), files.claim(tmp_path):
+            pass
+        other.kill()
+    with files.claim(tmp_path) as lease:
+        assert f"pid={os.getpid()}\n" in (tmp_path / files.LEASE).read_text()
+        lease.check()
+    assert os.listdir(tmp_path) == []
+
+
+def test_digest_does_not_depend_on_the_order_of_keys() -> None:
+    assert files.short_hash({"a": 1, "b": [2, 3]}) == files.short_hash(json.loads('{"b": [2, 3], "a": 1}'))
+    assert files.short_hash({"a": 1}) != files.short_hash({"a": 2})
+    assert len(files.short_hash({})) == 12

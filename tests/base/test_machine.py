@@ -1,0 +1,47 @@
+"""The machine and the process."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from twoaxis.base.machine import hardware, hardware_line, physical_cores, pick_device, reproducible, versions
+
+
+def test_hardware_and_versions() -> None:
+    threads = torch.get_num_threads()
+    found = hardware()
+    assert list(found) == ["cpu", "cores", "memory", "gpus", "threads", "platform"]
+    assert found["threads"] == threads
+    assert 1 <= found["cores"] <= (os.cpu_count() or 1)
+    assert found["memory"] > 2**28
+    assert len(found["gpus"]) == torch.cuda.device_count()
+    line = hardware_line()
+    assert line.startswith(f"{found['cpu']}, {found['cores']} core")
+    assert f", torch {torch.__version__.partition('+')[0]} " in line
+    assert line.endswith(", 1 thread" if threads == 1 else f", {threads} threads")
+    told = versions()
+    assert list(told) == ["python", "twoaxis", "torch", "transformers", "tokenizers"]
+    assert told["torch"] is not None
+    assert told["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+
+
+def test_cores_and_devices() -> None:
+    assert 1 <= physical_cores() <= len(os.sched_getaffinity(0))
+    assert pick_device("cpu") == torch.device("cpu")
+    for name in ("gpu", "", "cuda:99", "x" * 1000):
+        with pytest.raises(ValueError, match=r"cannot be used .*give cpu, cuda or cuda:N"):
+            pick_device(name)
+
+
+def test_reproducible_restores_what_it_changes() -> None:
+    before = (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_rng_state().tolist())
+    with reproducible(1):
+        assert torch.get_num_threads() == 1
+        torch.manual_seed(5)
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before[:2]
+    assert torch.get_rng_state().tolist() == before[2]
+    with pytest.raises(ValueError, match="threads must lie between 1 and 1024, got 1000000"), reproducible(1_000_000):
+        pass

@@ -1,0 +1,404 @@
+"""The meter against real training steps, torch's own counter and calls by hand; meta tensors against real ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from twoaxis.base import meter as meter_module
+from twoaxis.base.meter import ATTENTION, Allocate, Call, Event, Free, Meter, empty, extent, storage_bytes, tensors_in
+from twoaxis.base.timer import no_collection
+from twoaxis.kernels.dispatch import target
+from twoaxis.model.config import DecoderConfig
+from twoaxis.model.decoder import Decoder
+from twoaxis.training.measure import next_token_loss, peak_memory
+
+SHAPE: dict[str, Any] = {"vocabulary": 61, "width": 32, "blocks": 3, "heads": 4, "kv_heads": 2}
+BATCH, CONTEXT, N = 2, 128, 1000
+METHODS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "attention_residuals": {"stream": "attention_residuals"},
+    "attention_residuals in blocks": {"stream": "attention_residuals", "stream_options": {"block_size": 4}},
+    "hyper_connections": {"stream": "hyper_connections"},
+    "deep_delta": {"stream": "deep_delta"},
+    "short_swa": {"mixer": "short_swa", "mixer_options": {"window": 4}},
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with no_collection():
+        yield
+
+
+def recomputed_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    """The loss with every block's activations computed again in the backward pass."""
+    assert isinstance(model, Decoder)
+    again = partial(checkpoint, use_reentrant=False)
+    given = tokens[:, :-1]
+    out, _ = model.run(model.embed(given), None, model.info(given, 0, None), recompute=again)
+    return F.cross_entropy(model.logits(out).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def metered(
+    fields: dict[str, Any], device: str, loss: Any = next_token_loss, kernels: str = "cpu"
+) -> tuple[int, Meter, list[Event]]:
+    """Saved bytes of a forward pass, and the meter and the events of both passes."""
+    with torch.device(device):
+        model, tokens = Decoder(DecoderConfig(**SHAPE, **fields)), torch.zeros(BATCH, CONTEXT + 1, dtype=torch.long)
+    with target(kernels), Meter() as meter:
+        value = loss(model, tokens)
+        saved = meter.now
+        value.backward()
+    return saved, meter, meter.take()
+
+
+def described(events: list[Event]) -> list[Any]:
+    """Events without signatures, whose strides differ on meta tensors where a size is 1."""
+    return [event._replace(signature=None) if isinstance(event, Call) else event for event in events]
+
+
+def highest(events: Iterable[Event]) -> int:
+    """The most bytes alive, from the events alone."""
+    now = most = 0
+    for event in events:
+        if isinstance(event, Free):
+            now -= event.bytes
+        elif isinstance(event, Allocate):
+            now += event.bytes
+        else:
+            now += sum({region.allocation: region.whole for region in event.makes}.values())
+        most = max(most, now)
+    return most
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("loss", [next_token_loss, recomputed_loss])
+@pytest.mark.parametrize("name", METHODS)
+def test_meta_step_equals_a_real_one_to_the_byte(name: str, loss: Any) -> None:
+    """Saved bytes and peak of a training step, and every call of it: what it reads, makes, changes and computes."""
+    fields = METHODS[name]
+    real = peak_memory(Decoder(DecoderConfig(**SHAPE, **fields)), BATCH, CONTEXT, loss=loss, optimizer=sgd)
+    saved, meter, events = metered(fields, "meta", loss)
+    assert saved == real.activations
+    assert meter.peak == real.peak - real.parameters
+    assert meter.peak == highest(events)
+    _, on_cpu, calls = metered(fields, "cpu", loss)
+    assert (meter.flops, meter.products, meter.views) == (on_cpu.flops, on_cpu.products, on_cpu.views)
+    assert described(events) == described(calls)
+
+
+def test_recomputing_saves_bytes_and_takes_products() -> None:
+    saved, meter, _ = metered({}, "meta")
+    less, again, _ = metered({}, "meta", recomputed_loss)
+    assert less < saved / 2
+    assert again.peak < meter.peak
+    assert meter.products < again.products < 4 / 3 * meter.products  # the head is not computed again
+
+
+def test_a_wrong_count_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparisons above have power: other kernels, a kept activation and a wrong memo all change the numbers."""
+    saved, meter, events = metered(METHODS["short_swa"], "meta")
+    other, elsewhere, calls = metered(METHODS["short_swa"], "meta", kernels="cuda")
+    assert other != saved
+    assert elsewhere.peak != meter.peak
+    assert described(calls) != described(events)
+    kept = []
+
+    def leaky(model: nn.Module, tokens: Tensor) -> Tensor:
+        model.get_submodule("embedding").register_forward_hook(lambda *args: kept.append(args[2] + 1))
+        return next_token_loss(model, tokens)
+
+    assert metered({}, "meta", leaky)[0] == metered({}, "meta")[0] + 4 * BATCH * CONTEXT * SHAPE["width"]
+    plain, _, events = metered({}, "meta")
+    memo = {key: layouts and (layouts[0]._replace(dtype=torch.float64),) for key, layouts in memorised("silu")}
+    assert memo
+    monkeypatch.setattr(meter_module, "_MEMO", meter_module._MEMO | memo)
+    assert metered({}, "meta")[0] > plain
+
+
+def memorised(name: str) -> list[tuple[Any, Any]]:
+    return [(key, value) for key, value in meter_module._MEMO.items() if key[0].func._schema.name == f"aten::{name}"]
+
+
+def test_memo_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for fields in METHODS.values():
+        metered(fields, "meta")
+        _, _, events = metered(fields, "meta")
+        with monkeypatch.context() as patch:
+            patch.setattr(meter_module, "_run", lambda about, args, kwargs, *_: about.func(*args, **kwargs))
+            _, _, calls = metered(fields, "meta")
+        assert events == calls
+
+
+def test_memo_of_odd_results() -> None:
+    """Calls that change a shape in place, return nothing in places or depend on the default dtype."""
+    for _ in range(2):
+        with Meter():
+            x = torch.empty(1, 3, device="meta")
+            assert x.squeeze_(0).shape == (3,)
+            image, weight = torch.empty(2, 3, 8, device="meta"), torch.empty(4, 3, 2, device="meta")
+            given = torch.ops.aten.convolution_backward.default(
+                torch.empty(2, 4, 7, device="meta"), image, weight, [4], [1], [0], [1], False, [0], 1, [1, 0, 1]
+            )
+            assert given[1] is None
+            assert [t.shape for t in given if t is not None] == [image.shape, (4,)]
+            whole = torch.empty(3, dtype=torch.long, device="meta")
+            assert (whole / 2).dtype == torch.float32
+            torch.set_default_dtype(torch.float64)
+            try:
+                assert (whole / 2).dtype == torch.float64
+            finally:
+                torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_products_are_those_of_torch(name: str) -> None:
+    """Forward and backward where attention is spelled out; the fused kernel is charged the same products."""
+    model = Decoder(DecoderConfig(**SHAPE, **METHODS[name]))
+    tokens = torch.zeros(BATCH, CONTEXT + 1, dtype=torch.long)
+    with sdpa_kernel(SDPBackend.MATH):
+        with FlopCounterMode(display=False) as counter:
+            next_token_loss(model, tokens).backward()
+        with Meter() as meter:
+            next_token_loss(model, tokens).backward()
+    assert meter.products == counter.get_total_flops() > 0
+    assert not any(event.op.startswith(ATTENTION) for event in meter.take() if isinstance(event, Call))
+    _, fused, events = metered(METHODS[name], "meta")
+    assert fused.products == meter.products
+    assert any(event.op.startswith(ATTENTION) for event in events if isinstance(event, Call))
+
+
+def test_convolutions_and_inference() -> None:
+    """Torch's rule for convolutions; in inference mode linear layers reach a mode whole and count as their products."""
+    layer, x, signal = nn.Linear(6, 5), torch.ones(3, 6), torch.ones(2, 4, 9)
+    with FlopCounterMode(display=False) as counter, Meter() as meter:
+        F.conv1d(signal, torch.ones(3, 4, 2, requires_grad=True)).sum().backward()
+    assert meter.products == counter.get_total_flops() == 2 * 2 * (2 * 3 * 8 * 4 * 2)
+    with torch.inference_mode(), Meter(record=False) as meter:
+        layer(x)
+    assert meter.products == 2 * 3 * 6 * 5
+
+
+def test_operations_with_kernels_run_whole() -> None:
+    """Some have a spelled-out form besides their kernel: counted is the kernel, which makes one tensor."""
+    x = torch.ones(N, requires_grad=True)
+    with Meter() as meter:
+        F.silu(x).backward(torch.ones(N))
+    calls = [event for event in meter.take() if isinstance(event, Call) and event.makes]
+    assert [call.op for call in calls] == ["silu", "ones", "silu_backward"]
+    assert meter.peak == 3 * 4 * N
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_elementwise_operations(device: str) -> None:
+    """One for each element, 2 for each term of a sum of products: its first product and addition are one term."""
+    a, b = (torch.ones(10, 4, device=device) for _ in range(2))
+    with Meter() as meter:
+        total = a * b
+        total.addcmul_(a, b)
+        total.addcmul_(a, b)
+    assert meter.flops == 3 * 2 * 40
+    assert meter.products == 0
+    with Meter(record=False) as meter:
+        (a @ b.T + 1.0).sum()
+        F.layer_norm(a, (4,), torch.ones(4, device=device))
+        a[0].dot(b[0])
+    assert meter.flops == 2 * 10 * 4 * 10 + 100 + 100 + 6 * 40 + 2 * 4
+    assert meter.products == 2 * 10 * 4 * 10
+    assert not meter.take()
+
+
+def only(meter: Meter) -> Call:
+    (call,) = [event for event in meter.take() if isinstance(event, Call)]
+    return call
+
+
+def sizes(call: Call) -> tuple[list[int], list[int], list[int]]:
+    """Bytes of the regions that a call reads, makes and changes."""
+    reads, makes, changes = ([region.bytes for region in part] for part in (call.reads, call.makes, call.changes))
+    return reads, makes, changes
+
+
+def test_regions_by_hand() -> None:
+    x, table, index = torch.ones(10, 4), torch.ones(100, 8), torch.zeros(3, dtype=torch.long)
+    with Meter() as meter:
+        torch.mul(x, x)
+        assert sizes(only(meter)) == ([160], [160], [])  # the same region is read once
+        x[:5].add_(x[5:])
+        assert sizes(only(meter)) == ([80, 80], [], [80])
+        x2 = torch.empty(10, 4)
+        torch.mul(x, 2, out=x2)
+        assert sizes(only(meter)) == ([160], [], [160])  # what `out` held is not read
+        x.copy_(x2)
+        assert sizes(only(meter)) == ([160], [], [160])
+        torch.add(x, x[:1].expand(10, 4))
+        assert sizes(only(meter)) == ([160, 16], [160], [])  # an expanded tensor is read as small as it is
+        F.embedding(index, table)
+        assert sorted(sizes(only(meter))[0]) == [24, 96]  # three rows of the table
+        before = meter.views.total()
+        x.view(4, 10)
+        assert meter.views.total() == before + 1
+        assert not [event for event in meter.take() if isinstance(event, Call)]
+    assert extent(x[:1].expand(10, 4)) == 16
+    assert extent(x[::2]) == 80
+    assert storage_bytes([x, x[1:], index]) == 160 + 24
+
+
+def test_products_know_their_sides() -> None:
+    with Meter() as meter:
+        torch.matmul(torch.ones(3, 5, 7), torch.ones(3, 7, 2))
+    call = [event for event in meter.take() if isinstance(event, Call)][-1]
+    assert (call.op, call.dims, call.products, call.elementwise) == ("bmm", (3, 5, 7, 2), 2 * 3 * 5 * 7 * 2, 0)
+    assert call.bytes == 4 * 3 * (35 + 14 + 10)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_shared_and_resized_storages(device: str) -> None:
+    given = torch.empty(N, device=device)
+    with Meter() as meter:
+        a = given + 1
+        parts = [a[: N // 2], a.detach(), a.view(2, -1)]
+        assert meter.now == 4 * N
+        number = meter.allocation(parts[0])
+        assert number == meter.allocation(a) != meter.allocation(given)
+        a.resize_(3 * N)
+        assert meter.now == 12 * N
+        a.untyped_storage().resize_(0)
+        a.detach()
+        assert meter.now == 0
+        a.untyped_storage().resize_(8 * N)
+        a.detach()
+        assert (meter.now, meter.peak) == (8 * N, 12 * N)
+        del a
+        assert meter.now == 8 * N  # the parts hold it
+        del parts
+        assert meter.now == 0
+        meter.watch([given, given[1:]])
+        assert meter.now == 4 * N
+        del given
+    assert meter.now == 0
+    events = meter.take()
+    assert highest(events) == meter.peak
+    assert sum(event.bytes for event in events if isinstance(event, Free)) == 8 * N + 4 * N
+    assert next(event.allocation for event in events if isinstance(event, Free)) == number
+
+
+def test_storages_freed_and_made_again_get_new_numbers() -> None:
+    with Meter() as meter:
+        numbers = [meter.allocation(torch.ones(N) * 2) for _ in range(20)]
+    assert len(set(numbers)) == 20
+    assert meter.now == 0
+
+
+class Parts(nn.Module):
+    """Three layers, each a part of its own; the middle one may be recomputed."""
+
+    def __init__(self, recompute: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(3))
+        self.recompute = recompute
+
+    def forward(self, x: Tensor, meter: Meter) -> Tensor:
+        def middle(x: Tensor) -> Tensor:
+            meter.part = "gate"
+            gate = self.layers[1](x).sigmoid()
+            meter.part = "product"
+            return (gate * x) @ self.layers[1].weight
+
+        meter.part = "first"
+        x = self.layers[0](x)
+        x = checkpoint(middle, x, use_reentrant=False) if self.recompute else middle(x)  # type: ignore[assignment]
+        meter.part = "last"
+        return self.layers[2](x).sum()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_backward_belongs_to_the_part_that_made_its_node(recompute: bool) -> None:
+    """Two products backward for each one forward, and what is recomputed counts where it was computed."""
+    model, x = Parts(recompute), torch.ones(4, 8, requires_grad=True)
+    with Meter() as meter:
+        loss = model(x, meter)
+        forward = products_by_part(meter.take())
+        loss.backward()
+        backward = products_by_part(meter.take())
+    assert forward == dict.fromkeys(("first", "gate", "product", "last"), 2 * 4 * 8 * 8)
+    again = {"gate": 1} if recompute else {}  # torch stops before the last product, whose result nobody needs
+    assert backward == {part: (2 + again.get(part, 0)) * n for part, n in forward.items()}
+
+
+def test_adding_to_a_gradient_belongs_to_the_part_before_it() -> None:
+    """The node that adds to a parameter's gradient has no number of its own."""
+    model, x = Parts(False), torch.ones(4, 8)
+    with Meter() as meter:
+        model(x, meter).backward()
+        loss = model(x, meter)
+        meter.take()
+        loss.backward()
+        added = [event.part for event in meter.take() if isinstance(event, Call) and event.op == "add_"]
+    assert sorted(map(str, added)) == ["first", "gate", "last"]  # one for each weight
+
+
+def products_by_part(events: list[Event]) -> dict[Any, int]:
+    counts: Counter[Any] = Counter()
+    for event in events:
+        if isinstance(event, Call) and event.products:
+            counts[event.part] += event.products
+    return dict(counts)
+
+
+@pytest.mark.parametrize("name", ["attention_residuals", "hyper_connections", "deep_delta"])
+def test_backward_of_sublayers_is_twice_their_forward(name: str) -> None:
+    model = Decoder(DecoderConfig(**SHAPE, **METHODS[name]))
+    with Meter() as meter:
+        for site in model.stream.sites:
+            sublayer = model.sublayer(site)
+            sublayer.register_forward_pre_hook(lambda *_, kind=site.kind: setattr(meter, "part", kind))
+            sublayer.register_forward_hook(lambda *_: setattr(meter, "part", "stream"))
+        loss = next_token_loss(model, torch.zeros(BATCH, CONTEXT + 1, dtype=torch.long))
+        forward = products_by_part(meter.take())
+        loss.backward()
+        backward = products_by_part(meter.take())
+    for kind in ("attention", "mlp"):
+        assert backward[kind] == 2 * forward[kind] > 0
+
+
+def test_bytes_alive_by_part() -> None:
+    with Meter() as meter:
+        meter.part = "one"
+        a = torch.ones(N)
+        meter.part = "two"
+        b = torch.ones(2 * N)
+        assert meter.alive() == {"one": 4 * N, "two": 8 * N}
+        meter.hand_over([a], "two")
+        assert meter.alive()["two"] == 12 * N
+        del a, b
+    assert meter.alive().total() == 0
+
+
+def test_signatures_run_again() -> None:
+    """A call is rebuilt from its signature: the same operation on tensors of the same layouts."""
+    _, _, events = metered(METHODS["attention_residuals"], "cpu")
+    calls = {event.signature: event for event in events if isinstance(event, Call) and event.signature is not None}
+    assert len(calls) > 50
+    for signature, call in calls.items():
+        args, kwargs = signature.arguments(empty, "meta")
+        with torch.no_grad(), Meter() as meter:
+            out = signature.func(*args, **kwargs)
+        assert all(tensor.is_meta for tensor in tensors_in((out,)))
+        again = only(meter)
+        assert (again.op, again.products, again.dims) == (call.op, call.products, call.dims)
+        assert [region.bytes for region in again.makes] == [region.bytes for region in call.makes]

@@ -1,0 +1,77 @@
+"""Turns, clocks and the arithmetic of rounds."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import pytest
+import torch
+
+from twoaxis.base.timer import Rounds, seconds, take_turns
+
+
+def busy(duration: float) -> None:
+    end = time.process_time() + duration
+    while time.process_time() < end:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> object:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_each_round_begins_with_the_next() -> None:
+    order: list[str] = []
+    rounds: list[int] = []
+    collecting: list[bool] = []
+
+    def run(name: str) -> None:
+        order.append(name)
+        collecting.append(gc.isenabled())
+
+    times = take_turns({name: lambda name=name: run(name) for name in "abc"}, 4, warmup=2, report=rounds.append)
+    assert "".join(order) == "abcabc" + "abcbcacababc"
+    assert rounds == [1, 2, 3, 4]
+    assert [len(its.values) for its in times.values()] == [4, 4, 4]
+    assert not any(collecting)
+    assert gc.isenabled()
+
+
+def test_cpu_time_on_one_thread_and_the_wall_clock_on_several() -> None:
+    assert seconds(lambda: time.sleep(0.2)) < 0.1  # other processes do not count, nor does sleep
+    assert 0.03 <= seconds(lambda: busy(0.03)) < 0.2
+    torch.set_num_threads(2)
+    assert seconds(lambda: time.sleep(0.05)) >= 0.05
+
+
+def test_ratio_of_two_contenders() -> None:
+    times = take_turns({"one": lambda: busy(0.01), "three": lambda: busy(0.03)}, 3)
+    ratio = times["three"].over(times["one"])
+    assert 2.0 < ratio.median < 4.0
+    assert times["one"].over(times["one"]) == Rounds((1.0, 1.0, 1.0))
+
+
+def test_arithmetic_of_rounds() -> None:
+    rounds = Rounds((4.0, 1.0, 3.0, 2.0, 100.0))
+    assert rounds.median == 3.0
+    assert Rounds((1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)).spread == 2.0  # quartiles 2 and 6
+    assert Rounds((5.0,)).spread == 0.0
+    assert Rounds((2.0, 6.0)).over(Rounds((1.0, 2.0))) == Rounds((2.0, 3.0))
+
+
+def test_what_ran_is_put_back_after_an_error() -> None:
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        take_turns({"a": fail}, 1)
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="got 0 and rounds=1"):
+        take_turns({}, 1)
+    with pytest.raises(ValueError, match="got 1 and rounds=0"):
+        take_turns({"a": fail}, 0)

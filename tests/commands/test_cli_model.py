@@ -1,0 +1,347 @@
+"""`twoaxis generate` and `twoaxis eval` as a person meets them, on a tiny byte-level model."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from twoaxis import cli
+from twoaxis.data.tokenizer import Bytes
+from twoaxis.model.generate import generate
+from twoaxis.model.hf_model import TwoAxisForCausalLM
+from twoaxis.model.load import load_model
+from twoaxis.model.presets import preset
+
+PROMPT = "Grüße from the two axes"
+TEXT = "The residual stream only adds along depth. ÄÖÜ\r\n" * 6
+
+
+@pytest.fixture(autouse=True)
+def notes() -> Iterator[None]:
+    """The commands silence transformers in their process, which here belongs to other tests too."""
+    level = logging.get_verbosity()
+    yield
+    logging.set_verbosity(level)
+    logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level model with a stream and a mixer that remember tokens."""
+    torch.manual_seed(3)
+    config = preset(
+        "nano",
+        vocab_size=260,
+        hidden_size=32,
+        num_hidden_layers=2,
+        intermediate_size=48,
+        initializer_range=0.3,
+        tie_word_embeddings=False,
+        max_position_embeddings=64,
+        stream="deep_delta",
+        stream_options={"value_channels": 2, "compress": "token"},
+        mixer="canon",
+    )
+    path = tmp_path_factory.mktemp("model") / "saved"
+    TwoAxisForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data")
+    (path / "a.txt").write_bytes(TEXT.encode())
+    (path / "b.txt").write_text("short")
+    return path
+
+
+def run(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "twoaxis", *arguments],
+        input=None if stdin is None else stdin.encode(),
+        capture_output=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+class Result(SimpleNamespace):
+    code: int
+    out: str
+    err: str
+
+
+def run_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str, stdin: bytes = b""
+) -> Result:
+    """The same through the entry point in this process, which has imported everything already."""
+    monkeypatch.setattr(sys, "argv", ["twoaxis", *arguments])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    shown = capsys.readouterr()
+    return Result(code=stopped.value.code, out=shown.out, err=shown.err)
+
+
+def greedy(folder: Path, prompt: str, tokens: int) -> str:
+    model: Any = load_model(folder, "cpu")
+    ids = torch.tensor([list(prompt.encode())])
+    made = model.generate(ids, max_new_tokens=tokens, do_sample=False, use_cache=False)[0, ids.shape[1] :]
+    return bytes(t for t in made.tolist() if t < 256).decode(errors="replace")
+
+
+def test_generate_prints_what_the_model_generates(folder: Path) -> None:
+    done = run("generate", str(folder), "--prompt", PROMPT, "--tokens", "24", "--bytes")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode() == greedy(folder, PROMPT, 24)
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("24 tokens in ")
+    assert f"tokens/s), prompt {len(PROMPT.encode())} tokens, cache " in line
+
+
+def test_the_cache_is_reported_by_part(folder: Path) -> None:
+    model = load_model(folder, "cpu")
+    made = generate(model, Bytes(260), PROMPT, tokens=10)
+    cache = model.make_cache()
+    seen = len(PROMPT.encode()) + 9  # the last token has not been read
+    model(torch.zeros(1, seen, dtype=torch.long), past_key_values=cache)
+    assert made.cache_bytes == cache.nbytes_by_part()
+    assert all(size > 0 for size in made.cache_bytes.values())
+    assert made.rate == 10 / made.seconds
+
+
+def test_a_prompt_from_stdin(folder: Path) -> None:
+    done = run("generate", str(folder), "--prompt", "-", "--tokens", "5", "--bytes", "--echo", stdin=PROMPT + "\n")
+    assert done.stdout.decode() == PROMPT + greedy(folder, PROMPT, 5), done.stderr
+
+
+def test_eval_prints_one_json_document(folder: Path, data: Path) -> None:
+    done = run(
+        *("eval", str(folder), "--data", str(data), str(data / "b.txt"), "--bytes", "--json"),
+        *("--context", "16", "--stride", "5", "--batch", "3"),
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert list(found) == [
+        *("twoaxis", "torch", "model", "data", "tokenizer", "loss", "perplexity", "bits_per_byte", "tokens", "bytes"),
+        *("documents", "context", "stride", "seconds", "tokens_per_second"),
+    ]
+    texts = [TEXT.encode(), b"short", b"short"]
+    assert found["tokens"] == found["bytes"] == sum(len(text) - 1 for text in texts)
+    assert (found["documents"], found["context"], found["stride"], found["tokenizer"]) == (3, 16, 5, "bytes")
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+    assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2))
+    model, total = load_model(folder, "cpu"), 0.0
+    for text in texts:
+        for at in range(1, len(text)):
+            start = 0 if at < 16 else -(-(at - 15) // 5) * 5
+            with torch.no_grad():
+                logits = model(torch.tensor([list(text[start:at])])).logits[0, -1]
+            total -= logits.log_softmax(-1)[text[at]].item()
+    assert found["loss"] == pytest.approx(total / found["tokens"], rel=1e-5)
+    (line,) = done.stderr.decode().splitlines()  # no bar where nobody watches
+    assert line.startswith(f"eval: {found['tokens']} tokens in ")
+
+
+def test_eval_prints_lines(
+    folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run_here(
+        monkeypatch,
+        capsys,
+        "eval",
+        str(folder),
+        "--data",
+        str(data),
+        "--bytes",
+        "--max-tokens",
+        "40",
+        "--device",
+        "cpu",
+    )
+    assert done.code == 0
+    assert [line.split()[0] for line in done.out.splitlines()] == [
+        *("loss", "perplexity", "bits", "counted", "context", "time")
+    ]
+    assert "40 tokens, 40 bytes, 1 documents" in done.out
+    assert "context        64 tokens, stride 32, bytes" in done.out
+
+
+def test_the_folders_own_tokenizer(
+    folder: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(
+        models.BPE({c: n for n, c in enumerate(alphabet)} | {"Th": 256, "Ġt": 257}, [("T", "h"), ("Ġ", "t")])
+    )
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    inner.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    tokenizer.save_pretrained(tmp_path)
+    done = run_here(monkeypatch, capsys, "generate", str(tmp_path), "--prompt", PROMPT, "--tokens", "12")
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    model: Any = load_model(tmp_path, "cpu")
+    made = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
+    assert done.out == tokenizer.decode(made)
+    assert f"prompt {ids.shape[1]} tokens" in done.err
+    assert ids.shape[1] < len(PROMPT.encode())
+    found = run_here(monkeypatch, capsys, "eval", str(tmp_path), "--data", str(data / "a.txt"), "--json")
+    document = json.loads(found.out)
+    assert document["tokenizer"] == str(tmp_path)
+    assert document["tokens"] == len(tokenizer(TEXT).input_ids) - 1
+    assert document["bytes"] == len(TEXT.encode()) - 2  # the first token, Th, has nothing before it
+
+
+def test_sampling_follows_its_seed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sample(*arguments: str) -> str:
+        done = run_here(
+            monkeypatch, capsys, "generate", str(folder), "--prompt", "ab", "--bytes", "--tokens", "16", *arguments
+        )
+        assert done.code == 0, done.err
+        return done.out
+
+    hot = ("--temperature", "3.0")
+    assert sample(*hot, "--seed", "1") == sample(*hot, "--seed", "1") != sample(*hot, "--seed", "2")
+    assert sample(*hot, "--top-p", "1e-6") == sample()  # nothing but the likeliest is left
+
+
+def test_an_end_of_text_token_ends_it(folder: Path) -> None:
+    model = load_model(folder, "cpu")
+    whole = generate(model, Bytes(260), PROMPT, tokens=12)
+    ids = torch.tensor([list(PROMPT.encode())])
+    made: list[int] = cast(Any, model).generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :].tolist()
+    assert whole.tokens == 12
+    model.generation_config.eos_token_id = made[3]
+    said: list[str] = []
+    short = generate(model, Bytes(260), PROMPT, tokens=12, say=said.append)
+    assert short.tokens == made.index(made[3]) + 1
+    assert "".join(said) == short.text
+
+
+def test_a_model_that_has_diverged_says_so(folder: Path) -> None:
+    model = load_model(folder, "cpu")
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = math.nan
+    for temperature in (0.0, 1.0):
+        with pytest.raises(ValueError, match="logits after 2 tokens are not numbers"):
+            generate(model, Bytes(260), "ab", temperature=temperature)
+
+
+GENERATE: list[tuple[tuple[str, ...], str]] = [
+    (
+        ("--prompt", "x"),
+        "has no tokenizer (tokenizer.json, tokenizer_config.json); if its tokens are bytes, say --bytes",
+    ),
+    (("--bytes",), "the prompt is empty: give some text with --prompt, or --prompt - to read it from stdin"),
+    (("--bytes", "--prompt", "-"), "the prompt is empty"),
+    (("--bytes", "--prompt", "x", "--tokens", "0"), "tokens must be at least 1, got 0"),
+    (("--bytes", "--prompt", "x", "--temperature", "-1"), "temperature must be a number from 0"),
+    (("--bytes", "--prompt", "x", "--temperature", "nan"), "temperature must be a number from 0"),
+    (("--bytes", "--prompt", "x", "--temperature", "1", "--top-p", "1.5"), "top_p must be in (0, 1], got 1.5"),
+    (("--bytes", "--prompt", "x", "--top-p", "0.9"), "top_p=0.9 has no effect at temperature 0"),
+    (("--bytes", "--prompt", "x", "--device", "quantum"), "device 'quantum' cannot be used"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), GENERATE)
+def test_what_generate_refuses(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    done = run_here(monkeypatch, capsys, "generate", str(folder), *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert done.err.startswith("twoaxis: ")
+    assert len(done.err.splitlines()) == 1
+
+
+EVAL: list[tuple[tuple[str, ...], str]] = [
+    (("--bytes",), "there is nothing to evaluate: name text files or folders with --data"),
+    (("--data", "{data}"), "has no tokenizer"),
+    (("--data", "nowhere.txt", "--bytes"), "there is no file or folder nowhere.txt"),
+    (("--data", "{model}/model.safetensors", "--bytes"), "model.safetensors is not "),
+    (("--data", "{data}", "--bytes", "--context", "1"), "context must be at least 2"),
+    (("--data", "{data}", "--bytes", "--context", "8", "--stride", "8"), "stride must be from 1 to 7"),
+    (("--data", "{data}", "--bytes", "--batch", "0"), "batch must be at least 1, got 0"),
+    (("--data", "{data}", "--bytes", "--max-tokens", "0"), "max_tokens must be at least 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), EVAL)
+def test_what_eval_refuses(
+    folder: Path,
+    data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    named = [argument.format(data=data, model=folder) for argument in arguments]
+    done = run_here(monkeypatch, capsys, "eval", str(folder), *named)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["generate", "eval"])
+def test_folders_that_are_no_model(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text('{"model_type": "llama"}')
+    cases = {
+        tmp_path / "nowhere": "there is no folder",
+        folder / "config.json": "is a file; give the folder that has config.json and the weights",
+        tmp_path / "bare": "has no config.json",
+        tmp_path / "llama": "is not a twoaxis model: model_type in its config.json is 'llama'",
+    }
+    for path, message in cases.items():
+        done = run_here(monkeypatch, capsys, command, str(path))
+        assert done.code == 2
+        assert message in done.err
+
+
+def test_a_mistake_in_a_process_of_its_own_is_one_line(tmp_path: Path) -> None:
+    done = run("eval", str(tmp_path / "nowhere"), "--data", "x")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode() == f"twoaxis: there is no folder {tmp_path / 'nowhere'}\n"
+
+
+def test_a_prompt_that_is_no_text(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run_here(monkeypatch, capsys, "generate", str(folder), "--prompt", "-", "--bytes", stdin=b"ab\xff")
+    assert (done.code, done.err) == (2, "twoaxis: the prompt on stdin is not UTF-8: byte 2 cannot be read\n")

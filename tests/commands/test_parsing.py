@@ -1,0 +1,81 @@
+"""From a command's signature to its command line: what is typed is passed, what is not typed is not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+
+from twoaxis.commands.parsing import Common, parse
+from twoaxis.commands.train import train
+from twoaxis.training.config import SECTIONS, TrainConfig
+from twoaxis.training.fields import RunFields, merge
+
+
+def test_run_fields_are_those_of_a_run() -> None:
+    """Names and types for editors are those of the dataclass, lists and tables in the form they may be said."""
+    fields, hints = get_type_hints(TrainConfig), get_type_hints(RunFields)
+    assert list(hints) == [each.name for options in SECTIONS.values() for each in dataclasses.fields(options)]
+    assert set(hints) == {each.name for each in dataclasses.fields(TrainConfig)}
+    for name, hint in hints.items():
+        if get_origin(fields[name]) is tuple:
+            assert hint == Sequence[get_args(fields[name])[0]]
+        elif name == "model":
+            assert hint == Mapping[str, Any] | Sequence[str]
+        else:
+            assert hint == fields[name], name
+
+
+def test_only_what_is_typed_is_passed() -> None:
+    assert parse(train, "train", ["--out", "x"]) == ({"out": "x", "config": None}, Common(False, False, ()))
+    line = "--out x --steps 2k --tokens None --model a=1,b=2 --model c=3 --no-save-model --from dir --data a b"
+    fields, common = parse(train, "train", [*line.split(), "--seed", "0", "--json", "--use", "f.py", "--use", "g.py"])
+    assert common == Common(True, False, ("f.py", "g.py"))
+    assert fields == {
+        "out": "x",
+        "config": None,
+        "steps": 2000,
+        "tokens": None,
+        "model": ("a=1,b=2", "c=3"),
+        "save_model": False,
+        "source": "dir",
+        "data": ("a", "b"),
+        "seed": 0,
+    }
+
+
+def test_said_counts_more_than_the_file() -> None:
+    file = {"steps": 7, "lr": 0.1, "model": {"hidden_size": 64, "head_dim": 8}, "data": ["a", "b"]}
+    run = merge(file, {"tokens": 4096, "model": ("hidden_size=96",), "data": "task:recall"})
+    assert (run.steps, run.tokens, run.lr, run.data) == (None, 4096, 0.1, ("task:recall",))
+    assert run.model == {"hidden_size": 96, "head_dim": 8}
+    assert merge(file, {}).data == ("a", "b")
+    assert merge({}, {}) == TrainConfig()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--stpes 3", "--steps"),
+        ("--steps 3q", "expected an integer such as 500, 300k or 2M, got '3q'"),
+        ("--lr fast", "--lr"),
+        ("--schedule cos", "cosine"),
+    ],
+)
+def test_mistyped(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse(train, "train", ["--out", "x", *line.split()])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_shows_groups_and_defaults(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse(train, "train", ["--help"])
+    assert stopped.value.code == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())  # as if it had one line
+    for text in ("model options", "data options", "optimisation options", "running options", "(default: bpe:2048)"):
+        assert text in shown

@@ -1,0 +1,155 @@
+"""Tiny comparisons for tests: a few kilobytes of text, a model of width 32, a stream that fails on purpose."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twoaxis.training.results import Result, load_result
+
+FRAGILE = '''
+import os, signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import twoaxis
+from twoaxis.depth.standard import Standard
+
+
+@dataclass(frozen=True, kw_only=True)
+class FragileConfig:
+    how: str = "raise"
+    once: str | None = None
+
+
+@twoaxis.register("fragile")
+class Fragile(Standard):
+    """The plain residual, but the pass after the tenth fails; with `once` only while that file is not there."""
+
+    Config = FragileConfig
+
+    def _open(self, x, tokens):
+        self.passes = getattr(self, "passes", 0) + 1
+        once = self.config.once
+        if self.passes > 10 and not (once and Path(once).exists()):
+            if once:
+                Path(once).write_text("")
+            if self.config.how == "segmentation fault":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if self.config.how == "exit":
+                os._exit(7)
+            raise RuntimeError("fragile streams break")
+        return super()._open(x, tokens)
+'''
+
+
+def make_text(folder: Path) -> Path:
+    """Some text, the same every time."""
+    if folder.exists():
+        return folder
+    folder.mkdir(parents=True)
+    for number in range(6):
+        words = [f"axis {n * (number + 3) % 17} stream {n % 5} mixes.\n" for n in range(120)]
+        (folder / f"{number}.txt").write_text("".join(words))
+    return folder
+
+
+def make_options(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A comparison that takes about a second per run."""
+    options: dict[str, Any] = {
+        "data": [str(make_text(folder / "text"))],
+        "cache": str(folder / "cache"),
+        "tokenizer": "bytes",
+        "context": 16,
+        "batch": 2,
+        "steps": 12,
+        "eval_examples": 4,
+        "save_every": 3,
+        "save_model": False,
+        "measure_memory": False,
+        "model": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48},
+    }
+    return options | changes
+
+
+def arguments(options: dict[str, Any]) -> list[str]:
+    """The same as a command line."""
+    words = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if name == "model":
+            words += [word for field, number in value.items() for word in (flag, f"{field}={number}")]
+        elif isinstance(value, bool):
+            words.append(flag if value else f"--no-{name.replace('_', '-')}")
+        else:
+            for item in value if isinstance(value, list) else [value]:
+                words += [flag, str(item)]
+    return words
+
+
+def start(*words: str, **options: Any) -> subprocess.Popen[str]:
+    """The command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "twoaxis", "compare", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        **options,
+    )
+
+
+def results(out: Path) -> dict[str, Result]:
+    """Of all finished runs, by their place."""
+    found = {}
+    for path in sorted(out.glob("runs/**/result.json")):
+        result = load_result(path.parent)
+        assert result is not None
+        found[path.parent.relative_to(out).as_posix()] = result
+    return found
+
+
+def weights(out: Path) -> dict[str, str | None]:
+    """Hash of the final weights of all finished runs, by their place."""
+    return {place: result.weights for place, result in results(out).items()}
+
+
+def stamps(out: Path) -> dict[str, tuple[int, int]]:
+    """Inode and time of every result: the same as long as nobody writes it again."""
+    return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.glob("runs/**/result.json")}
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 120.0) -> Any:
+    """The first true answer."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"waited {seconds:.0f} s for {what}")
+
+
+def children(pid: int) -> list[int]:
+    """Processes that `pid` started, and theirs."""
+    found = []
+    try:
+        direct = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+    for child in direct:
+        found += [child, *children(child)]
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a dead one nobody has asked about counts as gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -1,0 +1,484 @@
+"""Whole comparisons: killed, stopped, crashed, extended, refused; what is finished is never done again."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from tests.comparison.comparing import (
+    FRAGILE,
+    alive,
+    arguments,
+    children,
+    make_options,
+    results,
+    stamps,
+    start,
+    wait_for,
+    weights,
+)
+from twoaxis.base.files import claim
+from twoaxis.comparison import plan as plans
+from twoaxis.comparison.compare import Outcome, compare, measure, prepare
+from twoaxis.comparison.forecast import forecast, render
+from twoaxis.comparison.live import Live
+from twoaxis.comparison.request_file import make_request
+from twoaxis.comparison.workers import Workers
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
+
+
+def here(out: Path, options: dict[str, Any], **more: Any) -> tuple[Outcome, str]:
+    """A comparison in this process, and what it says."""
+    said = io.StringIO()
+    return compare(make_request(options), out, live=Live(out=said), **more), said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("compare")
+    (path / "fragile.py").write_text(FRAGILE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def options(place: Path) -> dict[str, Any]:
+    return make_options(place, stream=["deep_delta"], seeds=2, steps=40, eval_every=20)
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path, options: dict[str, Any]) -> Path:
+    """A comparison that nobody interrupted."""
+    outcome, said = here(place / "whole", options, command="twoaxis compare ...")
+    assert outcome[1:] == ([], [], [])
+    assert re.findall(r"^(\d)/4", said, re.MULTILINE) == ["1", "2", "3", "4"]
+    return place / "whole"
+
+
+def test_a_comparison_leaves_its_plan_and_paired_runs(whole: Path) -> None:
+    made = plans.load(whole)
+    assert made is not None
+    found = results(whole)
+    assert sorted(found) == sorted(run.folder.as_posix() for run in made.runs())
+    assert len(found) == 4
+    for run in made.runs():
+        result, about = found[run.folder.as_posix()], json.loads((whole / run.folder / "run.json").read_text())
+        assert about["key"] == made.config(run).key
+        assert (result.steps, result.tokens) == (40, 40 * 2 * 16)
+        assert result.parameters == run.row.parameters
+        assert result.flops == run.row.flops_per_token * result.tokens
+    assert len(set(weights(whole).values())) == 4
+    assert made.about["commands"] == ["twoaxis compare ..."]
+    assert ", 1 thread" in made.about["hardware_line"]
+    assert made.about["data"][made.rows[0].data]["vocab_size"] >= 256
+    assert not (whole / "output").exists()
+
+
+def test_what_is_finished_is_not_done_again(
+    whole: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(self: Workers) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(Workers, "launch", launch)
+    before = stamps(whole)
+    for asked in (options, {}):
+        outcome, said = here(whole, asked)
+        assert outcome[1:] == ([], [], [])
+        assert "4 of 4 runs are there already" in said
+    assert stamps(whole) == before
+
+
+@pytest.mark.slow
+def test_a_folder_grows_by_data(whole: Path, place: Path) -> None:
+    out = place / "grown"
+    shutil.copytree(whole, out)
+    before = stamps(out)
+    assert len(before) == 4
+    outcome, said = here(out, {"task": ["recall"]})
+    assert outcome[1:] == ([], [], [])
+    assert "4 of 8 runs are there already" in said
+    after = stamps(out)
+    assert len(after) == 8
+    assert {place: after[place] for place in before} == before
+    tasks = [result for run, result in results(out).items() if run.startswith("runs/task-recall")]
+    assert len(tasks) == 4
+    assert all(result.chance is not None and result.accuracy is not None for result in tasks)
+
+
+def test_a_folder_refuses_what_does_not_fit(whole: Path, options: dict[str, Any], place: Path) -> None:
+    with pytest.raises(ValueError, match=r"other settings \(batch: 2 -> 4; steps: 40 -> 41\)"):
+        here(whole, options | {"batch": 4, "steps": 41})
+    with claim(whole), pytest.raises(ValueError, match=f"is in use by another process .process {os.getpid()}"):
+        here(whole, options)
+    with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
+        here(whole, options, jobs=0)
+    (place / "a file").write_text("")
+    with pytest.raises(ValueError, match="a part of the path is a file"):
+        here(place / "a file" / "out", options)
+    with pytest.raises(ValueError, match=r"there is no file or folder|cannot be read"):
+        here(place / "nothing", options | {"data": [str(place / "no such text")]})
+    moved = place / "moved"
+    shutil.copytree(whole, moved)
+    text = Path(options["data"][0]) / "0.txt"
+    original = text.read_text()
+    try:
+        text.write_text(original.replace("axis", "sixa"))
+        with pytest.raises(ValueError, match=r"the data .* is not what it was when the comparison began"):
+            here(moved, {"seeds": 3})
+    finally:
+        text.write_text(original)
+
+
+def running(process: subprocess.Popen[str], out: Path) -> bool:
+    """Whether a comparison trains: besides the server there is a run, and one has a checkpoint and no result."""
+    assert process.poll() is None, process.communicate()
+    saved = out.glob("runs/**/checkpoints/step-*")
+    return len(children(process.pid)) > 1 and any(not (s.parent.parent / "result.json").exists() for s in saved)
+
+
+def end(process: subprocess.Popen[str], number: int, family: list[int]) -> tuple[int, str]:
+    """Send a signal; the exit code and stderr, once no process is left."""
+    process.send_signal(number)
+    _, said = process.communicate(timeout=120)
+    wait_for(lambda: not any(alive(pid) for pid in family), seconds=20)
+    return process.returncode, said
+
+
+def test_killed_it_comes_to_the_same_bits_and_grows(whole: Path, options: dict[str, Any], place: Path) -> None:
+    """Killed, then taken up with one more seed and one more contender."""
+    out = place / "killed"
+    process = start("--out", str(out), *arguments(options))
+    try:
+        wait_for(lambda: running(process, out))
+        family = children(process.pid)
+        code, _ = end(process, signal.SIGKILL, family)
+    finally:
+        process.kill()
+    assert code == -signal.SIGKILL
+    before = stamps(out)
+    outcome, said = here(out, {"seeds": 3, "mixer": ["short_conv"]})
+    assert outcome[1:] == ([], [], [])
+    assert f"{len(before)} of 9 runs are there already" in said or not before
+    after, kept = stamps(out), weights(whole)
+    assert len(after) == 9
+    assert {path: after[path] for path in before} == before
+    assert {run: found for run, found in weights(out).items() if run in kept} == kept
+    made, reference = outcome.comparison, plans.load(whole)
+    assert reference is not None
+    assert made.rows[:2] == reference.rows
+    assert (made.plan.seeds, made.plan.labels) == ((0, 1, 2), ["standard", "deep_delta", "standard + short_conv"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_it_says_how_to_go_on(
+    whole: Path, options: dict[str, Any], place: Path, number: signal.Signals
+) -> None:
+    out = place / number.name
+    process = start("--out", str(out), *arguments(options | {"save_every": 30}))
+    try:
+        wait_for(lambda: len(children(process.pid)) > 1)
+        wait_for(lambda: any(out.glob("runs/**/log.jsonl")))
+        family = children(process.pid)
+        code, said = end(process, number, family)
+    finally:
+        process.kill()
+    assert code == 128 + number, said
+    assert said.endswith(f"twoaxis: stopped; go on with: twoaxis compare --out {out}\n")
+    assert "Traceback" not in said
+    before = stamps(out)
+    process = start("--out", str(out), "--json")
+    table, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert weights(out) == weights(whole)
+    assert {path: stamps(out)[path] for path in before} == before
+    assert json.loads(table)["missing_runs"] == 0
+
+
+def test_crashes_and_divergence_leave_the_others_alone(whole: Path, options: dict[str, Any], place: Path) -> None:
+    """A run that always breaks, one that breaks once, one whose loss explodes, and the usual ones."""
+    out, own = place / "crashed", str(place / "fragile.py")
+    fragile = [
+        "fragile:how=segmentation fault,label=broken",
+        f"fragile:how=exit,once={place / 'once'},label=shaky",
+        "standard:train.lr=1e9,train.clip=0,label=hot",
+    ]
+    outcome, errors = here(out, options | {"stream": ["deep_delta", *fragile], "use": [own], "seeds": "1,"})
+    made = outcome.comparison
+    found = {run.label: results(out).get(run.folder.as_posix()) for run in made.runs()}
+    assert found["broken"] is None
+    assert found["hot"] is not None
+    assert found["hot"].status == "diverged"
+    plain, shaky = found["standard"], found["shaky"]
+    assert plain is not None
+    assert shaky is not None
+    assert plain.weights == shaky.weights  # it was taken up and behaved as the plain residual
+    same = next(run for run in made.runs() if run.label == "standard").folder.as_posix()
+    assert plain.weights == weights(whole)[same]
+    assert [failure.run.label for failure in outcome.failures] == ["broken"]
+    assert outcome.failures[0].message.startswith("crashed with SIGSEGV\n    Fatal Python error: Segmentation fault")
+    assert outcome.missing == [outcome.failures[0].run.name]
+    assert len(outcome.diverged) == 1
+    assert re.fullmatch(r"hot, .*seed 1: the .* is (nan|inf).*", outcome.diverged[0])
+    assert errors.count("it is taken up once more") == 2
+    assert len(list((out / "output").iterdir())) == 3
+    (place / "fragile.py").write_text(FRAGILE + "# changed\n")
+    try:
+        with pytest.raises(ValueError, match=r"the file .*fragile\.py is not what it was when the comparison began"):
+            here(out, {})
+    finally:
+        (place / "fragile.py").write_text(FRAGILE)
+
+
+@pytest.mark.slow
+def test_the_command_ends_with_one_when_a_run_failed(options: dict[str, Any], place: Path) -> None:
+    out, own = place / "command", str(place / "fragile.py")
+    asked = options | {"stream": ["fragile:how=raise,label=broken", "denseformer"], "use": [own], "seeds": 1}
+    process = start("--out", str(out), *arguments(asked), "--json")
+    said, errors = process.communicate(timeout=300)
+    assert process.returncode == 1, errors
+    assert re.search("twoaxis: failed: broken, .*seed 0: RuntimeError: fragile streams break\n", errors)
+    assert re.search("twoaxis: missing: broken, .*seed 0\n", errors)
+    document = json.loads(said)
+    entries = {entry["label"]: entry for entry in document["tables"][0]["contenders"]}
+    assert document["missing_runs"] == 1
+    assert entries["broken"]["missing"] == [0]
+    assert entries["denseformer"]["finished"] == [0]
+    process = start("--out", str(out), "--batch", "3")
+    said, errors = process.communicate(timeout=300)
+    assert (process.returncode, said) == (2, "")
+    assert errors.startswith("twoaxis: the folder holds a comparison with other settings (batch: 2 -> 3)")
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_dry_run_counts_and_writes_nothing(whole: Path, options: dict[str, Any], place: Path) -> None:
+    speeds: Callable[..., dict[str, float]] = lambda configs, words: dict.fromkeys(configs, 100.0)  # noqa: E731
+    asked = make_request(
+        options | {"seeds": 3, "lr": "0.002,0.004", "stream": ["deep_delta", "standard:wider=muddformer"]}
+    )
+    before = {path: path.stat().st_mtime_ns for path in sorted(whole.rglob("*"))}
+    found = forecast(prepare(asked, plans.load(whole)), whole, 2, speeds)
+    assert {path: path.stat().st_mtime_ns for path in sorted(whole.rglob("*"))} == before
+    assert [(line.rates, line.runs, line.finished) for line in found.lines] == [(4, 3, 0)] * 3
+    assert [line.seconds > 7 * 40 * 2 * 16 / 100 for line in found.lines] == [True] * 3
+    assert found.seconds == pytest.approx(sum(line.seconds for line in found.lines) / 2)
+    plain = forecast(prepare(make_request(options), plans.load(whole)), whole, 2, speeds)
+    assert (plain.runs, plain.finished, plain.seconds) == (4, 4, 0.0)
+    text = render(found, whole)
+    assert "21 runs, 0 of them finished, 21 to do, 2 at once" in text
+    assert f"standard:wider=muddformer at nano on {options['data'][0]}: intermediate_size = " in text
+    assert json.loads(json.dumps(found.to_dict()))["runs"] == 21
+
+
+def test_throughput_is_measured_on_steps_of_the_runs(whole: Path) -> None:
+    made = plans.load(whole)
+    assert made is not None
+    configs = {run.label: made.config(run) for run in made.runs()[:2]}
+    speeds = measure(configs, 256, rounds=2, steps=1)
+    assert sorted(speeds) == ["deep_delta", "standard"]
+    assert all(speed > 0 for speed in speeds.values())
+
+
+def test_the_bar_counts_operations_and_names_losses(whole: Path) -> None:
+    made = plans.load(whole)
+    assert made is not None
+    out = io.StringIO()
+    runs = made.runs()
+    result = next(iter(results(whole).values()))
+    with Live(out=out, terminal=True, width=160).showing("compare", runs, 5) as shown:
+        bar = shown.bar
+        assert bar is not None
+        total = bar.total
+        shown.step(runs[0], 20, None)  # taken up in the middle
+        assert bar.done == 0
+        assert bar.total == pytest.approx(total * 7 / 8, abs=2)
+        shown.step(runs[0], 30, 2.5)
+        assert bar.done == pytest.approx(total / 16, abs=2)
+        assert "1 of 5 runs  standard seed 0 loss 2.500" in shown._note()
+        shown.failed(runs[0], "no reason")
+        assert bar.done == 0
+        shown.done(runs[1], result)
+        assert shown.finished == 2
+    said = out.getvalue()
+    assert "standard, " in said
+    assert "failed: no reason\n" in said
+
+
+@pytest.mark.slow
+def test_every_contender_gets_its_rate_on_other_seeds(options: dict[str, Any], place: Path) -> None:
+    out = place / "rates"
+    asked = options | {
+        "lr": "1e-5,3e-3,3e-2",
+        "lr_seeds": 1,
+        "seeds": 1,
+        "stream": ["deep_delta", "denseformer:train.lr=1e-3"],
+    }
+    outcome, _ = here(out, asked)
+    assert outcome[1:] == ([], [], [])
+    found = results(out)
+    assert len(found) == 2 * 3 + 3
+    for row in outcome.comparison.rows[:2]:
+        losses = {rate: found[f"{row.folder.as_posix()}/lr-{rate!r}/seed-1000"].loss for rate in (1e-5, 3e-3, 3e-2)}
+        assert row.lr_losses == {repr(rate): loss for rate, loss in losses.items()}
+        assert row.lr == min(losses, key=lambda rate: losses[rate] or 0.0) != 1e-5
+        assert row.lr_edge == (row.lr == 3e-2)
+    assert outcome.comparison.rows[2].lr == 1e-3
+    before = stamps(out)
+    outcome, _ = here(out, {"lr": "1e-5,3e-3,3e-2,1e-1"})
+    assert {path: stamps(out)[path] for path in before} == before
+    assert set(outcome.comparison.rows[0].lr_losses) == {"1e-05", "0.003", "0.03", "0.1"}
+
+
+@pytest.mark.slow
+def test_time_and_flops_are_matched_in_real_runs(options: dict[str, Any], place: Path) -> None:
+    timed, _ = here(place / "timed", options | {"match": "time", "seeds": 1, "steps": 40})
+    assert timed[1:] == ([], [], [])
+    base, other = timed.comparison.rows
+    assert base.steps == 40
+    assert base.tokens_per_second is not None
+    assert other.tokens_per_second is not None
+    assert other.steps == round(40 * other.tokens_per_second / base.tokens_per_second)
+    assert here(place / "timed", {})[0].comparison.rows == timed.comparison.rows
+    asked = {"match": "flops", "seeds": 1, "steps": 120, "stream": ["deep_delta:value_channels=2"], "controls": True}
+    matched, _ = here(place / "matched", options | asked)
+    assert matched[1:] == ([], [], [])
+    spent = [result.flops for result in results(place / "matched").values()]
+    assert len(spent) >= 4
+    assert max(spent) / min(spent) < 1.0202
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(3))
+def test_killed_many_times_at_random_moments(
+    whole: Path, options: dict[str, Any], place: Path, tmp_path: Path, number: int
+) -> None:
+    """Whatever the moment, nothing that was finished is written again, and the end is the same."""
+    chance, out, after = random.Random(number), tmp_path / "out", {}
+    for _ in range(4):
+        before = stamps(out)
+        process = start("--out", str(out), *arguments(options), "--no-report")
+        try:
+            moments = (lambda: len(children(process.pid)) > 1, lambda: process.poll() is not None)  # noqa: B023
+            wait_for(lambda: any(moment() for moment in moments))  # noqa: B023
+            time.sleep(chance.uniform(0.0, 3.0))
+            family = [process.pid, *children(process.pid)]
+        finally:
+            process.kill()
+        _, said = process.communicate(timeout=120)
+        assert process.returncode in (0, -signal.SIGKILL), said
+        wait_for(lambda: not any(alive(pid) for pid in family), seconds=20)  # noqa: B023
+        after = stamps(out)
+        assert {path: after[path] for path in before} == before
+    outcome, _ = here(out, options)
+    assert outcome[1:] == ([], [], [])
+    assert {path: stamps(out)[path] for path in after} == after
+    assert weights(out) == weights(whole)
+
+
+@pytest.mark.slow
+def test_a_file_the_system_refuses_is_named_and_the_rest_can_be_done_later(
+    options: dict[str, Any], place: Path
+) -> None:
+    out = place / "full"
+
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    process = start("--out", str(out), *arguments(options | {"seeds": 3}), "--jobs", "1", preexec_fn=small_files)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 1, errors
+    assert re.search(r"twoaxis: failed: standard, .*seed 0: .*safetensors.* cannot be written: File too large", errors)
+    assert errors.count("twoaxis: missing: ") == 6
+    assert errors.count("twoaxis: failed: ") == 1  # the others would fail in the same way and are not tried
+    outcome, _ = here(out, {})
+    assert outcome[1:] == ([], [], [])
+    assert len(results(out)) == 6
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """The command in this process; its exit code."""
+    from twoaxis import cli
+
+    monkeypatch.setattr(sys, "argv", ["twoaxis", "compare", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code if isinstance(ended.value.code, int) else -1
+
+
+REFUSED = [
+    (("--stream", "deep_dleta"), "deep_dleta at size nano: unknown stream 'deep_dleta' (did you mean 'deep_delta'?)"),
+    ((), "there is only the baseline to run; name contenders with --stream or --mixer"),
+    (
+        ("--stream", "deep_delta", "--model", "hidden_size"),
+        "--model hidden_size changes nothing; write --model FIELD=VALUE",
+    ),
+    (("--stream", "deep_delta", "--model", "hiden_size=8"), "has no field 'hiden_size' (did you mean 'hidden_size'?)"),
+    (("--stream", "deep_delta", "--task", "recal"), "did you mean"),
+    (("--stream", "deep_delta", "--steps", "5", "--tokens", "5"), "steps (5) and tokens (5) are both given"),
+    (("--stream", "deep_delta", "--file", "none.toml"), "none.toml cannot be read"),
+    (("--stream", "deep_delta", "--use", "none.py"), "none.py cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED)
+def test_mistakes_are_one_line_and_leave_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    message: str,
+) -> None:
+    given = words if "--task" in words else (*words, "--task", "recall")
+    code = command(monkeypatch, "--out", str(tmp_path / "out"), "--context", "32", "--dry-run", *given)
+    said = capsys.readouterr()
+    assert (code, said.out) == (2, "")
+    assert message in said.err
+    assert len(said.err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_stands_on_the_command_line_speaks() -> None:
+    from twoaxis.commands.compare import Shared, given, shared_fields
+
+    fields = shared_fields(Shared(batch=3, isolate=True, model=("hidden_size=64,num_hidden_layers=2", "qk_norm=false")))
+    assert fields["model"] == {"hidden_size": 64, "num_hidden_layers": 2, "qk_norm": False}
+    words = ["compare", "--batch=3", "--no-isolate", "--eval_every", "5", "--out", "x", "--model", "qk_norm=false"]
+    assert sorted(given(fields, words)) == ["batch", "eval_every", "isolate", "model"]
+    assert not {"stream", "mixer", "data", "seed", "lr", "source", "train"} & set(fields)
+
+
+def test_a_dry_run_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Path
+) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(make_options(place, seeds=2, stream=["deep_delta"])))
+    words = ["--file", str(plan), "--mixer", "canon", "--steps", "7", "--match", "tokens", "--dry-run"]
+    assert command(monkeypatch, "--out", str(tmp_path / "out"), *words, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["label"], row["steps"], row["runs"]) for row in found["rows"]] == [
+        ("standard", 7, 2),
+        ("deep_delta", 7, 2),
+        ("standard + canon", 7, 2),
+    ]
+    assert found["rows"][1]["flops"] == found["rows"][1]["tokens"] * found["rows"][1]["flops_per_token"]
+    assert found["seconds"] > 0
+    assert command(monkeypatch, "--out", str(tmp_path / "out"), *words, "--jobs", "1") == 0
+    assert "6 runs, 0 of them finished, 6 to do, 1 at once" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,485 @@
+"""What a comparison runs: contenders, budgets, sizes, rates, controls, and what a folder may grow by."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twoaxis.base.options import read_fields
+from twoaxis.comparison import plan as plans
+from twoaxis.comparison.budget import TOLERANCE, fits, make_rows, smallest
+from twoaxis.comparison.controls import controls, nearest, parse_spelled, pin, spelled_out
+from twoaxis.comparison.plan import Comparison, Plan, make_contenders
+from twoaxis.comparison.rates import choose, settle
+from twoaxis.comparison.request import Request
+from twoaxis.comparison.request_file import make_request, merge_options, parse_seeds
+from twoaxis.comparison.sizes import parse_sizes
+from twoaxis.model.variant import make_contender
+from twoaxis.training.config import TrainConfig
+from twoaxis.training.results import Result
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+BASE: dict[str, Any] = {"batch": 4, "context": 32, "tokenizer": "bytes", "model": TINY, "steps": 100}
+
+
+def make_plan(*streams: str, base: dict[str, Any] | None = None, **options: Any) -> Plan:
+    return make_request({"stream": list(streams), **BASE, **(base or {}), **options}).fresh()
+
+
+def make(plan: Plan, **options: Any) -> Comparison:
+    words = {plans.data_label(sources): 256 for sources in plan.data}
+    return Comparison(plan=plan, rows=make_rows(plan, words, **options), about={})
+
+
+def test_contenders_alone_and_as_a_grid() -> None:
+    streams, mixers = ["standard", "deep_delta:value_channels=4"], ["short_swa:window=4", "canon"]
+    alone = make_contenders(streams, mixers)
+    assert [(c.stream, c.mixer) for c in alone] == [
+        ("standard", None),
+        ("deep_delta", None),
+        ("standard", "short_swa"),
+        ("standard", "canon"),
+    ]
+    grid = make_contenders(streams, mixers, grid=True)
+    assert len({c.key for c in grid}) == len(grid) == 2 * 3
+    assert [(c.stream, c.mixer) for c in grid[3:]] == [
+        ("deep_delta", None),
+        ("deep_delta", "short_swa"),
+        ("deep_delta", "canon"),
+    ]
+    assert make_contenders([], mixers, grid=True)[0].key == make_contender().key
+
+
+def test_the_baseline_is_added_where_it_is_missing_and_only_there() -> None:
+    assert make_plan("deep_delta").labels == ["standard", "deep_delta"]
+    assert make_plan("deep_delta", "standard").labels == ["deep_delta", "standard"]
+    named = make_plan("standard:label=plain", "deep_delta")
+    assert (named.labels, named.baseline) == (["plain", "deep_delta"], "plain")
+    other = make_plan("deep_delta", "denseformer", baseline="denseformer")
+    assert (other.labels, other.baseline) == (["deep_delta", "denseformer"], "denseformer")
+    assert other.baseline_key == make_contender("denseformer").key
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"stream": []}, "only the baseline to run"),
+    ({"stream": ["deep_delta", "deep_delta:label=again"]}, "'deep_delta' and 'again' are the same"),
+    ({"stream": ["deep_delta:label=x", "denseformer:label=x"]}, "two contenders are called 'x'"),
+    ({"baseline": "deep_dleta"}, "there is no contender 'deep_dleta' to be the baseline (did you mean 'deep_delta'?)"),
+    ({"stream": ["deep_delta:train.steps=5"]}, "'deep_delta:train.steps=5' changes train.steps"),
+    ({"stream": ["deep_delta:train.wieght_decay=5"]}, "did you mean 'weight_decay'?"),
+    (
+        {"stream": ["deep_delta:train.batch=2"], "match": "time"},
+        "with --match time batch, accumulate, dtype are the same",
+    ),
+    ({"seeds": 0}, "at least one seed, got 0"),
+    ({"seeds": "a,b"}, "seeds are a number of them"),
+    ({"seeds": [1, 1]}, "seeds names something twice: 1, 1"),
+    ({"seeds": [-1]}, "seeds must not be negative, got -1"),
+    ({"seeds": [1000, 1], "lr": "1e-3,2e-3"}, "seed 1000 is in both --seeds and --lr-seeds"),
+    ({"lr": "1e-3,x"}, "lr must be a number, got 'x'"),
+    ({"lr": [0.0]}, "learning rates must be positive, got 0.0"),
+    ({"match": "energy"}, "unknown match 'energy'"),
+    ({"flops": 1e9}, "--flops is a budget for --match flops, and this comparison matches tokens"),
+    ({"flops": 1e9, "match": "flops"}, "--flops and --steps or --tokens are two budgets"),
+    ({"lr_sedes": 3}, "a comparison has no option 'lr_sedes' (did you mean 'lr_seeds'?)"),
+    ({"source": "x"}, "a comparison has no option 'source'"),
+    ({"batch": 0}, "batch must be at least 1, got 0"),
+    ({"contenders": [{"stream": "deep_delta", "colour": "red"}]}, "a contender has stream, mixer, label, model, train"),
+    ({"stream": ["standard:wider=deep_delta,deeper=deep_delta"]}, "is to be both wider and deeper"),
+    ({"stream": ["standard:wider=3"]}, "wider takes the label or the spelling of a contender, got 3"),
+    (
+        {"stream": ["standard:wider=muddformer,label=w", "standard:wider=w"]},
+        "is matched with 'w', which is itself matched",
+    ),
+    ({"sizes": "nano,nano"}, "two sizes have the name 'nano'"),
+    ({"sizes": "huge"}, "unknown preset 'huge'"),
+    ({"sizes": "nano:wide"}, "'wide' in the size 'nano:wide' is no change"),
+    ({"sizes": "width=100"}, "heads of 32 channels, as nano has them, do not divide the width 100"),
+    ({"sizes": "nano:steps=0"}, "steps of the size 'nano:steps=0' must be a positive integer"),
+    ({"sizes": "nano:steps=5:tokens=5"}, "gives both steps and tokens"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_what_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make_request({"stream": ["deep_delta"], **BASE, **options}).fresh()
+
+
+def test_fields_that_a_comparison_sets_itself_are_named_with_their_place() -> None:
+    for name, place in {"stream": "--stream", "seed": "--seeds", "lr": "--lr", "data": "--data"}.items():
+        with pytest.raises(ValueError, match=f"no field '{name}' of its own; it has .*{place}"):
+            Request(base={name: 1})
+
+
+def test_runs_of_one_seed_are_paired() -> None:
+    """Everything but the method is the same, and seeds come one after the other."""
+    plan = make_plan("deep_delta", "standard:train.weight_decay=0,label=no decay", seeds=2, mixer=["canon"])
+    made = make(plan)
+    runs = made.runs()
+    assert [(r.seed, r.label) for r in runs] == [
+        (seed, label) for seed in (0, 1) for label in ("standard", "deep_delta", "no decay", "standard + canon")
+    ]
+    configs = [made.config(run) for run in runs]
+    assert len({config.key for config in configs}) == len({run.folder for run in runs}) == 8
+    method = ("stream", "mixer", "weight_decay")
+    for seed in (0, 1):
+        same = [
+            {name: value for name, value in config.to_dict().items() if name not in method}
+            for config in configs
+            if config.seed == seed
+        ]
+        assert all(other == same[0] for other in same)
+    assert [config.weight_decay for config in configs[:4]] == [0.1, 0.1, 0, 0.1]
+    assert runs[1].folder == Path("runs/stdlib/nano", plan.contenders[1].key, "lr-0.002", "seed-0")
+
+
+def test_labels_of_data_become_folders_that_differ() -> None:
+    names = ["stdlib", "task:recall", "task-recall", "task:recall:gap=3", "/a/b", "a/b", "a-b", "ä", ".."]
+    made = [plans.folder_name(name) for name in names]
+    assert len(set(made)) == len(names)
+    assert made[0] == "stdlib"
+    assert all(set("/:") & set(name) == set() and not name.startswith(".") for name in made)
+
+
+@given(
+    steps=st.integers(60, 4000),
+    batch=st.sampled_from([2, 4, 8]),
+    own=st.sampled_from([1, 4, 16]),
+    channels=st.sampled_from([1, 2, 4]),
+)
+def test_flops_are_matched_within_one_percent(steps: int, batch: int, own: int, channels: int) -> None:
+    from twoaxis.model.flops import training_flops
+    from twoaxis.training.build import model_config
+
+    plan = make_plan(
+        f"deep_delta:value_channels={channels}",
+        f"hyper_connections:train.batch={own}",
+        base={"steps": steps * (4 if own == 16 else 1), "batch": batch},
+        match="flops",
+    )
+    made = make(plan)
+    costs = []
+    for run in made.runs()[:3]:
+        config = made.config(run)
+        each = training_flops(model_config(config, 256), config.context).total
+        assert run.row.flops_per_token == each
+        assert run.row.tokens == config.total_steps * config.tokens_per_step
+        costs.append(each * config.total_steps * config.tokens_per_step)
+    budget = plan.base.total_steps * plan.base.tokens_per_step * made.rows[0].flops_per_token
+    assert costs[0] == budget
+    assert all(abs(cost - budget) <= TOLERANCE * budget for cost in costs)
+
+
+def test_a_budget_of_flops_that_is_too_small_says_what_would_do() -> None:
+    plan = make_plan("deep_delta:value_channels=4", base={"steps": 3}, match="flops")
+    with pytest.raises(
+        ValueError, match="more than 1%; the smallest budget that works for all is --tokens "
+    ) as refused:
+        make(plan)
+    tokens = int(str(refused.value).split("--tokens ")[1].split(" ")[0].replace(",", ""))
+    assert tokens % (4 * 32) == 0
+    made = make(make_plan("deep_delta:value_channels=4", base={"steps": None, "tokens": tokens}, match="flops"))
+    assert made.rows[0].tokens == tokens
+    with pytest.raises(ValueError, match="cannot match the budget"):
+        make(make_plan("deep_delta:value_channels=4", base={"steps": tokens // 128 - 1}, match="flops"))
+    with pytest.raises(ValueError, match="--flops ") as refused:
+        make(make_plan("deep_delta:value_channels=4", base={"steps": None}, match="flops", flops=1e6))
+    enough = float(str(refused.value).split("--flops ")[1])
+    rows = make(make_plan("deep_delta:value_channels=4", base={"steps": None}, match="flops", flops=enough)).rows
+    for row in rows:
+        assert abs(row.tokens * row.flops_per_token / enough - 1) <= 0.01
+
+
+@given(base=st.integers(1, 10**6), others=st.lists(st.integers(1, 10**6), min_size=1, max_size=3))
+def test_the_smallest_budget_is_the_smallest(base: int, others: list[int]) -> None:
+    others = [max(other, base // 3 + 1) for other in others if other < 9 * base] or [base]
+
+    def works(n: int) -> bool:
+        return all(fits(max(1, round(n * base / cost)), cost, n * base) for cost in [base, *others])
+
+    found = smallest(base, [base, *others])
+    assert works(found)
+    assert not any(works(n) for n in range(1, min(found, 300)))
+
+
+def test_tokens_are_the_same_for_contenders_with_another_batch() -> None:
+    made = make(make_plan("standard:train.batch=16,label=large", "standard:train.batch=1,label=small"))
+    assert [row.steps for row in made.rows] == [100, 25, 400]
+    assert {row.tokens for row in made.rows} == {100 * 4 * 32}
+
+
+def test_time_is_measured_once_and_then_kept() -> None:
+    speeds = {"standard": 1000.0, "deep_delta": 500.0, "denseformer": 1600.0}
+    asked: list[list[str]] = []
+
+    def measure_at(factor: float) -> Any:
+        def measure(configs: Any, vocabulary: int) -> dict[str, float]:
+            assert vocabulary == 256
+            asked.append([config.stream for config in configs.values()])
+            return {key: factor * speeds[config.stream] for key, config in configs.items()}
+
+        return measure
+
+    plan = make_plan("deep_delta", match="time")
+    made = make(plan, measure=measure_at(1.0))
+    assert [row.steps for row in made.rows] == [100, 50]
+    again = make(plan, old=made.rows, measure=measure_at(9.0))
+    assert again.rows == made.rows
+    assert len(asked) == 1
+    more = make_request({"stream": ["denseformer"]}).grow(plan)
+    grown = make(more, old=made.rows, measure=measure_at(3.0))  # a faster day: what counts is the ratio
+    assert asked[1] == ["standard", "denseformer"]
+    assert grown.rows[:2] == made.rows
+    assert (grown.rows[2].steps, grown.rows[2].tokens_per_second) == (160, 1600.0)
+
+
+def test_sizes_are_spelled_as_presets_and_changes() -> None:
+    sizes = parse_sizes("nano,tiny:blocks=8:tokens=4000,width=64:blocks=2,width=96:heads=4:hidden=200", "nano")
+    assert [(size.label, size.preset, size.tokens) for size in sizes] == [
+        ("nano", "nano", None),
+        ("tiny:blocks=8:tokens=4000", "tiny", 4000),
+        ("width=64:blocks=2", "nano", None),
+        ("width=96:heads=4:hidden=200", "nano", None),
+    ]
+    assert sizes[1].model == {"num_hidden_layers": 8}
+    narrow = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": None}
+    assert sizes[2].model == narrow
+    assert sizes[3].model["intermediate_size"] == 200
+    made = make(make_plan("deep_delta", sizes="nano,width=64:blocks=2:steps=7", base={"model": {}}))
+    assert [(row.size, row.steps) for row in made.rows] == [
+        ("nano", 100),
+        ("nano", 100),
+        ("width=64:blocks=2:steps=7", 7),
+        ("width=64:blocks=2:steps=7", 7),
+    ]
+    from twoaxis.model.presets import PRESETS
+
+    assert made.rows[0].parameters == PRESETS["nano"].parameters
+    assert made.rows[2].parameters < made.rows[0].parameters / 3
+
+
+def test_wider_and_deeper_come_to_the_nearest_number_of_parameters() -> None:
+    plan = make_plan(
+        "muddformer",
+        "deep_delta:value_channels=4,expand=conv,label=DDL",
+        "standard:wider=muddformer",
+        "standard:wider=DDL",
+        "standard:deeper=muddformer",
+        'standard:wider="hyper_connections:streams=2",label=spelled',
+    )
+    made = make(plan)
+    rows = {plan.contender(row.contender).label: row for row in made.rows}
+    for label, goal in {"standard:wider=muddformer": "muddformer", "standard:wider=DDL": "DDL"}.items():
+        extra = rows[label].model["intermediate_size"]
+        assert extra > 48
+        per_unit = 2 * 3 * 32  # blocks, matrices of a gated MLP, width
+        assert rows[label].parameters == rows["standard"].parameters + (extra - 48) * per_unit
+        assert abs(rows[label].parameters - rows[goal].parameters) <= per_unit // 2
+    deeper = rows["standard:deeper=muddformer"]
+    each = (rows["standard"].parameters - 256 * 32 - 32) // 2
+    assert deeper.parameters == rows["standard"].parameters + (deeper.model["num_hidden_layers"] - 2) * each
+    assert abs(deeper.parameters - rows["muddformer"].parameters) <= each // 2
+    config = made.config(next(run for run in made.runs() if run.label == "standard:wider=DDL"))
+    assert (config.stream, config.model["intermediate_size"]) == (
+        "standard",
+        rows["standard:wider=DDL"].model["intermediate_size"],
+    )
+    assert "hyper_connections:streams=2" in str(plan.contenders[-1].stream_options)
+
+
+@given(slope=st.integers(1, 50), start=st.integers(0, 100), goal=st.integers(1, 5000), first=st.integers(1, 300))
+def test_nearest(slope: int, start: int, goal: int, first: int) -> None:
+    found = nearest(lambda n: start + slope * n, goal, first)
+    off = abs(start + slope * found - goal)
+    assert all(off <= abs(start + slope * n - goal) for n in range(1, 5002))
+
+
+def test_a_contender_is_spelled_out_and_read_back() -> None:
+    for stream, mixer in [
+        ("deep_delta:value_channels=4,expand=conv,placement=0-1/attention", None),
+        ("standard:model.intermediate_size=77,init=paired", "short_swa:window=4"),
+        ("hyper_connections", "canon"),
+    ]:
+        contender = make_contender(stream, mixer)
+        assert parse_spelled(spelled_out(contender)).key == contender.key
+
+
+def test_controls_belong_to_the_contenders_that_are_there() -> None:
+    contenders = make_contenders(
+        ["standard", "deep_delta:value_channels=4,label=DDL", "hyper_connections", "denseformer"], ["canon"]
+    )
+    sizes = {"standard": 1000, "DDL": 1005, "hyper_connections": 1100, "denseformer": 1001, "standard + canon": 1010}
+    found = controls(contenders, "standard", lambda contender: sizes[contender.label])
+    assert [c.label for c in found] == [
+        "DDL, update=write",
+        "DDL, update=add",
+        "hyper_connections:frozen=both",
+        "standard:wider=hyper_connections",
+        "standard:wider=standard + canon",
+    ]
+    assert found[0].stream_options == {"value_channels": 4, "update": "write"}
+    everything = (*contenders, *found)
+    assert controls(everything, "standard", lambda c: sizes.get(c.label, 1000)) == []
+    made = make(make_plan(*["deep_delta:value_channels=4"]))
+    assert made.plan.contenders == pin(made.plan.contenders)
+
+
+def test_the_best_rate_is_the_one_with_the_smallest_mean() -> None:
+    chosen = choose({0.001: [2.0, 2.2], 0.002: [1.9, 2.1], 0.004: [1.8, None]})
+    assert (chosen.lr, chosen.losses[0.004], chosen.edge) == (0.002, None, False)
+    assert choose({0.001: [1.0], 0.002: [2.0]}).edge
+    assert choose({0.002: [None], 0.001: [None]}).lr == 0.001
+    assert not choose({0.002: [1.0]}).edge
+    assert choose({0.002: [0.0], 0.001: [0.5], 0.004: [0.5]}).lr == 0.002
+
+
+def outcome(loss: float | None) -> Result:
+    nothing = dict.fromkeys(("peak_memory", "bits_per_byte", "accuracy", "chance", "train_loss", "weights"))
+    numbers = dict.fromkeys(("steps", "tokens", "flops", "seconds", "tokens_per_second", "parameters"), 1)
+    return Result(status="finished" if loss is not None else "diverged", loss=loss, **numbers, **nothing)
+
+
+def test_rates_are_settled_row_by_row_when_all_their_runs_are_there() -> None:
+    plan = make_plan("deep_delta", "standard:train.lr=0.5,label=fixed", lr="0.001,0.002,0.004", seeds=1)
+    made = make(plan)
+    assert [row.lr for row in made.rows] == [None, None, 0.5]
+    choosing = made.choosing_runs()
+    assert [(r.seed, r.label, r.lr) for r in choosing] == [
+        (seed, label, lr)
+        for seed in (1000, 1001)
+        for label in ("standard", "deep_delta")
+        for lr in (0.001, 0.002, 0.004)
+    ]
+    assert [run.label for run in made.runs()] == ["fixed"]
+    losses = {"standard": {0.001: 3.0, 0.002: 2.0, 0.004: 2.5}, "deep_delta": {0.001: 3.0, 0.002: 2.0, 0.004: None}}
+    part = settle(made, lambda run: outcome(losses["standard"][run.lr]) if run.label == "standard" else None)
+    assert [row.lr for row in part.rows] == [0.002, None, 0.5]
+    whole = settle(part, lambda run: outcome(losses[run.label][run.lr]))
+    assert [row.lr for row in whole.rows] == [0.002, 0.002, 0.5]
+    assert whole.rows[1].lr_losses == {"0.001": 3.0, "0.002": 2.0, "0.004": None}
+    assert whole.choosing_runs() == []
+    wider = make_request({"lr": "0.001,0.002,0.004,0.008"}).grow(plan)
+    assert [row.lr for row in make(wider, old=whole.rows).rows] == [None, None, 0.5]
+    assert make(plan, old=whole.rows).rows == whole.rows
+
+
+def test_a_plan_is_the_same_after_a_file(tmp_path: Path) -> None:
+    plan = make_plan(
+        "deep_delta:value_channels=4",
+        "standard:wider=deep_delta:value_channels=4",
+        data=["stdlib", ["a", "b"]],
+        task=["recall"],
+        sizes="nano,tiny",
+        lr="1e-3,2e-3",
+    )
+    made = make(plan)
+    plans.save(tmp_path, made)
+    loaded = plans.load(tmp_path)
+    assert loaded == made
+    assert loaded is not None
+    assert [c.key for c in loaded.plan.contenders] == [c.key for c in plan.contenders]
+    assert len(made.rows) == 3 * 3 * 2
+    assert make_request(json.loads((tmp_path / "compare.json").read_text())).fresh() == plan
+    (tmp_path / "compare.json").write_text('{"format": 99}')
+    with pytest.raises(ValueError, match="has format 99; this version of twoaxis reads format 1"):
+        plans.load(tmp_path)
+
+
+def test_a_folder_grows_and_does_not_change() -> None:
+    plan = make_plan("deep_delta", "standard:wider=deep_delta")
+    assert make_request({}).grow(plan) == plan
+    assert make_request({"stream": ["deep_delta", "standard:wider=deep_delta"], **BASE}).grow(plan) == plan
+    grown = make_request({"stream": ["denseformer"], "seeds": 5, "task": ["recall"], "sizes": "tiny"}).grow(plan)
+    assert grown.labels == [*plan.labels, "denseformer"]
+    assert grown.seeds == (0, 1, 2, 3, 4)
+    assert grown.data == (("stdlib",), ("task:recall",))
+    assert [size.label for size in grown.sizes] == ["nano", "tiny"]
+    assert make_request({"seeds": "7,"}).grow(plan).seeds == (0, 1, 2, 7)
+    assert make_request({"log_every": 3}).grow(plan).base.log_every == 3
+    old, new = make(plan).rows, make(grown, old=make(plan).rows).rows
+    assert all(row in new for row in old)
+    changes: dict[str, Any] = {
+        "batch": 8,
+        "model": {},
+        "steps": 101,
+        "match": "flops",
+        "baseline": "deep_delta",
+        "lr": "1e-3",
+    }
+    with pytest.raises(ValueError, match="leave these options out to go on with it") as refused:
+        make_request(changes).grow(plan)
+    for part in ("batch: 4 -> 8", "model: ", "steps: 100 -> 101", "match: 'tokens' -> 'flops'", "lr: 0.002 -> 0.001"):
+        assert part in str(refused.value)
+    with pytest.raises(ValueError, match="'deep_delta' and 'again' are the same"):
+        make_request({"stream": ["deep_delta:label=again"]}).grow(plan)
+    with pytest.raises(ValueError, match="two contenders are called 'deep_delta'"):
+        make_request({"stream": ["denseformer:label=deep_delta"]}).grow(plan)
+    with pytest.raises(ValueError, match=r"steps: 100 -> None|tokens: None -> 5"):
+        make_request({"tokens": 5}).grow(plan)
+
+
+def test_files_in_three_formats_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(
+        'seeds = 2\nlr = [1e-3, 2e-3]\nstream = "deep_delta"\nsteps = 5\ndata = ["stdlib", ["a", "b"]]\n'
+        '[[contenders]]\nstream = "denseformer"\nmixer = "canon"\nlabel = "mine"\ntrain = {weight_decay = 0.0}\n'
+        "[model]\nhidden_size = 64\n"
+    )
+    options = read_fields(tmp_path / "p.toml")
+    (tmp_path / "p.json").write_text(json.dumps(options))
+    (tmp_path / "p.yaml").write_text(json.dumps(options))  # JSON is YAML
+    plan = make_request(options).fresh()
+    assert [make_request(read_fields(tmp_path / f"p.{kind}")).fresh() for kind in ("json", "yaml")] == [plan, plan]
+    assert plan.labels == ["standard", "deep_delta", "mine"]
+    assert plan.contenders[2].train == {"weight_decay": 0.0}
+    assert (plan.seeds, plan.lrs, plan.base.steps) == ((0, 1), (1e-3, 2e-3), 5)
+    assert plan.data == (("stdlib",), ("a", "b"))
+    assert plan.base.model == {"hidden_size": 64}
+    merged = make_request(merge_options(options, {"tokens": 4096, "stream": ["elc_bert"], "seeds": "1"})).fresh()
+    assert (merged.base.steps, merged.base.tokens, merged.seeds) == (None, 4096, (0,))
+    assert merged.labels == ["standard", "deep_delta", "elc_bert", "mine"]
+    for name, text, message in [
+        ("q.toml", "a = = 1", "q.toml cannot be read"),
+        ("q.json", "[1]", "must hold a table of options"),
+        ("q.yaml", "a: [", "q.yaml cannot be read"),
+        ("q.txt", "", "its name ends in '.txt'"),
+    ]:
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_fields(tmp_path / name)
+    with pytest.raises(ValueError, match=r"none\.toml cannot be read: No such file"):
+        read_fields(tmp_path / "none.toml")
+
+
+def test_seeds_are_counted_or_named() -> None:
+    assert parse_seeds("3") == parse_seeds(3) == (0, 1, 2)
+    assert parse_seeds("5,6,7") == parse_seeds([5, 6, 7]) == (5, 6, 7)
+    assert parse_seeds("4,") == (4,)
+    assert parse_seeds(2, 1000) == (1000, 1001)
+
+
+def test_a_method_that_does_not_exist_is_named_with_its_contender() -> None:
+    for stream, message in {
+        "deep_dleta": "did you mean 'deep_delta'",
+        "deep_delta:valu_channels=2": "deep_delta has no option 'valu_channels'",
+        "standard:wider=mudformer": "unknown stream 'mudformer'",
+        "standard:model.hidden_size=33": "must divide hidden_size",
+    }.items():
+        with pytest.raises(ValueError, match=message) as refused:
+            make(make_plan(stream))
+        assert str(refused.value).startswith(stream)
+
+
+def test_every_field_of_a_run_has_its_place() -> None:
+    from twoaxis.comparison.request_file import FIELDS
+
+    fields = {field.name for field in dataclasses.fields(TrainConfig)}
+    assert set(FIELDS) | set(plans.OWN) | set(plans.FROM_SCRATCH) == fields
+    assert set(plans.PER_CONTENDER) <= fields

@@ -1,0 +1,138 @@
+"""Shapes by name, hardware by name, and deployments that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twoaxis.costs.deployment import Deployment
+from twoaxis.costs.hardware import DATA, find_profile, hardware_names
+from twoaxis.costs.shapes import PUBLIC, find_shape, shape_names, with_method
+from twoaxis.model.flops import count_parameters
+from twoaxis.model.presets import PRESETS
+from twoaxis.model.variant import make_contender
+
+
+@pytest.mark.parametrize("name", shape_names())
+def test_shapes_have_their_published_parameters(name: str) -> None:
+    known = PRESETS.get(name) or PUBLIC[name]
+    assert count_parameters(find_shape(name)).total == known.parameters
+
+
+def test_shapes_are_those_of_the_presets() -> None:
+    """The short way to a decoder, without transformers, is the long one."""
+    pytest.importorskip("transformers")
+    from twoaxis.model.presets import preset
+
+    for name in PRESETS:
+        assert find_shape(name) == preset(name).decoder_config(), name
+    assert find_shape("8B") == find_shape("llama-3-8b")
+
+
+def test_configuration_files(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from twoaxis.model.hf_config import TwoAxisConfig
+
+    theirs = transformers.Qwen3Config(
+        hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16, vocab_size=99
+    )
+    theirs.save_pretrained(tmp_path / "qwen")
+    found = find_shape(str(tmp_path / "qwen"))
+    assert (found.width, found.blocks, found.kv_heads, found.qk_norm, found.vocabulary) == (64, 3, 2, True, 99)
+    ours = TwoAxisConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, stream="denseformer")
+    ours.save_pretrained(tmp_path / "ours")
+    assert find_shape(str(tmp_path / "ours" / "config.json")) == ours.decoder_config()
+    (tmp_path / "bert.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(ValueError, match="'bert' is none of the families"):
+        find_shape(str(tmp_path / "bert.json"))
+    (tmp_path / "empty.json").write_text("{}")
+    with pytest.raises(ValueError, match="has no model_type"):
+        find_shape(str(tmp_path / "empty.json"))
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(ValueError, match="not a JSON document"):
+        find_shape(str(tmp_path / "broken.json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("lama-3-8b", "did you mean 'llama-3-8b'"), ("no/where.json", "there is no configuration file no/where.json")],
+)
+def test_unknown_shapes(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_shape(name)
+
+
+def test_methods_on_shapes() -> None:
+    shape = find_shape("nano")
+    made = with_method(shape, make_contender("denseformer:dilation=2,placement=1-2,blend=true", "canon:set=A"))
+    assert (made.stream, made.stream_options, made.placement, made.blend) == (
+        "denseformer",
+        {"dilation": 2},
+        "1-2",
+        True,
+    )
+    assert (made.mixer, made.mixer_options) == ("canon", {"set": "A"})
+    assert with_method(made, make_contender()) == shape
+    assert with_method(shape, make_contender("standard:model.hidden_size=160")).width == 160
+    with pytest.raises(ValueError, match=r"no field 'hiden_size' \(did you mean 'hidden_size'"):
+        with_method(shape, make_contender("standard:model.hiden_size=160"))
+    with pytest.raises(ValueError, match=r"train\.lr changes the training"):
+        with_method(shape, make_contender("standard:train.lr=0.1"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pipeline_stages": 7}, "32 blocks cannot be cut into 7 stages; the nearest number of stages is 8"),
+        (
+            {"pipeline_stages": 8, "virtual_stages": 3},
+            r"\(24 chunks\); the nearest with 8 stages is 2 virtual",
+        ),
+        ({"pipeline_stages": 16, "virtual_stages": 4}, "nearest number of stages with 4 virtual ones each is 8"),
+        ({"pipeline_stages": 5, "virtual_stages": 3}, "the nearest number of chunks is 16"),
+        ({"tensor_parallel": 3}, "32 attention heads cannot be spread over 3 devices; the nearest number is 2"),
+        ({"tensor_parallel": 64}, "the nearest number is 32"),
+    ],
+)
+def test_deployments_a_shape_does_not_allow(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Deployment(**options).check(find_shape("llama-3-8b"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"micro_batch": 0}, "micro_batch must be at least 1, got 0"),
+        ({"context": -5}, "context must be at least 1, got -5"),
+        ({"virtual_stages": 2}, "2 virtual stages need a pipeline"),
+        ({"sequence_parallel": True}, "sequence parallelism needs tensor parallelism"),
+        ({"tensor_parallel": 4, "sequence_parallel": True, "context": 4097}, "the nearest that can is 4096"),
+        ({"context": 8, "prefill_chunk": 9}, "a prefill chunk of 9 is longer than the context of 8"),
+        ({"dtype": "int8"}, "dtype"),
+    ],
+)
+def test_deployments_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Deployment(**options)
+
+
+def test_hardware_has_numbers_and_sources() -> None:
+    assert hardware_names() == ("a100", "h100", "h200", "b200")
+    for name in hardware_names():
+        profile = find_profile(name.upper())
+        assert "data sheet" in profile.source
+        assert profile.matmul["bfloat16"] == 2 * profile.matmul["float32"]
+        assert 1e12 < profile.bandwidth < 1e13
+    assert find_profile("h100").link == 450e9
+    assert json.loads(DATA.read_text())["profiles"]["b200"]["memory"] == 180e9
+    with pytest.raises(ValueError, match=r"unknown hardware 'h10' \(did you mean 'h100'"):
+        find_profile("h10")
+
+
+def test_profiles_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text('{"title": "x"}')
+    with pytest.raises(ValueError, match="is no hardware profile: it has no kind"):
+        find_profile(str(tmp_path / "p.json"))

@@ -1,0 +1,88 @@
+"""What is kept between tokens and alive in a pass, against caches and states that exist."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from tests.costs.helpers import FIRST, MIXER_VARIANTS, STREAM_VARIANTS, WIDE_DELTA, Fields, label
+from twoaxis.costs.costs import cost
+from twoaxis.costs.deployment import Deployment
+from twoaxis.costs.states import boundaries
+from twoaxis.costs.trace import Model
+from twoaxis.model.config import DecoderConfig
+from twoaxis.model.decoder import Decoder
+from twoaxis.model.variant import Contender
+
+SHAPE = DecoderConfig(vocabulary=40, width=16, blocks=3, heads=4, kv_heads=2, hidden=24)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fields", [*MIXER_VARIANTS, *STREAM_VARIANTS], ids=label)
+def test_bytes_kept_are_those_of_the_real_past(fields: Fields) -> None:
+    batch, context = 2, 23
+    model = Decoder(dataclasses.replace(SHAPE, **fields))
+    past = model.start()
+    for chunk in torch.zeros(batch, context, dtype=torch.long).split(5, dim=1):
+        _, past = model.step(chunk, past)
+    trace = Model(model.config, "float32").infer(batch, context - 1, 1)
+    rings = [ring for of_site in past.sublayers for ring in of_site]
+    assert trace.attention == sum(ring.nbytes() for ring in rings if ring.window is None)
+    assert trace.local == sum(ring.nbytes() for ring in rings if ring.window is not None)
+    assert trace.kept == sum(ring.nbytes() for ring in past.stream)
+    assert trace.kept == batch * 4 * model.stream.cost().kept
+    assert trace.attention + trace.local + trace.kept == past.nbytes()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fields", [WIDE_DELTA, {"mixer": "short_swa", "mixer_options": {"window": 4}}], ids=label)
+def test_bytes_kept_are_those_of_the_transformers_cache(fields: Fields) -> None:
+    pytest.importorskip("transformers")
+    from twoaxis.model.hf_config import TwoAxisConfig
+    from twoaxis.model.hf_model import TwoAxisForCausalLM
+
+    config = TwoAxisConfig(vocab_size=40, hidden_size=16, num_hidden_layers=3, num_attention_heads=4, **fields)
+    model = TwoAxisForCausalLM(config)
+    cache = model(torch.zeros(2, 19, dtype=torch.long), use_cache=True).past_key_values
+    deployment = Deployment(context=19, batch=2, dtype="float32")
+    found = cost(config.decoder_config(), Contender(label="it", **fields), deployment)
+    assert found.kept._asdict() == cache.nbytes_by_part()
+    assert found.kept.total == cache.nbytes()
+
+
+def test_short_swa_at_a_long_context_by_hand() -> None:
+    """Keys and values of 8 heads of 128 for every token; the ring 31 tokens of the mixer's own heads."""
+    found = cost("llama-3-8b", None, Deployment(context=131_072), mixer="short_swa:window=32,heads=32,kv_heads=8")
+    assert found.kept.attention == 32 * 2 * 8 * 128 * 2 * 131_072
+    assert found.kept.local == 32 * 2 * 8 * 128 * 2 * 31
+    assert found.kept.stream == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fields", STREAM_VARIANTS, ids=label)
+def test_boundaries_are_those_of_a_real_state(fields: Fields) -> None:
+    config = dataclasses.replace(SHAPE, blocks=4, **fields)
+    model = Decoder(config)
+    stream, x = model.stream, torch.randn(2, 6, 16)
+    state, real = stream.open(x), []
+    for site in stream.layout.sites:
+        if site.first:
+            real.append([tuple(t.shape[2:]) for t in stream.pack(state)])
+        if site.index < len(stream.sites):
+            seen = stream.read(state, site)
+            state = stream.write(state, site, torch.randn(2, 6, 16), seen, model.norm(site)(seen))
+    ours = [[tuple(t.shape[2:]) for t in packed] for packed in boundaries(Model(config, "float32").trunk)]
+    assert ours == real
+
+
+@pytest.mark.parametrize("fields", FIRST, ids=label)
+def test_live_state_is_at_least_every_boundary(fields: Fields) -> None:
+    config = dataclasses.replace(SHAPE, **fields)
+    deployment = Deployment(context=32, prefill_chunk=8, batch=3, dtype="float32")
+    found = cost(SHAPE, Contender(label="it", **fields), deployment)
+    most = max(sum(t.numel() for t in packed) for packed in boundaries(Model(config, "float32").trunk))
+    assert found.live_numbers >= most
+    assert found.live_prefill == found.live_numbers * 4 * 3 * 8
+    assert found.live_training == found.live_numbers * 4 * 32

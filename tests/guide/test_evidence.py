@@ -1,0 +1,166 @@
+"""The records: complete, well formed, and what they come to."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twoaxis.depth.registry import STREAMS
+from twoaxis.guide.candidates import CANDIDATES
+from twoaxis.guide.evidence import DATA, Evidence, Law, Record, read_evidence
+from twoaxis.sequence.registry import MIXERS
+
+LAW = Law(0.057, 2.0, "a test")
+OWN: dict[str, Any] = {"method": "denseformer", "kind": "own", "source": "a paper", "metric": "loss"}
+
+
+def record(**fields: Any) -> Record:
+    return Record(**{**OWN, **fields})
+
+
+def trust(*records: Record, parameters: int = 10**9, setting: Any = "scratch") -> float:
+    return Evidence(LAW, records).trust(records, parameters, setting).log_speed_up
+
+
+def test_the_file_covers_every_method() -> None:
+    evidence = read_evidence()
+    assert len(evidence.records) > 200
+    for name in (*STREAMS.names(), *MIXERS.names()):
+        found = evidence.of(name)
+        assert found, f"{name}: give a record, or one of kind none"
+        for r in found:
+            assert r.source
+            if r.kind == "none" or not r.counted:
+                assert r.note, f"{r.method}: say why nothing counts"
+
+
+def test_every_candidate_has_records_of_its_form() -> None:
+    evidence = read_evidence()
+    for candidate in CANDIDATES:
+        assert evidence.of(candidate.name, candidate.form), candidate.title
+    proposed = {c.name for c in CANDIDATES}
+    assert proposed == {*STREAMS.names(), *MIXERS.names()} - {"standard"}
+
+
+def test_the_cards_agree_with_the_file() -> None:
+    """Numbers that both have are the same."""
+    found = {(r.name, r.value) for r in read_evidence().records}
+    cards = [
+        *(("denseformer", v) for v in (17.84, 17.86, 17.87)),
+        *(("deep_delta", v) for v in (2.8482, 2.8329, 2.8299, 2.6039, 2.5758)),
+        *(("attention_residuals", v) for v in (1.909, 1.899, 1.693, 1.692, 1.764)),
+        *(("hyper_connections", v) for v in (2.791, 2.781, 2.819, 2.559)),
+        *(("muddformer", v) for v in (11.44, 11.09, 11.27, 10.83, 6.29)),
+        *(("deep_cross_attention", v) for v in (14.41, 14.35, 18.06, 16.764)),
+        *(("canon", v) for v in (47.0, 56.1, 62.4, 1.226)),
+    ]
+    for name, value in cards:
+        cls = MIXERS.find(name) if name in MIXERS.names() else STREAMS.find(name)
+        assert any(f"{value:g}" in p.result for p in cls.card.published), (name, value)
+        assert (name, value) in found, (name, value)
+
+
+def test_published_speed_ups_come_out_of_the_losses() -> None:
+    """The law turns losses into the factors that the papers themselves print."""
+    block = record(baseline=1.714, value=1.692).log_speed_up(LAW)
+    mudd = record(metric="perplexity", baseline=11.68, value=10.77).log_speed_up(LAW)
+    assert block is not None
+    assert mudd is not None
+    assert math.exp(block) == pytest.approx(1.25, abs=0.01)
+    assert math.exp(mudd) == pytest.approx(1.8, abs=0.1)  # 1.89 at 834M
+    assert record(metric="speed-up", baseline=1, value=1.5).log_speed_up(LAW) == pytest.approx(math.log(1.5))
+    given = record(metric="loss difference", difference=-0.02).log_speed_up(LAW)
+    assert given == pytest.approx(math.log(2 / 1.98) / 0.057)
+    assert record(baseline=1.301, value=1.1).log_speed_up(LAW) == math.log(2), "no record counts for more than twice"
+    assert record(baseline=1.1, value=1.301).log_speed_up(LAW) == -math.log(2)
+
+
+def test_interpolated_accuracies_by_hand() -> None:
+    """Canon's gains in a mean of ten tasks, as compute between the plain models of the same table."""
+    compute = {1: 2.0, 3: 3.0, 8: 8.0}  # parameters times tokens, in units of 1e21
+    plain = {1: 53.6, 3: 58.0, 8: 62.8}
+    canon = [r for r in read_evidence().of("canon") if r.metric == "speed-up"]
+    means = {r.parameters: r for r in read_evidence().of("canon") if r.measure == "mean of ten tasks"}
+    for r, (low, high) in zip(canon, ((1, 3), (3, 8), (3, 8)), strict=True):
+        mean = means[r.parameters]
+        assert mean.gain is not None
+        slope = math.log(compute[high] / compute[low]) / (plain[high] - plain[low])
+        assert r.value == pytest.approx(math.exp(mean.gain * slope), abs=0.001)
+
+
+def test_gain_is_positive_where_better() -> None:
+    assert record(baseline=2.0, value=1.9).gain == pytest.approx(0.1)
+    assert record(metric="accuracy", baseline=50, value=52).gain == 2
+    assert record(metric="loss difference", difference=-0.02).gain == 0.02
+    assert record(metric="throughput", baseline=100, value=90).gain == -10
+    assert record(metric="overhead", baseline=0, value=4).gain == -4
+
+
+def test_trust_by_hand() -> None:
+    good = record(baseline=2.0, value=1.95, parameters=10**9, seeds=3)
+    full = math.log(2.0 / 1.95) / 0.057
+    assert trust(good) == pytest.approx(full * 1.0 / 1.5)
+    assert trust(record(baseline=2.0, value=1.95, parameters=10**9)) == pytest.approx(full * 0.5 / 1.0)
+    assert trust(record(baseline=2.0, value=1.95, parameters=10**8, seeds=3)) == pytest.approx(full * 0.5 / 1.0)
+    assert trust(record(baseline=2.0, value=1.95, seeds=3)) == pytest.approx(full * (1 / 3) / (1 / 3 + 0.5))
+    assert trust(good, setting="retrofit") == pytest.approx(full * 0.25 / 0.75)
+    failed = record(kind="failed replication", source="elsewhere", parameters=10**9, seeds=3)
+    assert trust(good, failed) == pytest.approx(full / 2.5)
+    again = record(baseline=2.0, value=1.95, parameters=10**9, seeds=3, source="elsewhere")
+    assert trust(good, again) == pytest.approx(full * 2 / 2.5)
+    assert trust(good, good, good) == pytest.approx(trust(good)), "a source counts once"
+    assert trust(record(metric="accuracy", baseline=1, value=99)) == 0
+    assert trust() == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"method": "densformer", "baseline": 2, "value": 1},
+            "unknown stream 'densformer' (did you mean 'denseformer'?)",
+        ),
+        ({"method": "denseformer:dilution=2", "baseline": 2, "value": 1}, "denseformer has no option 'dilution'"),
+        ({"valu": 3}, "unknown field 'valu' (did you mean 'value'?)"),
+        ({"value": 3}, "baseline and value belong together"),
+        ({}, "a record without a number must say counted: false"),
+        ({"baseline": 2.0, "value": -1.0}, "a loss is more than 0, got 2.0 and -1.0"),
+        ({"baseline": 2.0, "value": 1.0, "metric": "perplexity"}, "a perplexity is more than 1, got 2.0 and 1.0"),
+        ({"baseline": 2, "value": 1, "difference": 1}, "give baseline and value, or the difference alone"),
+        ({"baseline": 2, "value": 1, "seeds": 0}, "seeds must be at least 1 or null, got 0"),
+        ({"baseline": 2, "value": 1, "kind": "rumour"}, "unknown kind 'rumour'"),
+        ({"baseline": 2, "value": 1, "parameters": "7B"}, "parameters must be an integer or None, got '7B'"),
+    ],
+)
+def test_mistakes_in_a_file(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    path = tmp_path / "evidence.json"
+    law = {"exponent": 0.05, "typical_loss": 2.0, "source": "a test"}
+    path.write_text(json.dumps({"law": law, "records": [{**OWN, "baseline": 2, "value": 1}, {**OWN, **fields}]}))
+    with pytest.raises(ValueError, match="record 1") as raised:
+        read_evidence(path)
+    assert message in str(raised.value)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.json"
+    with pytest.raises(ValueError, match="there is no evidence file"):
+        read_evidence(path)
+    path.write_text("[1")
+    with pytest.raises(ValueError, match="is not a JSON document"):
+        read_evidence(path)
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="it needs law and records"):
+        read_evidence(path)
+    path.write_text('{"law": {"exponent": 0, "typical_loss": 2.0, "source": ""}, "records": []}')
+    with pytest.raises(ValueError, match="exponent must be a number above 0, got 0"):
+        read_evidence(path)
+
+
+def test_the_file_has_a_record_per_line() -> None:
+    """So that a change of one shows as one changed line."""
+    lines = DATA.read_text(encoding="utf-8").splitlines()
+    assert sum(line.startswith('  {"method"') for line in lines) == len(read_evidence().records)

@@ -1,0 +1,36 @@
+"""Small saved models for the tests of what an inspection prints, draws and writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import twoaxis
+from twoaxis.data.tokenizer import Bytes
+from twoaxis.inspection.document import inspect_prompt
+from twoaxis.model.hf_model import TwoAxisForCausalLM
+
+PROMPT = 'Grüße </script><b id="x">&amp;\n'
+
+
+def make(**changes: Any) -> TwoAxisForCausalLM:
+    """A byte-level model whose stream and mixers are off their initial values."""
+    torch.manual_seed(3)
+    shape: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "intermediate_size": 48,
+        "initializer_range": 0.2,
+    }
+    model = TwoAxisForCausalLM(twoaxis.preset("nano", **(shape | {"max_position_embeddings": 64} | changes))).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".stream." in name:
+                parameter += 0.2 * torch.randn(parameter.shape)
+    return model
+
+
+def document(prompt: str = PROMPT, **changes: Any) -> dict[str, Any]:
+    """The inspection of such a model."""
+    return inspect_prompt(make(**changes), Bytes(), prompt, name="a <model>")

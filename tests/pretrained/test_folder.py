@@ -1,0 +1,213 @@
+"""What `twoaxis retrofit` writes and prints, and that it writes all of it or nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from transformers import AutoTokenizer
+from transformers.utils import logging
+
+from tests.pretrained.helpers import byte_llama, save, tokens
+from twoaxis import cli
+from twoaxis.data.tokenizer import load_tokenizer
+from twoaxis.model.generate import generate
+from twoaxis.model.load import load_model
+from twoaxis.pretrained.convert import retrofit
+from twoaxis.pretrained.record import read_record
+
+
+@pytest.fixture(autouse=True)
+def notes() -> Any:
+    """The command silences transformers in its process, which here belongs to other tests too."""
+    level = logging.get_verbosity()
+    yield
+    logging.set_verbosity(level)
+    logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama in two files, with a tokenizer, a chat template and settings for generation."""
+    model = byte_llama()
+    assert model.generation_config is not None
+    model.generation_config.max_new_tokens = 7
+    model.generation_config.repetition_penalty = 1.1
+    return save(model, tmp_path_factory.mktemp("source") / "model", max_shard_size="120KB")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["twoaxis", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def test_everything_comes_along(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    made = retrofit(source, stream="attention_residuals:block_size=2", mixer="short_swa:heads=2", out=out, tokens=40)
+    assert len(list(source.glob("model-*.safetensors"))) > 1
+    names = {path.name for path in out.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "retrofit.json", "modeling_twoaxis.py", "tokenizer.json"}
+    assert names >= {"generation_config.json", "chat_template.jinja"}
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    loaded: Any = load_model(out, "cpu")
+    given = tokens(vocabulary=300)
+    with torch.no_grad():
+        assert torch.equal(loaded(given).logits, made.model(given).logits)
+        assert (loaded(given).logits - byte_llama()(given).logits).abs().max() < 1e-5
+    assert loaded.generation_config.max_new_tokens == 7
+    assert loaded.generation_config.repetition_penalty == 1.1
+    assert loaded.generation_config.eos_token_id == 299
+    old, new = (AutoTokenizer.from_pretrained(folder, local_files_only=True) for folder in (source, out))
+    words = [{"role": "user", "content": "Grüße"}]
+    assert new.apply_chat_template(words, tokenize=False) == "user: Grüße\n"
+    assert new("Grüße").input_ids == old("Grüße").input_ids
+    said: list[str] = []
+    tokenizer = load_tokenizer(out, loaded.config.vocab_size)
+    assert generate(loaded, tokenizer, "Once", tokens=4, say=said.append).tokens == 4
+    assert read_record(out) == made.record
+    document = json.loads((out / "retrofit.json").read_text())
+    digests = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in source.glob("*.safetensors")}
+    assert document["source"] == {"name": str(source), "kind": "folder", "family": "llama", "sha256": digests}
+    assert document["method"]["stream_options"] == {"block_size": 2, "read": "sum"}
+    assert document["neutral"] == "rounding"
+    assert set(document["versions"]) == {"twoaxis", "torch", "transformers", "python"}
+
+
+def test_sampling_settings_beside_greedy_decoding_do_not_stop_the_writing(tmp_path: Path) -> None:
+    model: Any = byte_llama()
+    save(model, tmp_path / "source")
+    path = tmp_path / "source" / "generation_config.json"
+    settings = {**json.loads(path.read_text()), "temperature": 0.6, "top_p": 0.9, "cache_implementation": "static"}
+    path.write_text(json.dumps(settings))
+    retrofit(tmp_path / "source", out=tmp_path / "out", tokens=8)
+    loaded: Any = load_model(tmp_path / "out", "cpu")
+    assert loaded.generate(tokens(length=4), max_new_tokens=3).shape == (2, 7)
+
+
+def test_a_run_that_fails_while_writing_leaves_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from twoaxis.pretrained import convert
+
+    out = tmp_path / "out"
+    for error in (KeyboardInterrupt(), OSError(28, "No space left on device"), RuntimeError("boom")):
+
+        def fail(*_: object, error: BaseException = error) -> None:
+            raise error
+
+        monkeypatch.setattr(convert, "write_record", fail)  # the weights are written by then
+        with pytest.raises((KeyboardInterrupt, ValueError, RuntimeError)):
+            retrofit(source, out=out, tokens=8)
+        assert not any(tmp_path.iterdir())
+    monkeypatch.undo()
+    out.mkdir()
+    retrofit(source, out=out, tokens=8)  # an empty folder is as good as none
+    assert read_record(out) is not None
+
+
+@pytest.mark.slow
+def test_an_interrupt_at_any_time_leaves_nothing_half_written(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "twoaxis", "retrofit", str(source), "--out", str(out), "--stream", "muddformer"]
+    for wait in ("reading", "running the source", "writing"):
+        process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
+        assert process.stderr is not None
+        for line in process.stderr:
+            if wait in line:
+                break
+        process.send_signal(signal.SIGINT)
+        code = process.wait(60)
+        done = out.is_dir()
+        assert code == (0 if done else 130)
+        assert [path.name for path in tmp_path.iterdir()] == (["out"] if done else [])
+        if done:
+            load_model(out, "cpu")
+            for file in out.iterdir():
+                file.unlink()
+            out.rmdir()
+        time.sleep(0.01)
+
+
+def test_the_command_prints_what_it_did(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    arguments = [
+        "retrofit",
+        str(source),
+        "--out",
+        str(out),
+        "--stream",
+        "hyper_connections:streams=2",
+        "--tokens",
+        "30",
+    ]
+    code = run(monkeypatch, *arguments, "--mixer", "canon:set=AC", "--mixer-blocks", "0,2-3", "--placement", "1-4")
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    record = read_record(out)
+    assert record is not None
+    assert record.method["mixer_blocks"] == [0, 2, 3]
+    assert record.method["placement"] == "1-4"
+    assert f"differ from the source's by at most {record.measured['source']['largest']:.2e}" in shown.out
+    assert "likeliest token equal at 30 of 30" in shown.out
+    assert "from the plain stream's by at most 0, bit for bit" in shown.out
+    assert f"{record.added_parameters:,} parameters (" in shown.out
+    assert f"{record.added_bytes:,} bytes" in shown.out
+    assert "note: hyper_connections:readout=mean is taken" in shown.err
+    assert "retrofit: loading the source" in shown.err
+    assert run(monkeypatch, *arguments) == 2
+    assert "exists and is not an empty folder" in capsys.readouterr().err
+
+
+def test_the_command_prints_json_and_warnings(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    stream = "deep_cross_attention:relu=literal"
+    arguments = ["--out", str(out), "--stream", stream, "--tokens", "9", "--dtype", "float64"]
+    assert run(monkeypatch, "retrofit", str(source), *arguments, "--json") == 0
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert document["folder"] == str(out)
+    assert document["dtype"] == "float64"
+    assert document["measured"]["text"]["tokens"] == 9
+    assert {key: document[key] for key in document if key != "folder"} == json.loads(
+        (out / "retrofit.json").read_text()
+    )
+    warning = next(line for line in shown.err.splitlines() if line.startswith("warning: "))
+    assert "no gradient for model.trunk.stream.query.0, model.trunk.stream.query.1" in warning
+    assert "2 more: w is zero" in warning
+
+
+def test_the_command_refuses(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    for arguments, message in {
+        ("--stream", "deep_delta", "--no-blend"): "its class is 'none') and Blend is refused",
+        ("--stream", "deep_dleta"): "did you mean 'deep_delta'?",
+        ("--mixer", "canon", "--mixer-blocks", "attention"): "names no blocks",
+        ("--mixer", "canon", "--mixer-blocks", "7"): "mixer_blocks names block 7",
+        ("--dtype", "int4"): "unknown dtype 'int4'",
+    }.items():
+        assert run(monkeypatch, "retrofit", str(source), *out, *arguments) == 2
+        assert message in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())

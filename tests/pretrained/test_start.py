@@ -1,0 +1,221 @@
+"""Every stream and every mixer starts as the source: by neutral parameters, or behind closed gates."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import twoaxis
+from tests.model.hf_helpers import TOLERANCE, far
+from tests.model.test_hf_families import llama, qwen3, smollm3
+from tests.pretrained.helpers import MIXER_SPELLINGS, STREAM_SPELLINGS, convert, pretrained, tokens
+from twoaxis.depth.blend import Blend
+from twoaxis.pretrained.build import plain_twin
+from twoaxis.pretrained.gradient import CLOSED, still
+from twoaxis.pretrained.start import EXACT, locals_of, read_method
+from twoaxis.sequence.short_conv import ShortConv
+from twoaxis.sequence.short_swa import ShortSWA
+
+_kept: dict[torch.dtype, Any] = {}
+
+
+def source(dtype: torch.dtype) -> Any:
+    if dtype not in _kept:
+        _kept[dtype] = pretrained(llama(), dtype)
+    return _kept[dtype]
+
+
+@torch.no_grad()
+def check(theirs: Any, ours: Any, dtype: torch.dtype, neutral: str) -> None:
+    """Against the plain stream to the bit where the class says so; in float64 also in chunks and left-padded."""
+    given = tokens()
+    found, expected = ours(given).logits, theirs(given).logits
+    assert far(found, expected) <= TOLERANCE[dtype]
+    if neutral in ("bitwise", "blend"):
+        assert torch.equal(found, plain_twin(ours)(given).logits)
+    if dtype != torch.float64:
+        return
+    past, rows = None, []
+    for chunk in given.split([7, 1, 3, 11], dim=1):
+        out = ours(chunk, past_key_values=past, use_cache=True)
+        past = out.past_key_values
+        rows.append(out.logits)
+    assert far(torch.cat(rows, dim=1), expected) <= TOLERANCE[dtype]
+    mask = torch.ones_like(given)
+    mask[1, :9] = 0
+    arguments = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp_min(0)}
+    real = mask.bool()
+    assert far(ours(given, **arguments).logits[real], theirs(given, **arguments).logits[real]) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("spelling", STREAM_SPELLINGS)
+def test_streams_start_as_the_source(spelling: str) -> None:
+    for dtype in (torch.float32, torch.float64):
+        theirs = source(dtype)
+        ours, start = convert(theirs, spelling)
+        assert start.neutral in (*EXACT, "blend")
+        assert isinstance(ours.model.trunk.stream, Blend) == (start.neutral == "blend")
+        check(theirs, ours, dtype, start.neutral)
+
+
+@pytest.mark.parametrize("spelling", MIXER_SPELLINGS)
+def test_mixers_start_as_the_source(spelling: str) -> None:
+    for dtype in (torch.float32, torch.float64):
+        theirs = source(dtype)
+        ours, start = convert(theirs, mixer=spelling)
+        assert next(locals_of(ours.model.trunk), None) is not None
+        check(theirs, ours, dtype, start.neutral)
+
+
+@pytest.mark.parametrize(
+    ("stream", "mixer", "more"),
+    [
+        ("muddformer", "short_swa:window=3", {"mixer_blocks": [0, 2]}),
+        ("attention_residuals:block_size=2", "short_conv:where=qkv", {}),
+        ("deep_delta:value_channels=2,compress=token", "canon", {"placement": "1-2"}),
+        ("hyper_connections", "short_conv", {"placement": "attention+out"}),
+        ("denseformer:blend=true", None, {"placement": "3"}),
+    ],
+)
+def test_both_axes_placement_and_other_families(stream: str, mixer: str | None, more: dict[str, Any]) -> None:
+    for make in (qwen3(head_dim=8, use_sliding_window=True, sliding_window=4, max_window_layers=1), smollm3()):
+        theirs = pretrained(make, torch.float64)
+        ours, start = convert(theirs, stream, mixer, **more)
+        check(theirs, ours, torch.float64, start.neutral)
+
+
+def test_exact_forms_are_chosen_and_said_unless_the_user_chose() -> None:
+    theirs = source(torch.float32)
+    for spelling, option, taken in (
+        ("attention_residuals:block_size=2", "read", "sum"),
+        ("hyper_connections:streams=2", "readout", "mean"),
+        ("manifold_hyper_connections", "readout", "mean"),
+    ):
+        ours, start = convert(theirs, spelling)
+        assert ours.config.stream_options[option] == taken
+        assert not ours.config.blend
+        assert len(start.notes) == 1
+        assert f"{option}={taken} is taken" in start.notes[0]
+        given = "average" if option == "read" else "sum"
+        joint = "," if ":" in spelling else ":"
+        ours, start = convert(theirs, f"{spelling}{joint}{option}={given}")
+        assert ours.config.stream_options[option] == given
+        assert ours.config.blend
+        assert "starts through Blend: its neutral class is 'scale'" in start.notes[0]
+        with pytest.raises(ValueError, match=r"no exact neutral start \(its class is 'scale'\) and Blend is refused"):
+            convert(theirs, f"{spelling}{joint}{option}={given}", blend=False)
+    with pytest.raises(ValueError, match="its class is 'none'"):
+        convert(theirs, "deep_delta", blend=False)
+    assert convert(theirs, "denseformer", blend=False)[1].neutral == "bitwise"
+
+
+def test_a_mixer_without_a_neutral_start_is_given_one_or_refused() -> None:
+    theirs = source(torch.float32)
+    ours, start = convert(theirs, mixer="short_conv:where=qkv,kernel=3")
+    assert ours.config.mixer_options == {"where": "qkv", "kernel": 3, "residual": True}
+    assert start.notes == ("short_conv:residual=true is taken: without it the mixer has no neutral start",)
+    with pytest.raises(ValueError, match="has no neutral parameters: the model would not start as its source"):
+        convert(theirs, mixer="short_conv:where=qkv,residual=false")
+
+
+def test_operators_say_whether_they_can_be_neutral() -> None:
+    x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
+    cases: tuple[tuple[dict[str, Any], torch.Tensor], ...] = (
+        ({"where": "residual", "bias": True, "start": "uniform"}, torch.zeros_like(x)),
+        ({"where": "branch", "start": "uniform"}, x),
+        ({"where": "qkv", "activation": "none"}, x),
+    )
+    for options, plain in cases:
+        operator = ShortConv(8, **options)
+        assert not torch.equal(operator(x), plain)
+        assert operator.neutral == "bitwise"
+        operator.neutral_()
+        assert torch.equal(operator(x), plain)
+        operator(x).square().sum().backward() if plain is x else operator(x).sum().backward()
+        assert all(p.grad is not None and bool(p.grad.any()) for p in operator.parameters())
+    replacing = ShortConv(8, where="qkv")
+    assert replacing.neutral == "none"
+    with pytest.raises(ValueError, match="short_conv at 'qkv' with activation='silu' and without residual"):
+        replacing.neutral_()
+    attention = ShortSWA(8, heads=2, start="normal")
+    attention.neutral_()
+    assert torch.equal(attention(x), torch.zeros_like(x))
+    assert bool(attention.value.weight.any())
+
+
+def test_spellings() -> None:
+    method = read_method("denseformer:dilation=2,placement=3,blend=true", "canon:mixer_blocks=[0,1]")
+    assert method.stream_options == {"dilation": 2}
+    assert (method.placement, method.blend, method.mixer_blocks) == ("3", True, [0, 1])
+    assert read_method("vertical_attention:init=newest").stream_options == {"init": "newest"}
+    with pytest.raises(ValueError, match="placement is given twice: '1-2' with the method and '0' beside it"):
+        read_method("denseformer:placement=1-2", placement="0")
+    with pytest.raises(ValueError, match="blend must be true or false, got 'maybe'"):
+        read_method("denseformer:blend=maybe")
+    with pytest.raises(ValueError, match=r"unknown stream 'densformer' \(did you mean 'denseformer'\?\)"):
+        convert(source(torch.float32), "densformer")
+    with pytest.raises(ValueError, match=r"denseformer has no option 'model\.hidden_size'"):
+        convert(source(torch.float32), "denseformer:model.hidden_size=64")
+
+
+def test_the_seed_decides_what_starts_at_random_and_nothing_else() -> None:
+    theirs = source(torch.float32)
+    state = torch.random.get_rng_state()
+    a, b = (twoaxis.retrofit(theirs, mixer="short_swa", seed=s, tokens=8).model.state_dict() for s in (1, 2))
+    again = twoaxis.retrofit(theirs, mixer="short_swa", seed=1, tokens=8).model.state_dict()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(again[name], a[name]) for name in a)
+    different = {name.rsplit(".", 2)[-2] for name in a if not torch.equal(a[name], b[name])}
+    assert different == {"query", "key", "value"}
+
+
+def test_paths_that_stay_closed_are_found() -> None:
+    theirs = source(torch.float32)
+    assert still(convert(theirs, "muddformer", "canon")[1].config) == {}
+    # the first site reads the embedding, whatever the method: its gate has nothing to choose between
+    assert still(convert(theirs, "deep_delta")[1].config) == {"model.trunk.stream.gate[0]": CLOSED}
+    # the gate's gradient is (method - plain), the method's is the gate: both zero, for ever
+    stuck = still(convert(theirs, "denseformer", blend=True)[1].config)
+    names = {f"model.trunk.stream.method.alpha.{block}" for block in range(1, 5)}
+    assert stuck == dict.fromkeys({"model.trunk.stream.gate", *names}, CLOSED)
+    told = still(convert(theirs, "deep_cross_attention:relu=literal", "short_swa:window=1")[1].config)
+    assert told["model.trunk.stream.query.0"].startswith("w is zero")
+    assert told["model.trunk.blocks.0.mixer.local.key.weight"] == "with a window of one the softmax is constant"
+
+
+def test_every_named_stuck_parameter_is_one_of_the_model() -> None:
+    made = twoaxis.retrofit(source(torch.float32), stream="attention_residuals", tokens=8)
+    assert set(made.record.still) == {"model.trunk.stream.query[0]", "model.trunk.stream.norm_weight[0]"}
+    assert {name.partition("[")[0] for name in made.record.still} <= set(made.record.new)
+
+
+def test_half_precision_keeps_what_a_stream_wants_wide() -> None:
+    theirs = source(torch.float32)
+    made = twoaxis.retrofit(theirs, stream="denseformer", mixer="canon:set=A", dtype="bfloat16", tokens=8)
+    kinds = {name: p.dtype for name, p in made.model.named_parameters()}
+    assert {d for n, d in kinds.items() if ".stream." in n} == {torch.float32}
+    assert {d for n, d in kinds.items() if ".stream." not in n} == {torch.bfloat16}
+    assert made.record.dtype == "bfloat16"
+    assert made.record.measured["plain"]["largest"] == 0.0
+    sizes = {torch.float32: 4, torch.bfloat16: 2}
+    total = sum(p.numel() * sizes[p.dtype] for p in made.model.parameters())
+    assert made.record.added_bytes == total - 2 * made.record.source_parameters
+
+
+def test_the_record_counts() -> None:
+    theirs = source(torch.float32)
+    made = twoaxis.retrofit(theirs, stream="muddformer", tokens=24)
+    ours = {name: p.numel() for name, p in made.model.named_parameters()}
+    new = sum(ours[name] for name in made.record.new)
+    # q, k and v each have a scale of 32 channels where the source has one for all of them
+    ways = sum(p.shape[0] - 1 for n, p in made.model.named_parameters() if ".norms." in n)
+    assert ways > 0
+    assert made.record.added_parameters == new + 32 * ways
+    assert made.record.added_parameters == sum(ours.values()) - sum(p.numel() for p in theirs.parameters())
+    assert made.record.measured["text"]["tokens"] == made.record.measured["source"]["tokens"] == 24
+    assert dataclasses.asdict(made.record)["source"]["family"] == "llama"

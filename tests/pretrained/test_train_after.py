@@ -1,0 +1,78 @@
+"""`twoaxis retrofit`, then `twoaxis train --from`: what learns, how fast, and what cannot."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers")
+
+from tests.pretrained.helpers import byte_llama, save
+from twoaxis import cli
+from twoaxis.model.load import load_model
+from twoaxis.pretrained.record import read_record
+from twoaxis.training.build import learn
+from twoaxis.training.config import TrainConfig
+
+STREAM = "model.trunk.stream."
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["twoaxis", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in load_model(folder, "cpu").named_parameters()}
+
+
+def test_what_is_asked_for_learns_and_what_cannot_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, made = save(byte_llama(num_hidden_layers=2), tmp_path / "source"), tmp_path / "made"
+    stream = ["--stream", "deep_delta", "--tokens", "8"]
+    assert run(monkeypatch, "retrofit", str(source), *stream, "--out", str(made)) == 0
+    assert f"warning: no gradient for {STREAM}gate[0]" in capsys.readouterr().err
+    record = read_record(made)
+    assert record is not None
+    before, new = weights(made), set(record.new)
+    small = ["--data", "task:recall:pairs=3", "--context", "24", "--eval-examples", "4", "--batch", "4", "--steps", "4"]
+    small += ["--lr", "0.01", "--from", str(made), "--no-measure-memory", "--save-model"]
+    moved: dict[str, set[str]] = {}
+    for number, words in enumerate(("new", "all", "model.trunk.final_norm,*.stream.gate")):
+        out = tmp_path / str(number)
+        code = run(monkeypatch, "train", *small, "--train", words, "--out", str(out))
+        told = capsys.readouterr().err
+        assert code == 0, told
+        assert f"warning: no gradient for {STREAM}gate[0]" in told
+        after = weights(out / "model")
+        moved[words] = {name for name in before if not torch.equal(before[name], after[name])}
+        assert after[f"{STREAM}gate"][0] == 0.0  # as the warning said
+    assert f"{STREAM}gate" in moved["new"]
+    assert moved["new"] == new - set(record.still)
+    assert moved["all"] >= moved["new"] | {"model.embed_tokens.weight"}
+    assert moved["model.trunk.final_norm,*.stream.gate"] == {"model.trunk.final_norm.weight", f"{STREAM}gate"}
+    assert run(monkeypatch, "train", *small, "--train", "model.trunk.final_norm", "--out", str(tmp_path / "norm")) == 0
+    assert "no gradient" not in capsys.readouterr().err
+    assert run(monkeypatch, "train", *small, "--train", "neww", "--out", str(tmp_path / "no")) == 2
+    assert "no parameter is called 'neww' (did you mean 'new'?)" in capsys.readouterr().err
+
+
+def test_pretrained_parameters_learn_at_a_tenth_of_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, made = save(byte_llama(num_hidden_layers=2), tmp_path / "source"), tmp_path / "made"
+    arguments = ["--stream", "attention_residuals:block_size=2", "--mixer", "short_conv", "--tokens", "8"]
+    assert run(monkeypatch, "retrofit", str(source), *arguments, "--out", str(made)) == 0
+    record = read_record(made)
+    assert record is not None
+    model = load_model(made, "cpu")
+    rates = {name: g.rate for g in learn(TrainConfig(source=str(made), train="all"), model) for name in g.names}
+    assert {rates[name] for name in record.new} == {1.0}
+    assert {rate for name, rate in rates.items() if name not in set(record.new)} == {0.1}
+    assert set(rates) == set(weights(made))

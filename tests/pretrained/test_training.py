@@ -1,0 +1,105 @@
+"""After a retrofit the new parameters learn: 50 steps on real text lower the loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers")
+
+import twoaxis
+from tests.pretrained.helpers import byte_llama, library_bytes
+from twoaxis.pretrained.gradient import CLOSED
+from twoaxis.pretrained.groups import optimizer_groups, parameter_roles, trainable
+
+STEPS, BATCH, LENGTH = 50, 8, 48
+CODE = library_bytes("argparse.py", 40_000)
+"""What the source has learned."""
+TRAINED = 32_000
+PROSE = library_bytes("pydoc_data/topics.py", TRAINED + 60 * 128)
+"""What it is trained on afterwards: Python's manual instead of its code; the end is held out."""
+
+METHODS: dict[str, dict[str, Any]] = {
+    "denseformer": {"stream": "denseformer"},
+    "block attention_residuals": {"stream": "attention_residuals:block_size=2"},
+    "hyper_connections": {"stream": "hyper_connections:streams=2"},
+    "muddformer": {"stream": "muddformer"},
+    "deep_delta": {"stream": "deep_delta"},
+    "short_swa": {"mixer": "short_swa:window=4"},
+}
+
+
+def batch(text: Tensor, generator: torch.Generator) -> Tensor:
+    starts = torch.randint(0, len(text) - LENGTH, (BATCH,), generator=generator)
+    return torch.stack([text[int(s) : int(s) + LENGTH] for s in starts])
+
+
+def train(model: Any, optimizer: torch.optim.Optimizer, text: Tensor, steps: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        tokens = batch(text, generator)
+        optimizer.zero_grad()
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+
+
+@torch.no_grad()
+def measure(model: Any) -> float:
+    """The loss on the part of the new text that is not trained on."""
+    tokens = PROSE[TRAINED:].view(-1, 128)
+    return model(input_ids=tokens, labels=tokens).loss.item()
+
+
+@pytest.fixture(scope="module")
+def source() -> Any:
+    """A tiny Llama that has learned a little of the standard library's bytes."""
+    torch.manual_seed(2)
+    model: Any = byte_llama(num_hidden_layers=3, tie_word_embeddings=True)
+    model.apply(model._init_weights)
+    train(model, torch.optim.AdamW(model.parameters(), 6e-3), CODE, 100, seed=0)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_new_parameters_learn(source: Any, name: str) -> None:
+    made = twoaxis.retrofit(source, **METHODS[name], tokens=8)
+    model = made.model
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    loss = measure(model)
+    assert loss == pytest.approx(measure(source), abs=1e-5)
+    trainable(model, "new")
+    train(model, torch.optim.AdamW(optimizer_groups(model, lr=3e-3)), PROSE[:TRAINED], STEPS, seed=1)
+    after = measure(model)
+    assert after < loss - 0.01, (loss, after)
+    for parameter, role in parameter_roles(model).items():
+        moved = not torch.equal(model.get_parameter(parameter), before[parameter])
+        assert moved == (role == "new" and parameter not in made.record.still), parameter
+
+
+def test_all_parameters_learn_at_their_own_rates(source: Any) -> None:
+    made = twoaxis.retrofit(source, stream="deep_delta", mixer="canon:set=AC", tokens=8)
+    model = made.model
+    loss = measure(model)
+    trainable(model, "all")
+    train(model, torch.optim.AdamW(optimizer_groups(model, lr=3e-3)), PROSE[:TRAINED], 20, seed=1)
+    assert measure(model) < loss - 0.05
+    gates: Any = model.get_parameter("model.trunk.stream.gate")
+    assert bool((gates[1:] != 0).all())
+    assert made.record.still["model.trunk.stream.gate[0]"] == CLOSED  # before the first sub-layer nothing differs
+    assert gates[0] == 0
+
+
+def test_a_trained_retrofit_is_saved_and_loaded(source: Any, tmp_path: Path) -> None:
+    from twoaxis.model.load import load_model
+
+    model = twoaxis.retrofit(source, stream="hyper_connections", out=tmp_path / "made", tokens=8).model
+    loaded: Any = load_model(tmp_path / "made", "cpu")
+    trainable(loaded, "new")
+    train(loaded, torch.optim.AdamW(optimizer_groups(loaded, lr=3e-3)), PROSE[:TRAINED], 5, seed=1)
+    loaded.save_pretrained(tmp_path / "trained")
+    again = load_model(tmp_path / "trained", "cpu")
+    assert measure(again) == measure(loaded) != measure(model)

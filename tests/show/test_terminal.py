@@ -1,0 +1,151 @@
+"""The layout of text: every line fits, tables split and fold, labels are never taken for markup."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from tests.show.samples import CONTENDERS, Sample, everything, result_table, wide_table
+from twoaxis.show import terminal
+from twoaxis.show.document import Cell, Code, Column, Document, Facts, Heading, Items, Prose, table
+
+
+def lines(*blocks: object, width: int = 80) -> list[str]:
+    return terminal.render(Document("", tuple(blocks)), width).splitlines()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 120, 200])
+def test_everything_fits_and_says_the_same_words_at_every_width(width: int) -> None:
+    document = everything()
+    code = next(block for block in document.blocks if isinstance(block, Code))
+    shown = terminal.render(document, width)
+    inside = [line for line in shown.splitlines() if line.strip() not in code.text]
+    assert max(map(len, inside)) <= width
+    assert not any(line != line.rstrip() for line in shown.splitlines())
+    folded = "".join(shown.split())
+    for label in CONTENDERS:
+        assert label.partition(":")[0] in folded
+    for cell in (cell for row in wide_table().rows for cell in row[:-1]):
+        assert cell.text in shown
+
+
+def test_a_table_that_fits_is_aligned() -> None:
+    shown = lines(table(("name", "some number", Column("why", number=False)), [("a", "1", "x y"), ("long", "23", "z")]))
+    assert shown == [
+        "        some",
+        "name  number  why",
+        "─" * 17,
+        "a          1  x y",
+        "long      23  z",
+    ]
+
+
+def test_a_wide_table_is_split_with_its_first_column() -> None:
+    made = wide_table()
+    parts = terminal.fit(made, 80)
+    assert len(parts) == 3
+    assert all(part.columns[0] == 0 for part in parts)
+    assert [i for part in parts for i in part.columns[1:]] == list(range(1, 14))
+    assert all(sum(part.widths) + terminal.GAP * (len(part.widths) - 1) <= 80 for part in parts)
+    shown = lines(made)
+    assert sum(line.startswith("attention_residuals") for line in shown) == 3
+    assert shown.count("sequence axis") == 3
+
+
+def test_names_fold_after_colon_and_comma() -> None:
+    assert terminal.fold("attention_residuals:block_size=4,evaluation=two_phase", 22) == [
+        "attention_residuals:",
+        "block_size=4,",
+        "evaluation=two_phase",
+    ]
+    assert terminal.fold("one two three", 7) == ["one two", "three"]
+    assert terminal.fold("a veryverylongword b", 6) == ["a", "veryve", "rylong", "word b"]
+    assert terminal.fold("", 5) == [""]
+    assert terminal.fold("x 1,234,567", 9) == ["x", "1,234,567"]  # what fits into a line is not broken
+
+
+def test_numbers_are_never_folded() -> None:
+    heads = ("method", *(f"n{i}" for i in range(8)))
+    shown = lines(table(heads, [("a:b,c", *["1,234,567,890"] * 8)]), width=60)
+    assert sum(line.count("1,234,567,890") for line in shown) == 8
+
+
+def test_brackets_and_colons_are_text_not_markup() -> None:
+    label = "[bold]x[/bold] :smile: [link=a]b[/link] [0]"
+    shown = terminal.render(
+        Document(
+            label,
+            (
+                Heading(label, 3),
+                Prose(label),
+                Items((label,)),
+                Code(label),
+                Facts(((label, label),)),
+                table((label, "b"), [(label, "1")], notes=(label,), sections={0: label}),
+            ),
+        ),
+        400,
+        colour=True,
+    )
+    assert shown.count(label) == 11
+
+
+def test_bold_and_code() -> None:
+    assert lines(Prose("**Bold** a*b 2**3 `code` **not")) == ["Bold a*b 2**3 `code` **not"]
+    coloured = terminal.render(Document("", (Prose("**Bold** `code`"),)), colour=True)
+    assert "\x1b[1mBold\x1b[0m" in coloured
+    assert "\x1b[36m`code`\x1b[0m" in coloured
+
+
+def test_tones_and_baseline_are_styles() -> None:
+    rows = [(Cell("a"), Cell("1")), (Cell("b"), Cell("2", 2, "better"))]
+    coloured = terminal.render(Document("", (table(("n", "v"), rows, baseline=0),)), colour=True)
+    assert "\x1b[32m" in coloured
+    assert "\x1b[3m" in coloured
+
+
+def test_lists_and_facts_wrap_under_themselves() -> None:
+    shown = lines(Items(("word " * 12,)), Facts((("data", "x " * 30), ("longer name", "y"))), width=40)
+    assert [line[:2] for line in shown[:2]] == ["- ", "  "]
+    assert shown[-1] == "longer name  y"
+    assert shown[-2].startswith(" " * 13 + "x")
+
+
+def test_width_is_that_of_the_terminal_or_eighty(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = Sample(Document("", (Prose("word " * 100),)))
+    for columns, most in ((None, 80), ("44", 44)):
+        monkeypatch.delenv("COLUMNS", raising=False)
+        if columns:
+            monkeypatch.setenv("COLUMNS", columns)
+        sample.show()
+        shown = capsys.readouterr().out
+        assert most - 5 <= max(map(len, shown.splitlines())) <= most
+    sample.show(width=30)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 30
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colours_only_where_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for stream, coloured in ((_Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stdout", stream)
+        terminal.show(Document("Title", (result_table(),)))
+        assert ("\x1b[" in stream.getvalue()) is coloured
+
+
+def test_a_narrow_encoding_does_not_break_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    terminal.show(Document("Títle", (result_table(), Code("x ─► y"))))
+    stream.flush()
+    assert b"denseformer" in raw.getvalue()

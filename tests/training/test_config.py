@@ -1,0 +1,64 @@
+"""The fields of a training run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from twoaxis.training.config import RUNNING, TrainConfig
+
+
+def test_to_dict_and_back() -> None:
+    config = TrainConfig(data=("a", "b"), model={"hidden_size": 64}, tokens=10_000, batch=4, context=32)
+    assert TrainConfig.from_dict(config.to_dict()) == config
+    assert config.total_steps == 79  # 10,000 / (4 * 32) = 78.1, rounded up
+    assert config.tokens_per_step == 128
+
+
+def test_a_misspelt_field_is_named() -> None:
+    with pytest.raises(ValueError, match=r"no option 'contxt' \(did you mean 'context'\?\)"):
+        TrainConfig.from_dict({"contxt": 5})
+
+
+def test_key_depends_on_what_changes_weights_only() -> None:
+    base = TrainConfig()
+    others: dict[str, Any] = {
+        "log_every": 3,
+        "save_seconds": 1.0,
+        "save_every": 5,
+        "keep": 4,
+        "save_model": False,
+        "report_to": ("tensorboard",),
+        "threads": 1,
+        "device": "cpu",
+        "cache": "x",
+        "measure_memory": False,
+    }
+    assert set(others) == set(RUNNING)
+    assert dataclasses.replace(base, **others).key == base.key
+    for change in ({"lr": 1e-4}, {"seed": 1}, {"stream": "deep_delta"}, {"data": ("x",)}, {"model": {"a": 1}}):
+        assert dataclasses.replace(base, **change).key != base.key
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 1, "tokens": 1}, "both given"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"context": 1}, "context must be at least 2"),
+        ({"batch": 10, "accumulate": 4}, r"accumulate \(4\) must divide batch \(10\)"),
+        ({"warmup": 1.5}, "warmup must lie between 0 and 1, got 1.5"),
+        ({"schedule": "wsd", "warmup": 0.6, "decay": 0.6}, "more than the whole run"),
+        ({"schedule": "cos"}, "unknown schedule 'cos' .*it is one of cosine, wsd, constant"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"lr": "fast"}, "lr must be a finite number, got 'fast'"),
+        ({"data": ()}, "data names nothing"),
+        ({"held_out": 1.0}, "held_out must be at least 0 and below 1"),
+        ({"clip": -1.0}, "clip must not be negative"),
+    ],
+)
+def test_mistakes(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**change)

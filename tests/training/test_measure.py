@@ -1,0 +1,295 @@
+"""Peaks computed by hand and by torch's own profiler; speed by its bounds; the model is left as it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from twoaxis.base.meter import Meter
+from twoaxis.model.config import DecoderConfig
+from twoaxis.model.decoder import Decoder
+from twoaxis.training.measure import (
+    Memory,
+    adamw,
+    next_token_loss,
+    peak_memory,
+    throughputs,
+)
+
+N = 1000
+SHAPE: dict[str, Any] = {"vocabulary": 61, "width": 32, "blocks": 3, "heads": 2}
+
+
+class Vector(nn.Module):
+    """N numbers; its steps are written as losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = DecoderConfig()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, N))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def chain(model: nn.Module, tokens: Tensor) -> Tensor:
+    assert isinstance(model, Vector)
+    return model.weight.exp().sin().sum()
+
+
+def test_storages_count_once_and_while_they_live() -> None:
+    given = torch.ones(N)
+    with Meter() as live:
+        half = given[: N // 2]
+        assert (live.now, live.peak) == (0, 0)  # a view of what was there before
+        a = given * 2
+        b = a.view(10, -1)[1:] + 1
+        assert live.now == 4 * N + 4 * (N - N // 10)
+        a.add_(half.sum())  # in place; the sum is a number of four bytes
+        del a
+        assert live.now == 4 * (N - N // 10)
+        assert live.peak == 4 * N + 4 * (N - N // 10) + 4
+        live.reset()
+        assert live.peak == live.now
+        b.double()
+        assert live.peak == 12 * (N - N // 10)
+        b.untyped_storage().resize_(8 * N)
+        b.mul_(1)
+        assert live.now == 8 * N
+        del b
+        assert live.now == 0
+        live.watch([given, half])
+        assert live.now == 4 * N
+
+
+def test_backward_by_hand() -> None:
+    """The most is alive while sin goes back: the weight, exp's result, its cosine and the product."""
+    found = peak_memory(Vector(), 1, 1, loss=chain, optimizer=sgd)
+    scalars = 4 + 4  # the loss and the one it goes back with
+    assert found == Memory(parameters=4 * N, gradients=4 * N, optimizer=0, activations=4 * N + 4, peak=16 * N + scalars)
+    momentum = peak_memory(
+        Vector(), 1, 1, loss=chain, optimizer=lambda m: torch.optim.SGD(m.parameters(), momentum=0.9)
+    )
+    assert momentum.optimizer == 4 * N
+    assert momentum.peak == found.peak + 4 * N
+    assert peak_memory(Vector(), 1, 1, loss=chain).optimizer == 8 * N + 4  # AdamW: two moments and a step
+
+
+def test_what_is_freed_does_not_count() -> None:
+    def many(times: int) -> Callable[[nn.Module, Tensor], Tensor]:
+        def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+            with torch.no_grad():
+                for _ in range(times):
+                    torch.zeros(20 * N)
+            return chain(model, tokens)
+
+        return loss
+
+    found = [peak_memory(Vector(), 1, 1, loss=many(times), optimizer=sgd) for times in (1, 2, 50)]
+    assert found[0] == found[1] == found[2]
+    assert found[0].activations == 4 * N + 4
+    assert found[0].peak == 4 * N + 80 * N  # one of them beside the weight, before anything else is there
+
+
+def test_what_is_kept_does_count() -> None:
+    """Each sine keeps its input for the backward pass."""
+
+    def deep(times: int) -> Callable[[nn.Module, Tensor], Tensor]:
+        def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+            x = chain_start(model)
+            for _ in range(times):
+                x = x.sin()
+            return x.sum()
+
+        return loss
+
+    def chain_start(model: nn.Module) -> Tensor:
+        assert isinstance(model, Vector)
+        return model.weight * 2
+
+    found = [peak_memory(Vector(), 1, 1, loss=deep(times), optimizer=sgd) for times in (1, 5, 9)]
+    assert [memory.activations for memory in found] == [4 * N * times + 4 for times in (1, 5, 9)]
+
+
+def profiled_peak(model: nn.Module, tokens: Tensor) -> int:
+    """The most that torch's allocator gave out in the second step, what was there before it not counted."""
+    optimizer = adamw(model)
+
+    def step() -> None:
+        next_token_loss(model, tokens).backward()
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad(set_to_none=True)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        step()
+    optimizer.zero_grad(set_to_none=True)
+    assert profile.profiler is not None
+    results: Any = profile.profiler.kineto_results
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+@pytest.mark.parametrize("stream", ["standard", "attention_residuals", "deep_delta", "muddformer"])
+def test_torch_profiler_sees_the_same(stream: str) -> None:
+    """But for what operations need inside themselves: none of a hundredth here."""
+    model = Decoder(DecoderConfig(**SHAPE, stream=stream))
+    found = peak_memory(model, 4, 48)
+    tokens = torch.randint(0, 61, (4, 49), generator=torch.Generator().manual_seed(0))
+    assert found.peak - found.parameters - found.optimizer == pytest.approx(profiled_peak(model, tokens), rel=0.01)
+    assert found == peak_memory(model, 4, 48)
+
+
+def test_parts_of_a_decoder() -> None:
+    tied, untied = (peak_memory(Decoder(DecoderConfig(**SHAPE, tied=t)), 2, 16) for t in (True, False))
+    model = Decoder(DecoderConfig(**SHAPE))
+    numbers = sum(p.numel() for p in model.parameters())
+    tensors = len(list(model.parameters()))
+    assert tied.parameters == tied.gradients == 4 * numbers
+    assert tied.optimizer == 8 * numbers + 4 * tensors
+    assert untied.parameters - tied.parameters == untied.gradients - tied.gradients == 4 * 61 * 32
+    assert tied.peak > tied.parameters + tied.optimizer + tied.activations
+    longer, wider = peak_memory(model, 2, 32), peak_memory(model, 4, 16)
+    assert wider.activations == pytest.approx(2 * tied.activations, rel=0.01)
+    assert longer.activations == pytest.approx(2 * tied.activations, rel=0.01)
+    parted = peak_memory(model, 4, 16, accumulate=2)
+    assert parted.activations == pytest.approx(tied.activations, rel=0.01)
+    assert parted.gradients == tied.gradients
+    # in the second pass the gradients of the first are there, and of each parameter one more for the moment
+    assert tied.peak < parted.peak < tied.peak + 2 * tied.gradients
+    for parameter in list(model.parameters())[2:]:
+        parameter.requires_grad_(False)
+    frozen = peak_memory(model, 2, 16)
+    assert frozen.parameters == tied.parameters
+    assert frozen.gradients == 4 * sum(p.numel() for p in list(model.parameters())[:2])
+
+
+def test_transformers_model_and_recomputed_blocks() -> None:
+    pytest.importorskip("transformers")
+    from twoaxis.model.hf_model import TwoAxisForCausalLM
+    from twoaxis.model.presets import preset
+
+    for tied in (True, False):
+        config = preset("nano", hidden_size=32, intermediate_size=96, tie_word_embeddings=tied)
+        model = TwoAxisForCausalLM(config)
+        found = peak_memory(model, 2, 64)
+        held = {p.data_ptr(): 4 * p.numel() for p in [*model.parameters(), *model.buffers()]}
+        assert found.parameters == sum(held.values())
+        assert found.gradients == 4 * sum(p.numel() for p in model.parameters())
+    model.gradient_checkpointing_enable()
+    again = peak_memory(model, 2, 64)
+    logits = 2 * 64 * 256 * 4
+    assert again.activations < 2 * logits + (4 + 3) * 2 * 64 * 32 * 4 < found.activations  # a vector per block
+    assert again.peak < found.peak
+    assert again.gradients == found.gradients
+
+
+def test_model_is_left_as_it_was() -> None:
+    model = Decoder(DecoderConfig(**SHAPE, stream="deep_delta")).eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    gradient = torch.ones_like(model.embedding.weight)
+    model.embedding.weight.grad = gradient
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+
+    def noisy(model: nn.Module, tokens: Tensor) -> Tensor:
+        assert model.training
+        return next_token_loss(model, tokens) * torch.rand(())
+
+    def wild(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=float("inf"))
+
+    peak_memory(model, 2, 8, loss=noisy, optimizer=wild)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert model.embedding.weight.grad is gradient
+    assert all(p.grad is None for p in model.parameters() if p is not model.embedding.weight)
+    assert not any(module.training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def busy(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_throughput_within_its_bounds() -> None:
+    model = Decoder(DecoderConfig(**SHAPE))
+    begin = time.perf_counter()
+    rate = throughputs({"it": lambda: model}, 2, 16, rounds=1, steps=4)["it"].median
+    assert rate > 2 * 16 * 4 / (time.perf_counter() - begin)  # the warm-up took part of the time
+
+    def slow(model: nn.Module, tokens: Tensor) -> Tensor:
+        assert tokens.shape == (2, 17)
+        busy(0.02)
+        return next_token_loss(model, tokens)
+
+    found = throughputs({"it": lambda: model}, 4, 16, rounds=1, accumulate=2, loss=slow)["it"]
+    assert 0 < found.median < 4 * 16 / 0.04
+
+
+def test_models_take_turns() -> None:
+    """Each round begins with another model; the rate is the median of the rounds."""
+    order: list[str] = []
+    made: dict[int, str] = {}
+    rounds_done: list[int] = []
+
+    def build(name: str) -> Callable[[], nn.Module]:
+        def make() -> nn.Module:
+            model = Decoder(DecoderConfig(**SHAPE))
+            made[id(model)] = name
+            return model
+
+        return make
+
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        name = made[id(model)]
+        order.append(name)
+        pause = {"slow": 0.05, "once": 0.3 if order.count("once") == 5 else 0.0}.get(name, 0.0)
+        busy(pause)
+        return next_token_loss(model, tokens)
+
+    names = ("fast", "slow", "once")
+    found = throughputs(
+        {name: build(name) for name in names}, 1, 8, rounds=3, steps=2, loss=loss, report=rounds_done.append
+    )
+    assert order == [n for start in (0, 0, 1, 2) for n in (*names[start:], *names[:start]) for _ in range(2)]
+    assert rounds_done == [1, 2, 3]
+    for rates in found.values():
+        assert len(rates.values) == 3
+        assert rates.median == sorted(rates.values)[1]
+    assert max(found["slow"].values) < 8 / 0.05
+    assert found["once"].values[1] < 16 / 0.3  # held up in the second round: the median passes over it
+    assert found["once"].median > found["once"].values[1]
+
+
+def test_mistakes() -> None:
+    model = Decoder(DecoderConfig(**SHAPE))
+    with pytest.raises(ValueError, match=r"accumulate \(2\) must divide batch \(3\)"):
+        peak_memory(model, 3, 8, accumulate=2)
+    with pytest.raises(ValueError, match="context must be at least 1, got 0"):
+        throughputs({"a": lambda: model}, 2, 0)
+    with pytest.raises(ValueError, match="Linear has no config with a vocabulary"):
+        peak_memory(nn.Linear(2, 2), 1, 1)
+    with pytest.raises(ValueError, match=r"before torch\.compile"):
+        peak_memory(torch.compile(model), 1, 8)  # pyright: ignore[reportArgumentType]
+    with torch.device("meta"):
+        unreal = Decoder(DecoderConfig(**SHAPE))
+    with pytest.raises(ValueError, match="on one real device; they are on meta"):
+        throughputs({"a": lambda: unreal}, 1, 8)
+    with pytest.raises(ValueError, match="no models"):
+        throughputs({}, 1, 8)
+    with pytest.raises(ValueError, match="got rounds=0 and steps=2"):
+        throughputs({"a": lambda: model}, 1, 8, rounds=0)
+    with pytest.raises(ValueError, match="got rounds=7 and steps=0"):
+        throughputs({"a": lambda: model}, 1, 8, steps=0)

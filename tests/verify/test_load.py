@@ -1,0 +1,77 @@
+"""Checking a file: what is found in it, and what is said when it cannot be checked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from twoaxis.depth.registry import STREAMS
+from twoaxis.sequence.registry import MIXERS
+from twoaxis.verify import check_file
+
+STREAM = """
+import twoaxis
+from twoaxis.depth.standard import Standard, StandardConfig
+
+class Base(twoaxis.Stream):
+    pass
+
+@twoaxis.register("as_ever")
+class AsEver(Standard):
+    pass
+"""
+
+MIXER = """
+from twoaxis.sequence.short_conv import ShortConvMixer
+
+class Conv(ShortConvMixer):
+    name = "conv"
+    variants = ({"kernel": 2, "start": "uniform"},)
+"""
+
+
+def written(folder: Path, text: str, name: str = "mine.py") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_streams_and_mixers_of_a_file(tmp_path: Path) -> None:
+    streams, mixers = STREAMS.names(), MIXERS.names()
+    reports = check_file(written(tmp_path, STREAM.replace("class Base(twoaxis.Stream):\n    pass\n", "") + MIXER))
+    assert [report.subject for report in reports] == ["AsEver", "Conv"]
+    assert all(report.ok for report in reports), [report.failed for report in reports]
+    assert (STREAMS.names(), MIXERS.names()) == (streams, mixers)
+    assert "twoaxis_checked_mine" not in sys.modules
+
+
+def test_an_unfinished_stream_fails_and_does_not_raise(tmp_path: Path) -> None:
+    reports = check_file(written(tmp_path, STREAM))
+    assert [(report.subject, report.ok) for report in reports] == [("Base", False), ("AsEver", True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\n", "defines no subclass of twoaxis.Stream or of twoaxis.sequence.mixer.Mixer"),
+        ("from twoaxis.depth.standard import Standard\n", "defines no subclass"),
+        ("import torch\n\nx = 1 / 0\n", r"cannot be imported: ZeroDivisionError: .* \(line 3\)"),
+        ("import torch\nclass\n", r"cannot be imported: SyntaxError: .*\(line 2\)"),
+        ("import no_such_module_anywhere\n", "cannot be imported: ModuleNotFoundError"),
+        ("import twoaxis\n@twoaxis.register('standard')\nclass A(twoaxis.Stream): pass\n", "already a stream named"),
+    ],
+)
+def test_files_that_cannot_be_checked(tmp_path: Path, text: str, message: str) -> None:
+    streams = STREAMS.names()
+    with pytest.raises(ValueError, match=message):
+        check_file(written(tmp_path, text))
+    assert STREAMS.names() == streams
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no file"):
+        check_file(tmp_path / "absent.py")
+    with pytest.raises(ValueError, match="no Python file"):
+        check_file(written(tmp_path, "", "mine.txt"))

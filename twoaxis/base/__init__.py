@@ -1,0 +1,1 @@
+"""What every room builds on: files, spec strings, options, registries, progress. Imports nothing of twoaxis."""

@@ -1,0 +1,257 @@
+"""Files that are whole or not there, whatever happens while they are written.
+
+A file is written beside its place, flushed to the disk and renamed; so is a folder. A log is appended a line at a time,
+and a last line that a crash cut short is dropped when it is opened again. A folder that one process works in is claimed
+by a lease. What the system refuses (no space, no permission, a read-only disk) becomes an error that names the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+PARTIAL = ".partial-"
+"""In the name of everything that is not finished."""
+LEASE = ".lease"
+"""Name of the file by which a process claims a folder."""
+LEASE_SECONDS = 120.0
+"""How long a claim outlives the last sign of life of its holder on another machine. On one machine a dead holder is
+noticed at once, by its process number."""
+
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full; free some space and start again, what was finished is kept",
+    errno.EDQUOT: "the quota of the disk is used up; free some space and start again, what was finished is kept",
+    errno.EROFS: "the disk is read-only; choose another folder",
+    errno.EACCES: "no permission; choose a folder of your own",
+    errno.EPERM: "no permission; choose a folder of your own",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.ENAMETOOLONG: "the name is too long for the file system; choose a shorter one",
+}
+
+
+class FileError(ValueError):
+    """The system refused a file; the message names it and says what to do."""
+
+
+class Claimed(ValueError):
+    """Another process works in the folder."""
+
+
+@contextlib.contextmanager
+def file_errors(path: str | Path, doing: str = "written") -> Iterator[None]:
+    """Context manager that turns an `OSError` into a `FileError` with the file's name and the remedy.
+
+    Args:
+        path: named where the error itself names no file.
+        doing: what could not be done, such as written or read.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
+        raise FileError(f"{error.filename or path} cannot be {doing}: {reason}") from error
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write a file whole: after a crash there is the old one or the new one."""
+    path = Path(path)
+    with file_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(partial, 0o666 & ~_umask())
+            os.replace(partial, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
+        _sync(path.parent)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file whole, in UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a JSON document whole; NaN and infinities are refused, as JSON has none."""
+    write_text(path, json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a JSON document."""
+    with file_errors(path, "read"):
+        data = Path(path).read_bytes()
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a JSON document: {error}") from error
+
+
+@contextlib.contextmanager
+def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
+    """Context manager with an empty folder to fill, which takes its place if the block ends without an error.
+
+    Args:
+        path: the place. It must not exist, or be empty, unless `replace`.
+        replace: take the place of what stands there.
+    """
+    path = Path(path)
+    if not replace and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path} exists and is not an empty folder; choose another place or remove it")
+    with file_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent))
+    try:
+        with file_errors(path):
+            yield partial
+            for file in partial.rglob("*"):
+                _sync(file)
+            os.chmod(partial, 0o777 & ~_umask())
+            if path.exists():
+                old = Path(tempfile.mkdtemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent))
+                os.replace(path, old)
+                os.replace(partial, path)
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                os.replace(partial, path)
+            _sync(path.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_partial(folder: str | Path) -> None:
+    """Remove what a killed process left unfinished in a folder that this process has claimed."""
+    for left in Path(folder).glob(f".*{PARTIAL}*"):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
+class Lease:
+    """A claim on a folder; `check` before writing refuses if another process has taken it over meanwhile."""
+
+    def __init__(self, folder: Path, lock: Any) -> None:
+        self.folder = folder
+        self._lock = lock
+
+    def check(self) -> None:
+        """Raise `Claimed` if the lease was lost, as after the machine slept for longer than it lasts."""
+        if self._lock.compromise is not None:
+            raise Claimed(f"{self.folder} was taken over by another process while this one did not answer; stopping")
+
+
+@contextlib.contextmanager
+def claim(folder: str | Path, *, wait: bool = False) -> Iterator[Lease]:
+    """Context manager that keeps a folder to one process, also across machines that share a file system.
+
+    A claim ends with its process, however that ends. `Claimed` is raised if another process has the folder.
+
+    Args:
+        folder: created if it is not there.
+        wait: for the process that has it, instead of refusing.
+    """
+    import filelock
+
+    folder = Path(folder)
+    with file_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.SoftFileLease(folder / LEASE, lease_duration=LEASE_SECONDS, thread_local=False)
+        # A dead holder is recognised at the second look, so even a claim that does not wait looks for a second.
+        try:
+            lock.acquire(timeout=-1 if wait else 1.0)
+        except filelock.Timeout as error:
+            raise Claimed(f"{folder} is in use by another process ({_holder(folder / LEASE)})") from error
+    try:
+        yield Lease(folder, lock)
+    finally:
+        with contextlib.suppress(OSError):  # the folder may be gone, and the lease with it
+            lock.release()
+
+
+def _holder(lease: Path) -> str:
+    """Process and machine that wrote a lease file, as far as it says."""
+    with contextlib.suppress(OSError):
+        said = dict(line.split("=", 1) for line in lease.read_text(errors="replace").splitlines() if "=" in line)
+        if "pid" in said:
+            return f"process {said['pid']} on {said.get('host', 'another machine')}"
+    return "unknown"
+
+
+class JsonLines:
+    """A log of JSON records, one per line, that survives a crash.
+
+    Args:
+        path: the file; created with the first record.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add a record and hand it to the system."""
+        with file_errors(self.path), open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+
+    def read(self) -> list[dict[str, Any]]:
+        """Every whole record; a last line cut short is passed over, a broken one before it is an error."""
+        if not self.path.exists():
+            return []
+        with file_errors(self.path, "read"):
+            lines = self.path.read_bytes().split(b"\n")
+        records = []
+        for number, line in enumerate(lines[:-1], start=1):  # what follows the last line end was cut short
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if not isinstance(record, dict):
+                raise ValueError(f"{self.path}, line {number}, is not a JSON record")
+            records.append(record)
+        return records
+
+    def truncate(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Rewrite the log with the records for which `wanted` holds, as when going back to a checkpoint."""
+        if self.path.exists():
+            kept = [record for record in self.read() if wanted(record)]
+            write_text(self.path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept))
+
+
+def file_sha256(path: str | Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal digits."""
+    with file_errors(path, "read"), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def short_hash(value: Any) -> str:
+    """Twelve hexadecimal digits that stand for a JSON value, whatever the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _sync(path: Path) -> None:
+    """Flush a file or a folder's entries to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,151 @@
+"""The machine and the process: hardware, versions, cores, devices, and what makes a run reproducible."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_THREADS = 1024
+"""More threads than this end the process in torch's thread pool instead of an error."""
+
+
+def hardware() -> dict[str, Any]:
+    """The machine, for results: cpu, cores, memory in bytes, gpus, threads of torch, platform.
+
+    Cores are those this process may use; memory is the machine's, and None where the system does not say.
+    """
+    import torch
+
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(_allowed_cpus()),
+        "memory": _main_memory(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+    }
+
+
+def hardware_line() -> str:
+    """The machine and torch in one line: `AMD EPYC 7763, 2 cores, 24 GB, torch 2.13.0 CPU, 1 thread`."""
+    import torch
+
+    machine = hardware()
+    parts = [machine["cpu"], _plural(machine["cores"], "core")]
+    if machine["memory"] is not None:
+        parts.append(f"{machine['memory'] / 2**30:.0f} GB")
+    gpus = machine["gpus"]
+    parts += [name if gpus.count(name) == 1 else f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)]
+    build = f"CUDA {torch.version.cuda}" if gpus and torch.version.cuda else "GPU" if gpus else "CPU"
+    parts.append(f"torch {torch.__version__.partition('+')[0]} {build}")
+    return ", ".join([*parts, _plural(machine["threads"], "thread")])
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of python, twoaxis, torch, transformers and tokenizers; None where one is not installed."""
+    numbers: dict[str, str | None] = {"python": platform.python_version()}
+    for name in ("twoaxis", "torch", "transformers", "tokenizers"):
+        try:
+            numbers[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            numbers[name] = None
+    return numbers
+
+
+def physical_cores() -> int:
+    """Cores this process may run on, hardware threads of one core counted once."""
+    cores = set()
+    for cpu in _allowed_cpus():
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
+        except OSError:  # only Linux says
+            cores.add((str(cpu), ""))
+    return max(1, len(cores))
+
+
+def pick_device(name: str | None) -> torch.device:
+    """The device of that name; None is a GPU where there is one."""
+    import torch
+
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"device {name!r} cannot be used ({reason}); give cpu, cuda or cuda:N") from error
+
+
+@contextlib.contextmanager
+def reproducible(threads: int | None) -> Iterator[None]:
+    """Context manager for a process that repeats the same bits; restores threads, settings and generators on exit.
+
+    torch may use deterministic algorithms only, where that costs nothing: on a CPU.
+
+    Args:
+        threads: of torch; None leaves them as they are.
+    """
+    import torch
+    import torch.utils.deterministic
+
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise ValueError(f"threads must lie between 1 and {MOST_THREADS}, got {threads}")
+    count, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    lenient = torch.is_deterministic_algorithms_warn_only_enabled()
+    settings: Any = torch.utils.deterministic
+    filled = settings.fill_uninitialized_memory
+    try:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        if not torch.cuda.is_available():
+            torch.use_deterministic_algorithms(True)
+            settings.fill_uninitialized_memory = False  # filling takes time and only helps to find faults
+        with torch.random.fork_rng():
+            yield
+    finally:
+        torch.set_num_threads(count)
+        torch.use_deterministic_algorithms(strict, warn_only=lenient)
+        settings.fill_uninitialized_memory = filled
+
+
+def _allowed_cpus() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _plural(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _cpu_name() -> str:
+    """The processor as its maker calls it, where the system says."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return " ".join(value.split())
+    if sys.platform == "darwin":
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+            answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
+            return answer.stdout.strip()
+    return platform.processor() or platform.machine() or "unknown processor"
+
+
+def _main_memory() -> int | None:
+    """Bytes of the machine's main memory."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None

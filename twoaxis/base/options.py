@@ -1,0 +1,326 @@
+"""Options: frozen dataclasses whose values are checked against their annotations before anything computes with them.
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Options):
+        window: Count = 16
+        rate: Share | None = None
+
+        def validate(self) -> None: ...          # rules between fields
+
+Without the check a mistyped option (`window="3"`, `block_size=2.5`, `heads=True`) fails far from where it was written,
+or does not fail at all: True counts as 1, and any text is true. A bound stands in the annotation, so that every field
+is checked by the same code, whether it comes from the command line, a file or Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import math
+import textwrap
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from twoaxis.base.files import file_errors
+from twoaxis.base.registry import did_you_mean
+
+T = TypeVar("T")
+
+LARGEST = 2**63 - 1
+"""The largest integer that any option takes; tensors and generators count with 64 bits."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A range of numbers, for `Annotated`.
+
+    Attributes:
+        low: the smallest value, or the one below all if `open_low`.
+        high: the largest value, or the one above all if `open_high`.
+        open_low: whether `low` itself is refused.
+        open_high: whether `high` itself is refused.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether a number lies in the range."""
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return above and below
+
+    def demand(self, value: float) -> str:
+        """What a number outside the range must be, in words that follow "must"."""
+        if self.high <= 1:
+            return f"be at least {self.low:g} and below 1" if self.open_high else f"lie between {self.low:g} and 1"
+        if value > self.low:
+            return f"be {'below' if self.open_high else 'at most'} {self.high:.15g}"
+        if self.low == 0:
+            return "be positive" if self.open_low else "not be negative"
+        return f"be {'above' if self.open_low else 'at least'} {self.low:.15g}"
+
+
+def at_least(low: float) -> Bound:
+    """Numbers from `low` on."""
+    return Bound(low=low)
+
+
+def between(low: float, high: float) -> Bound:
+    """Numbers from `low` to `high`, both included."""
+    return Bound(low=low, high=high)
+
+
+Count = Annotated[int, at_least(1)]
+"""A number of things."""
+NotNegative = Annotated[float, at_least(0)]
+"""Zero or more."""
+Positive = Annotated[float, Bound(low=0, open_low=True)]
+"""More than zero."""
+Share = Annotated[float, between(0, 1)]
+"""A part of a whole."""
+Fraction = Annotated[float, Bound(low=0, high=1, open_high=True)]
+"""A part of a whole that is never all of it."""
+
+_WORDS = {int: "an integer", float: "a finite number", bool: "True or False", str: "text", types.NoneType: "None"}
+
+
+class Options:
+    """Base class of dataclasses of options."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        self.validate()
+
+    def validate(self) -> None:
+        """Refuse combinations of fields with a `ValueError`; each field alone is checked before."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values, for JSON."""
+        return dataclasses.asdict(self)  # pyright: ignore[reportArgumentType]
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], what: str = "") -> Self:
+        """Options from plain values; an unknown name is an error that suggests the nearest one.
+
+        Args:
+            values: by field; lists stand for tuples, and a float without a fraction for an integer.
+            what: whose options they are, for messages; None is the name of the class.
+        """
+        plain = {name: _plain(value, field_types(cls).get(name)) for name, value in values.items()}
+        return from_fields(cls, plain, what or cls.__name__)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Options from a TOML, JSON or YAML file."""
+        return cls.from_dict(read_fields(path), str(path))
+
+
+def from_fields(cls: type[T], values: Mapping[str, Any], what: str) -> T:
+    """An instance of any dataclass from values by name, with names, types and bounds checked.
+
+    Args:
+        cls: the dataclass.
+        values: by field; lists stand for tuples.
+        what: whose options they are, for messages.
+    """
+    hints = field_types(cls)
+    check_names(values, hints, what)
+    for name, value in values.items():
+        check_type(name, value, hints[name])
+    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def check_names(values: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
+    """Refuse names of options that are not known.
+
+    Args:
+        values: by name.
+        known: the options there are.
+        what: whose options they are, for the message.
+    """
+    for name in values:
+        if name not in known:
+            listed = ", ".join(known) or "none"
+            raise ValueError(f"{what} has no option {name!r}{did_you_mean(str(name), known)}; its options are {listed}")
+
+
+def check_types(options: object) -> None:
+    """Refuse a dataclass whose values are not what its annotations say; unknown annotations pass.
+
+    Args:
+        options: an instance. Subclasses of `Options` are checked when they are built.
+    """
+    for name, hint in field_types(type(options)).items():
+        check_type(name, getattr(options, name), hint)
+
+
+def check_type(name: str, value: object, hint: Any) -> None:
+    """Refuse one value that is not of the type `hint` or beyond its bound.
+
+    Args:
+        name: what the value is called, for the message.
+        value: the value.
+        hint: its annotation; knows int, float, bool, str, None, Literal, tuples, unions of these, and bounds.
+    """
+    hint, bounds = _without_bounds(hint)
+    if not _fits(value, hint):
+        choices = [choice for part in _parts(hint) if get_origin(part) is Literal for choice in get_args(part)]
+        if choices:
+            near = did_you_mean(str(value), map(str, choices))
+            raise ValueError(f"unknown {name} {_short(value)}{near}; it is one of {', '.join(map(str, choices))}")
+        raise ValueError(f"{name} must be {' or '.join(map(_words, _parts(hint)))}, got {_short(value)}")
+    numbers = value if isinstance(value, tuple | list) else [value]
+    for number in numbers:
+        if not isinstance(number, int | float) or isinstance(number, bool):
+            continue
+        for bound in bounds:
+            if not bound.holds(number):
+                raise ValueError(f"{name} must {bound.demand(number)}, got {_short(number)}")
+        if isinstance(number, int) and abs(number) > LARGEST:
+            raise ValueError(f"{name} must be at most {LARGEST}, got {_short(number)}")
+
+
+@cache
+def field_types(options: type) -> dict[str, Any]:
+    """Annotation of each field with its bounds; nothing where they cannot be evaluated, as in a class in a function."""
+    try:
+        hints = get_type_hints(options, include_extras=True)
+    except NameError:
+        return {name: Any for name in getattr(options, "__dataclass_fields__", ())}
+    return {name: hint for name, hint in hints.items() if name in getattr(options, "__dataclass_fields__", ())}
+
+
+@cache
+def field_docs(options: type) -> dict[str, str]:
+    """The text under each field of a dataclass, from its source."""
+    docs: dict[str, str] = {}
+    for cls in reversed([base for base in options.__mro__ if dataclasses.is_dataclass(base)]):
+        body = cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]).body
+        for field, text in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                docs[cast(ast.Name, field.target).id] = inspect.cleandoc(str(text.value.value))
+    return docs
+
+
+def read_fields(path: str | Path) -> dict[str, Any]:
+    """The table in a TOML, JSON or YAML file, by the ending of its name."""
+    path = Path(path)
+    with file_errors(path, "read"):
+        data = path.read_bytes()
+    try:
+        values = _parsed(path.suffix.lower(), data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold a table of options, got {type(values).__name__}")
+    return values
+
+
+def _parsed(kind: str, data: bytes) -> Any:
+    if kind == ".toml":
+        import tomllib
+
+        return tomllib.loads(data.decode("utf-8"))
+    if kind == ".json":
+        import json
+
+        return json.loads(data)
+    if kind in (".yaml", ".yml"):
+        try:
+            import yaml
+        except ModuleNotFoundError as error:
+            raise ValueError("YAML needs the package pyyaml: pip install pyyaml") from error
+        try:
+            return yaml.safe_load(data)
+        except yaml.YAMLError as error:
+            raise ValueError(str(error).replace("\n", " ")) from error
+    raise ValueError(f"its name ends in {kind!r}, not in .toml, .json or .yaml")
+
+
+def parse_integer(text: str) -> int:
+    """An integer as people write it on a command line: 300, 1e6, 300k, 2M, 1.5B, 10_000."""
+    words = text.strip().replace("_", "").replace(",", "")
+    scale = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}.get(words[-1:].lower(), 1)
+    try:
+        number = Decimal(words[:-1] if scale > 1 else words) * scale
+        if not number.is_finite() or abs(number) > LARGEST or number != int(number):
+            raise ValueError
+    except (ValueError, InvalidOperation):
+        raise ValueError(f"expected an integer such as 500, 300k or 2M, got {_short(text)}") from None
+    return int(number)
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    """A value of a file in the form the annotation wants: a tuple for a list, an integer for 1e6."""
+    parts = _parts(_without_bounds(hint)[0])
+    if isinstance(value, list) and any(get_origin(part) is tuple for part in parts):
+        return tuple(value)
+    if isinstance(value, float) and int in parts and float not in parts and value.is_integer():
+        return int(value)
+    return value
+
+
+def _without_bounds(hint: Any) -> tuple[Any, list[Bound]]:
+    """An annotation without `Annotated`, also inside a union, and the bounds that stood in it."""
+    if get_origin(hint) is Annotated:
+        inner, bounds = _without_bounds(get_args(hint)[0])
+        return inner, [*bounds, *(note for note in get_args(hint)[1:] if isinstance(note, Bound))]
+    if get_origin(hint) is tuple:
+        inner, bounds = _without_bounds(get_args(hint)[0])
+        return tuple[inner, ...], bounds
+    if get_origin(hint) in (Union, types.UnionType):
+        parts = [_without_bounds(part) for part in get_args(hint)]
+        return Union[tuple(part for part, _ in parts)], [bound for _, bounds in parts for bound in bounds]  # noqa: UP007
+    return hint, []
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    parts = _parts(hint)
+    if len(parts) > 1:
+        return any(_fits(value, part) for part in parts)
+    if get_origin(hint) is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in get_args(hint))
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple | list) and all(_fits(item, get_args(hint)[0]) for item in value)
+    if get_origin(hint) in (dict, Mapping):
+        return isinstance(value, Mapping)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(_as_float(value))
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return hint not in _WORDS or isinstance(value, hint)
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return math.inf
+
+
+def _words(hint: Any) -> str:
+    if get_origin(hint) is tuple:
+        return f"a tuple (each {' or '.join(map(_words, _parts(get_args(hint)[0])))})"
+    return _WORDS.get(hint, str(hint))
+
+
+def _short(value: object) -> str:
+    """A value for a message, cut where it is long."""
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return f"{'-' if value < 0 else ''}an integer of {value.bit_length() * 3 // 10} digits or more"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"

@@ -1,0 +1,91 @@
+"""Progress of long work on stderr: a bar on a terminal and in a notebook, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+
+INTERVAL = 30.0
+"""Seconds between two lines where there is no terminal."""
+
+
+class Progress:
+    """Context manager that shows how far a piece of work is.
+
+        with Progress("eval", total=10_000, unit="tokens") as bar:
+            bar.advance(512, "loss 2.31")
+
+    It ends with one plain line that stays; work that ends in an error has none.
+
+    Args:
+        what: name of the work.
+        total: units of it.
+        unit: what they are.
+        initial: units that were done before, as when work is resumed; they count for the bar, not for the speed.
+        console: of rich; None is stderr.
+    """
+
+    def __init__(self, what: str, total: int, unit: str, *, initial: int = 0, console: Console | None = None) -> None:
+        self.what, self.total, self.unit = what, total, unit
+        self.done, self.initial, self.note = initial, initial, ""
+        self.begun = self._printed = time.perf_counter()
+        self.console = Console(stderr=True, highlight=False) if console is None else console
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        if self.console.is_terminal or self.console.is_jupyter:
+            from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            # The note comes from the work (labels with brackets in them), so it is no markup.
+            columns = (TextColumn("{task.description}"), BarColumn(24), TaskProgressColumn(), TimeRemainingColumn())
+            note = TextColumn("{task.fields[note]}", markup=False)
+            self._bar = Bar(*columns, note, console=self.console, transient=True, refresh_per_second=10)
+            self._bar.start()
+            self._task = self._bar.add_task(self.what, total=self.total, completed=self.done, note="")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        if error is None:
+            work = self.done - self.initial
+            rate = f", {work / self.seconds:,.0f} {self.unit}/s" if self.seconds > 0 else ""
+            self.say(f"{self.what}: {work:,} {self.unit} in {self.seconds:.1f} s{rate}{self._behind()}")
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self.begun
+
+    def advance(self, units: int, note: str = "") -> None:
+        """Count more units as done; `note` is shown behind the bar."""
+        self.done += units
+        self.note = note
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, total=self.total, note=note)
+        elif (now := time.perf_counter()) - self._printed >= INTERVAL and self.done < self.total:
+            self._printed = now
+            left = self.seconds * (self.total - self.done) / max(1, self.done - self.initial)
+            self.say(f"{self.what}: {self.done / self.total:.0%}, about {duration(left)} left{self._behind()}")
+
+    def say(self, text: str) -> None:
+        """Print a line of its own, above the bar if there is one."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _behind(self) -> str:
+        return f"  {self.note}" if self.note else ""
+
+
+def duration(seconds: float) -> str:
+    """A time span as 45s, 3m05s or 2h07m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

@@ -1,0 +1,129 @@
+"""The command line: finds a command, parses its arguments, prints its result and turns errors into exit codes.
+
+A command is a public typed function of `twoaxis.commands` that returns a result object; only this file prints one.
+Nothing heavy is imported before a command runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from twoaxis.base.interrupt import Interrupted
+from twoaxis.base.registry import did_you_mean
+
+COMMANDS = {
+    "compare": "twoaxis.commands.compare",
+    "train": "twoaxis.commands.train",
+    "data": "twoaxis.commands.data",
+    "report": "twoaxis.commands.report",
+    "methods": "twoaxis.commands.methods",
+    "advise": "twoaxis.commands.advise",
+    "cost": "twoaxis.commands.cost",
+    "retrofit": "twoaxis.commands.retrofit",
+    "probe": "twoaxis.commands.probe",
+    "inspect": "twoaxis.commands.inspect",
+    "generate": "twoaxis.commands.models",
+    "eval": "twoaxis.commands.models:evaluate",
+    "verify": "twoaxis.commands.verify",
+    "check": "twoaxis.commands.check",
+}
+"""Commands in the order of the help, and the modules with a function of that name, or another one behind a colon."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the `twoaxis` command: exits with 0, 1 for a negative result, 2 for a mistake of the user's."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run a command line; returns the exit code, 128 + n after signal n."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # drawings must not fail where the encoding is narrow
+    try:
+        code = _run(list(argv))
+        sys.stdout.flush()
+    except Interrupted as stopped:
+        print(f"twoaxis: {stopped}", file=sys.stderr)
+        return 128 + (stopped.signal or 2)
+    except KeyboardInterrupt:
+        print("twoaxis: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit must not flush into the pipe
+        return 141
+    except ValueError as error:
+        print(f"twoaxis: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"twoaxis: {where}{error.strerror or error}", file=sys.stderr)
+        return 2
+    return code
+
+
+def _run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if argv[0] == "--version":
+        from twoaxis import __version__
+
+        print(f"twoaxis {__version__}")
+        return 0
+    name, *rest = argv
+    command = find(name)
+    from twoaxis.commands.parsing import parse
+
+    if "json_output" in inspect.signature(command).parameters or name == "generate":
+        import tyro
+
+        return tyro.cli(command, args=rest, prog=f"twoaxis {name}") or 0
+    arguments, common = parse(command, name, rest)
+    if common.use:
+        from twoaxis.base.plugins import use_files
+
+        use_files(common.use)
+    result = command(**arguments)
+    if os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks
+        if common.json:
+            print(json.dumps(result.to_dict(), indent=1, allow_nan=False, ensure_ascii=False))
+        elif common.markdown:
+            from twoaxis.show import markdown
+
+            print(markdown.render(result.document()), end="")
+        else:
+            result.show()
+    return result.exit_code
+
+
+def find(name: str) -> Callable[..., Any]:
+    """The function of a command; an unknown name is an error that suggests the nearest one."""
+    if name not in COMMANDS:
+        hint = did_you_mean(name, COMMANDS)
+        raise ValueError(f"unknown command {name!r}{hint}; the commands are {', '.join(COMMANDS)}")
+    module, _, function = COMMANDS[name].partition(":")
+    return getattr(import_module(module), function or name)
+
+
+def overview() -> str:
+    """The help page: what there is, a line each."""
+    lines = [
+        "usage: twoaxis COMMAND [options]",
+        "",
+        "Residual streams and local mixers for decoder language models.",
+        "",
+    ]
+    width = max(map(len, COMMANDS)) + 2
+    for name in COMMANDS:
+        summary = inspect.cleandoc(find(name).__doc__ or "").split("\n")[0]
+        lines.append(f"  {name:<{width}}{summary.split('. ')[0].rstrip('.')}")
+    return "\n".join(
+        [*lines, "", "twoaxis COMMAND --help shows the options of a command, twoaxis --version the version."]
+    )

@@ -1,0 +1,141 @@
+"""From a command's signature to its command line, and back to the keyword arguments that were typed.
+
+    twoaxis train --out runs/delta --stream deep_delta --steps 500
+    twoaxis.train(out="runs/delta", stream="deep_delta", steps=500)
+
+are the same call: what is not typed is not passed, so that a command cannot tell the two apart. `**fields` of a command
+stand for the fields of a run; in the help they are shown in groups with their defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple, TypedDict, Union, get_args, get_origin, get_type_hints
+
+import tyro
+
+from twoaxis.base.options import field_docs, parse_integer
+
+Repeated = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
+"""An option that may be given several times; () is "not given", as it cannot be typed."""
+
+USE = "Python file that registers streams and mixers of your own. It is run: name only files you trust."
+
+
+class Common(NamedTuple):
+    """What every command takes.
+
+    Attributes:
+        json: print the result as one JSON document.
+        markdown: print it as Markdown.
+        use: Python files that register streams and mixers.
+    """
+
+    json: bool
+    markdown: bool
+    use: tuple[str, ...]
+
+
+def parse(command: Callable[..., Any], name: str, args: Sequence[str]) -> tuple[dict[str, Any], Common]:
+    """The keyword arguments of a command as they were typed, and the options that all commands share.
+
+    Ends the process with code 2 and a message on a mistake, with code 0 after `--help`.
+
+    Args:
+        command: a function with annotated keyword parameters; `**fields` are the fields of a run.
+        name: of the command.
+        args: what stands behind it on the command line.
+    """
+    notes_of = {each: note for each, note in command.__annotations__.items() if each != "return"}
+    # The result's type is imported for type checkers only: it would bring torch.
+    parameters: Any = types.SimpleNamespace(__annotations__=notes_of)
+    hints = get_type_hints(parameters, globalns=command.__globals__, include_extras=True)
+    signature = inspect.signature(command)
+    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    rest = [each.name for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD]
+    # `**fields: Unpack[T]`: the keys of the TypedDict T are fields of a run.
+    fields = set(get_type_hints(get_args(hints[rest[0]])[0])) if rest else set()
+    notes: dict[str, Any] = {each.name: spelled(hints[each.name]) for each in own}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    more: list[inspect.Parameter] = []
+    groups = _run_groups(fields - set(notes)) if fields else {}
+    for group, (made, default) in groups.items():
+        notes[f"_{group}"] = Annotated[made, tyro.conf.arg(name=group, help="")]
+        more.append(inspect.Parameter(f"_{group}", keyword, default=default))
+    for option, form in (("json", "one JSON document"), ("markdown", "Markdown")):
+        text = tyro.conf.arg(name=option, help=f"Print the result as {form}.")
+        notes[f"_{option}"] = Annotated[bool, text, tyro.conf.FlagCreatePairsOff]
+        more.append(inspect.Parameter(f"_{option}", keyword, default=False))
+    notes["_use"] = Annotated[Repeated, tyro.conf.arg(name="use", metavar="FILE.py", help=USE)]
+    more.append(inspect.Parameter("_use", keyword, default=()))
+
+    def typed(**given: Any) -> tuple[dict[str, Any], Common]:
+        common = Common(given.pop("_json"), given.pop("_markdown"), given.pop("_use"))
+        if common.json and common.markdown:
+            raise ValueError("--markdown and --json are two forms of one result; give one of them")
+        flat: dict[str, Any] = {}
+        for option, value in given.items():
+            flat |= value if option[1:] in groups and option[0] == "_" else {option: value}
+        return {option: value for option, value in flat.items() if not (option in SPELLED and value == ())}, common
+
+    typed.__signature__ = signature.replace(parameters=[*own, *more], return_annotation=Any)  # type: ignore[attr-defined]
+    typed.__annotations__, typed.__doc__ = notes, command.__doc__
+    return tyro.cli(typed, args=list(args), prog=f"twoaxis {name}", config=(tyro.conf.OmitArgPrefixes,))
+
+
+def spelled(hint: Any) -> Any:
+    """An annotation as the command line reads it: integers also as 1e6, 300k and 2M."""
+    inner, rest = (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
+    parts = get_args(inner) if get_origin(inner) in (Union, types.UnionType) else (inner,)
+    bare = {get_args(part)[0] if get_origin(part) is Annotated else part for part in parts}
+    if bare == {int} or bare == {int, types.NoneType}:
+        return Annotated[(int if len(bare) == 1 else int | None, *rest, _integer(len(bare) > 1))]
+    return hint
+
+
+def _integer(optional: bool) -> Any:
+    """How an integer is read from one word."""
+
+    def read(words: list[str]) -> int | None:
+        return None if optional and words[0] == "None" else parse_integer(words[0])
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="{None}|INT" if optional else "INT",
+        instance_from_str=read,
+        is_instance=lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool)),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+SPELLED: dict[str, Any] = {
+    "model": Annotated[Repeated, tyro.conf.arg(metavar="FIELD=VALUE[,...]")],
+    "source": Annotated[str, tyro.conf.arg(name="from", metavar="DIR")],
+    "data": Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE")],
+}
+"""Fields of a run that the command line writes in another way than Python."""
+
+
+def _run_groups(wanted: set[str]) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Fields of a run by section: a TypedDict, of which tyro returns what was typed, and its default."""
+    from twoaxis.training.config import SECTIONS
+
+    groups: dict[str, tuple[Any, dict[str, Any]]] = {}
+    for section, options in SECTIONS.items():
+        hints, docs = get_type_hints(options, include_extras=True), field_docs(options)
+        made: dict[str, Any] = {}
+        for field in dataclasses.fields(options):
+            if field.name not in wanted:
+                continue
+            default: Any = field.default if field.default is not dataclasses.MISSING else None
+            shown = (" ".join(map(str, default)) or None) if isinstance(default, tuple) else default
+            help_of = tyro.conf.arg(help=docs[field.name], help_behavior_hint=f"(default: {shown})")
+            made[field.name] = Annotated[SPELLED.get(field.name) or spelled(hints[field.name]), help_of]
+        # tyro cannot leave a repeatable option of a TypedDict out: () stands for "not typed".
+        repeated = {name: () for name in made if name == "model"}
+        if made:
+            groups[section] = TypedDict(options.__name__, made, total=False), repeated  # type: ignore[operator,misc]
+    return groups

@@ -1,0 +1,83 @@
+"""The command that trains a model: train."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Unpack
+
+import tyro
+
+from twoaxis.training.fields import RunFields
+
+if TYPE_CHECKING:
+    from twoaxis.training.config import TrainConfig
+    from twoaxis.training.results import Result
+
+
+def train(
+    *,
+    out: Annotated[str, tyro.conf.arg(metavar="DIR")],
+    config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None,
+    **fields: Unpack[RunFields],
+) -> Result:
+    """Train a model. The same call goes on with a run that was interrupted, to the same bits.
+
+    Exit with 1 if the loss stopped being a number, with 130 after Ctrl-C.
+
+    Args:
+        out: Folder of the run: its configuration, log, checkpoints, model and result.
+        config: TOML, JSON or YAML file with fields of a run, or the run.json of another one. What is given here counts
+            more.
+        **fields: Of the run; see `TrainConfig`.
+    """
+    from twoaxis.training.fields import merge, read_fields
+
+    run = merge({} if config is None else read_fields(config), fields)
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is the result's; some loggers greet there
+        return _train(run, out)
+
+
+def _train(run: TrainConfig, out: str) -> Result:
+    """Load the data and train, with a bar for each."""
+    from twoaxis.training.train import finished
+
+    done = finished(run, out)  # before anything heavy
+    if done is not None:
+        return done
+    from twoaxis.data.load import bars, load_data
+    from twoaxis.model.load import quiet
+    from twoaxis.training.build import check, resolve
+    from twoaxis.training.machine import rank
+    from twoaxis.training.train import train
+
+    quiet()
+    check(resolve(run))
+    with bars() if rank() == 0 else contextlib.nullcontext() as watch:
+        data = load_data(resolve(run), watch=watch)
+    with training_bar(run) as show:
+        return train(run, out, watch=show, data=data)
+
+
+@contextlib.contextmanager
+def training_bar(run: TrainConfig) -> Iterator[Callable[[int, float | None], None]]:
+    """Context manager with a callback for `train` that shows a bar with the loss, tokens per second and time left.
+
+    Args:
+        run: what is trained.
+    """
+    from twoaxis.base.progress import Progress
+
+    each, bar = run.tokens_per_step, None
+    with contextlib.ExitStack() as stack:
+
+        def show(step: int, loss: float | None) -> None:
+            nonlocal bar
+            if bar is None:
+                bar = stack.enter_context(Progress("train", run.total_steps * each, "tokens", initial=step * each))
+            if loss is not None:
+                speed = (bar.done + each - bar.initial) / max(bar.seconds, 1e-9)
+                bar.advance(each, f"step {step:,}  loss {loss:.4f}  {speed:,.0f} tokens/s")
+
+        yield show

@@ -1,0 +1,1 @@
+"""Many runs as one comparison: its plan, budgets, workers, statistics and report; `probe` compares retrofits."""

@@ -1,0 +1,204 @@
+"""How long each contender trains: the rows of a comparison.
+
+    match     the same for all contenders of a table        steps of a contender
+    tokens    training tokens                               tokens / its tokens per step, rounded up
+    flops     training operations, within 1%                budget / its operations per step, rounded
+    time      seconds on this machine                       the baseline's tokens x its relative throughput
+
+The budget is what the baseline takes for the tokens or steps that were asked for, or the FLOPs that were given.
+Throughput is measured once, contenders in turns; what follows from it is stored in the row, so that a comparison that
+is taken up again goes on exactly as it began. Every contender's learning-rate schedule spans its own steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+from twoaxis.comparison.controls import resolve
+from twoaxis.comparison.plan import Plan, Row, contender_config, data_label, slug
+from twoaxis.comparison.sizes import Size
+from twoaxis.model.variant import Contender
+from twoaxis.training.config import TrainConfig
+
+TOLERANCE = 0.01
+"""Part of the budget by which whole steps may miss it."""
+
+Measure = Callable[[Mapping[str, TrainConfig], int], Mapping[str, float]]
+"""Tokens per second of training for configurations by name and a vocabulary, measured in turns."""
+
+
+class Counted(NamedTuple):
+    """A contender at a size and on a data set, as far as it can be counted.
+
+    Attributes:
+        config: its runs', with the base's budget.
+        resolved: what `wider` or `deeper` came to.
+        parameters: numbers learned.
+        flops: training operations per token.
+    """
+
+    config: TrainConfig
+    resolved: dict[str, Any]
+    parameters: int
+    flops: int
+
+    @property
+    def step_flops(self) -> int:
+        """Training operations of an optimiser step."""
+        return self.flops * self.config.tokens_per_step
+
+
+def make_rows(
+    plan: Plan, vocabularies: Mapping[str, int], old: Sequence[Row] = (), *, measure: Measure | None = None
+) -> tuple[Row, ...]:
+    """The rows of a plan.
+
+    Args:
+        plan: the comparison.
+        vocabularies: tokens of each data set, by its label.
+        old: rows that were decided before, which stay as they are.
+        measure: throughput, for match="time".
+    """
+    rows = []
+    for sources in plan.data:
+        for size in plan.sizes:
+            rows += _table(plan, sources, size, vocabularies[data_label(sources)], old, measure)
+    return tuple(rows)
+
+
+def _table(
+    plan: Plan, sources: Sequence[str], size: Size, vocabulary: int, old: Sequence[Row], measure: Measure | None
+) -> list[Row]:
+    """The rows of one data set at one size."""
+    data = data_label(sources)
+    known = {row.contender: row for row in old if (row.data, row.size) == (data, size.label)}
+    missing = [c for c in plan.contenders if c.key not in known]
+    if missing:
+        first = next(c for c in plan.contenders if c.label == plan.baseline)
+        counted = {c.key: count_contender(plan, c, size, sources, vocabulary) for c in (first, *missing)}
+        steps, speeds = _steps(plan, size, vocabulary, counted, known.get(first.key), measure)
+        for contender in missing:
+            found, made = counted[contender.key], steps[contender.key]
+            known[contender.key] = Row(
+                data=data,
+                data_folder=slug(sources),
+                size=size.label,
+                contender=contender.key,
+                steps=made,
+                tokens=made * found.config.tokens_per_step,
+                parameters=found.parameters,
+                flops_per_token=found.flops,
+                model=found.resolved,
+                tokens_per_second=speeds.get(contender.key),
+            )
+    return [with_rate(plan, known[contender.key]) for contender in plan.contenders]
+
+
+def with_rate(plan: Plan, row: Row) -> Row:
+    """The row with its learning rate where none has to be chosen, or none where another choice has come up."""
+    own = plan.contender(row.contender).train.get("lr")
+    if own is not None or len(plan.lrs) == 1:
+        return dataclasses.replace(row, lr=plan.lrs[0] if own is None else float(own))
+    if set(row.lr_losses) == {repr(rate) for rate in plan.lrs}:
+        return row
+    return dataclasses.replace(row, lr=None, lr_losses={}, lr_edge=False)
+
+
+def count_contender(plan: Plan, contender: Contender, size: Size, sources: Sequence[str], vocabulary: int) -> Counted:
+    """Parameters and FLOPs of a contender; a method or option that does not exist is an error that names it."""
+    from twoaxis.model.flops import count_parameters, training_flops
+    from twoaxis.training.build import model_config
+
+    def config(other: Contender, resolved: dict[str, Any]) -> TrainConfig:
+        return contender_config(plan.base, other, size, sources, resolved)
+
+    try:
+        resolved = resolve(contender, lambda other, fields: model_config(config(other, fields), vocabulary))
+        made = config(contender, resolved)
+        model = model_config(made, vocabulary)
+        flops = training_flops(model, made.context, recompute=made.recompute).total
+        return Counted(made, resolved, count_parameters(model).total, flops)
+    except ValueError as error:
+        raise ValueError(f"{contender.label} at size {size.label}: {error}") from error
+
+
+def budget_tokens(plan: Plan, size: Size) -> int:
+    """Training tokens that were asked for at a size, in whole steps of the base."""
+    base = plan.base
+    if size.steps is not None or size.tokens is not None:
+        base = dataclasses.replace(base, steps=size.steps, tokens=size.tokens)
+    return base.total_steps * base.tokens_per_step
+
+
+def _steps(
+    plan: Plan,
+    size: Size,
+    vocabulary: int,
+    counted: Mapping[str, Counted],
+    before: Row | None,
+    measure: Measure | None,
+) -> tuple[dict[str, int], dict[str, float]]:
+    """Steps of each contender, and tokens per second where these decided them."""
+    tokens = budget_tokens(plan, size)
+    if plan.match == "flops":
+        return flops_steps(plan, size, tokens, counted), {}
+    if plan.match == "time":
+        assert measure is not None
+        speeds = dict(measure({key: found.config for key, found in counted.items()}, vocabulary))
+        if before is not None and before.tokens_per_second:  # the unit is the baseline's speed of the first time
+            unit = before.tokens_per_second / speeds[plan.baseline_key]
+            speeds = {key: speed * unit for key, speed in speeds.items()}
+        base = speeds[plan.baseline_key]
+        steps = {
+            key: max(1, round(tokens * speeds[key] / base / found.config.tokens_per_step))
+            for key, found in counted.items()
+        }
+        return steps, speeds
+    return {key: -(-tokens // found.config.tokens_per_step) for key, found in counted.items()}, {}
+
+
+def flops_steps(plan: Plan, size: Size, tokens: int, counted: Mapping[str, Counted]) -> dict[str, int]:
+    """Steps with which each contender takes the budget of FLOPs, within 1%.
+
+    Args:
+        plan: the comparison.
+        size: whose budget it is.
+        tokens: the baseline's.
+        counted: the contenders, the baseline among them.
+    """
+    base = counted[plan.baseline_key]
+    budget = plan.flops if plan.flops is not None else -(-tokens // base.config.tokens_per_step) * base.step_flops
+    steps = {}
+    for key, found in counted.items():
+        cost = found.step_flops
+        steps[key] = max(1, round(budget / cost))
+        if not fits(steps[key], cost, budget):
+            least = smallest(base.step_flops, [other.step_flops for other in counted.values()])
+            remedy = f"--tokens {least * base.config.tokens_per_step:,} ({least:,} steps of the baseline)"
+            if plan.flops is not None:
+                remedy = f"--flops {float(least * base.step_flops):.6g}"
+            raise ValueError(
+                f"{plan.contender(key).label} at size {size.label} cannot match the budget of {budget:.4g} FLOPs: its "
+                f"steps take {cost:.4g}, and {steps[key]:,} of them are "
+                f"{abs(steps[key] * cost / budget - 1):.1%} off, more than {TOLERANCE:.0%}; the smallest budget that "
+                f"works for all is {remedy}"
+            )
+    return steps
+
+
+def fits(steps: int, cost: float, budget: float) -> bool:
+    """Whether so many steps come near enough to a budget."""
+    return abs(steps * cost - budget) <= TOLERANCE * budget
+
+
+def smallest(base: int, costs: Sequence[int]) -> int:
+    """The fewest steps of the baseline whose FLOPs all contenders can match.
+
+    Args:
+        base: FLOPs of a step of the baseline.
+        costs: of all contenders.
+    """
+    return next(n for n in count(1) if all(fits(max(1, round(n * base / cost)), cost, n * base) for cost in costs))

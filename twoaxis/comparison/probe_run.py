@@ -1,0 +1,190 @@
+"""One rung on one data seed: train its few parameters, measure, switch groups of sites off, measure again.
+
+Everything is in float32 on one thread, the learning rate rises over the first quarter of the steps and falls linearly
+to a tenth of itself, gradients are clipped to the norm 1. The rise matters: the first steps of Adam move every number
+by the whole rate, whatever the gradient. The same arguments give the same bits on the same machine.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from twoaxis.comparison.ladder import Rung, group_names, make_model, sizes, switched
+from twoaxis.pretrained.families import TRUNK
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from twoaxis.comparison.probe_text import ProbeText
+    from twoaxis.model.hf_model import TwoAxisForCausalLM
+
+WARM_UP, LAST = 0.25, 0.1
+"""Part of the steps in which the rate rises; what is left of it at the end."""
+ROWS = 4
+"""Windows of an evaluation pass."""
+
+
+class Amounts(NamedTuple):
+    """How much is trained and measured.
+
+    Attributes:
+        steps: optimiser steps; 0 measures the source.
+        batch: windows per step.
+        held_out: windows measured.
+        site_windows: of them, those measured with each group of sites switched off.
+        choosing: whether they are of the training documents, because a learning rate is chosen by them.
+    """
+
+    steps: int
+    batch: int
+    held_out: int
+    site_windows: int
+    choosing: bool = False
+
+
+class Material(NamedTuple):
+    """What all runs share.
+
+    Attributes:
+        config: the source's configuration.
+        tensors: its parameters by our names.
+        text: what is trained and measured on.
+    """
+
+    config: PreTrainedConfig
+    tensors: Mapping[str, Tensor]
+    text: ProbeText
+
+
+def run(
+    material: Material, rung: Rung, seed: int, amounts: Amounts, watch: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Train and measure; the result is for JSON.
+
+    `loss` is None where the training diverged. `windows` are the mean losses of the windows measured. `off` has for
+    each group of sites the loss with it switched off minus the loss with all of them on, on `site_windows` windows.
+
+    Args:
+        material: the source and the text.
+        rung: what is put on it.
+        seed: data seed, also of the new parameters that start at random.
+        amounts: how much; with 0 steps the rung stays as it starts.
+        watch: called after each step and each pass.
+    """
+    begun, busy = time.perf_counter(), time.process_time()
+    model = make_model(material.config, material.tensors, rung, seed)
+    start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    trained = list(_train(model, rung, material.text, seed, amounts, watch))
+    text = material.text
+    held = (text.choosing_windows if amounts.choosing else text.held_out_windows)(seed, amounts.held_out)
+    windows = measure(model, held, watch)
+    result: dict[str, Any] = {
+        "rung": rung.to_dict(),
+        "seed": seed,
+        "steps": amounts.steps,
+        "loss": _mean(windows),
+        "windows": windows if _mean(windows) is not None else None,
+        "training": [loss if math.isfinite(loss) else None for loss in trained],
+        "off": {},
+        "size": {},
+    }
+    if amounts.steps and amounts.site_windows and result["loss"] is not None:
+        few = slice(0, amounts.site_windows)
+        result |= _sites(model, rung, start, held[few], _mean(windows[few]), watch)
+    return result | {"seconds": time.perf_counter() - begun, "cpu_seconds": time.process_time() - busy}
+
+
+def step_seconds(material: Material, rung: Rung, amounts: Amounts) -> float:
+    """Time of one training step, after one to warm up."""
+    model = make_model(material.config, material.tensors, rung, 0)
+    three = amounts._replace(steps=3)
+    ends = [time.perf_counter() for _ in _train(model, rung, material.text, 0, three, lambda: None)]
+    return (ends[-1] - ends[0]) / (len(ends) - 1)
+
+
+def schedule(step: int, steps: int) -> float:
+    """Multiplier of the learning rate at a step."""
+    warm = math.ceil(WARM_UP * steps)
+    if step < warm:
+        return (step + 1) / (warm + 1)
+    return 1 - (1 - LAST) * (step - warm) / max(1, steps - 1 - warm)
+
+
+def _train(
+    model: TwoAxisForCausalLM, rung: Rung, text: ProbeText, seed: int, amounts: Amounts, watch: Callable[[], None]
+) -> Iterator[float]:
+    """Train what gets gradients; the loss of each step."""
+    rates = dict.fromkeys((name for name, p in model.named_parameters() if p.requires_grad), rung.rate)
+    for group in model.model.trunk.stream.parameter_groups():
+        for name in group.names:
+            rates[f"{TRUNK}stream.{name}"] = rung.rate * group.rate
+    groups = [{"params": [model.get_parameter(name)], "lr": rate, "top": rate} for name, rate in rates.items()]
+    optimizer = torch.optim.Adam(groups, betas=(0.9, 0.95))
+    for step in range(amounts.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = group["top"] * schedule(step, amounts.steps)
+        rows = text.training_batch(seed, step, amounts.batch)
+        loss = model(input_ids=rows, labels=rows, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_([model.get_parameter(name) for name in rates], 1.0)
+        if bool(norm.isfinite()):  # a step along NaN would hide at which step it diverged
+            optimizer.step()
+        watch()
+        yield loss.item()
+
+
+@torch.no_grad()
+def measure(model: TwoAxisForCausalLM, windows: Tensor, watch: Callable[[], None] = lambda: None) -> list[float]:
+    """Mean loss of each window, in nats per predicted token."""
+    found: list[float] = []
+    for rows in windows.split(ROWS):
+        logits = model(input_ids=rows, use_cache=False).logits[:, :-1].float()
+        losses = F.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none")
+        found += losses.double().mean(1).tolist()
+        watch()
+    return found
+
+
+@torch.no_grad()
+def _sites(
+    model: TwoAxisForCausalLM,
+    rung: Rung,
+    start: Mapping[str, Tensor],
+    windows: Tensor,
+    whole: float | None,
+    watch: Callable[[], None],
+) -> dict[str, Any]:
+    """What each group of sites is good for; `whole` is the loss of `windows` with all of them on."""
+    departures: dict[int, float] = {}
+    if rung.stream != "standard":
+        with switched(model, rung, None, start) as stream:
+            assert stream is not None
+            measure(model, windows[:1])  # a size, not a gain: one window will do
+            departures = stream.departures
+    off: dict[str, float | None] = {}
+    for group in group_names(model.model.trunk.config.blocks):
+        with switched(model, rung, group, start):
+            loss = _mean(measure(model, windows, watch))
+        off[group] = None if loss is None or whole is None else loss - whole
+    return {"off": off, "size": sizes(model, rung, start, departures)}
+
+
+def passes(amounts: Amounts, groups: int) -> int:
+    """How often `run` calls its watch."""
+    held = -(-amounts.held_out // ROWS)
+    if not amounts.steps or not amounts.site_windows:
+        return amounts.steps + held
+    return amounts.steps + held + groups * -(-min(amounts.site_windows, amounts.held_out) // ROWS)
+
+
+def _mean(values: list[float]) -> float | None:
+    mean = math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.nan
+    return mean if math.isfinite(mean) else None

@@ -1,0 +1,68 @@
+"""Choosing each contender's learning rate.
+
+One shared rate favours the method it was tuned for. So each row tries every rate on seeds of their own, takes the one
+with the smallest mean held-out loss, and only then runs on the seeds it is judged by.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+from twoaxis.comparison.plan import Comparison, Run
+from twoaxis.training.results import Result
+
+
+class Choice(NamedTuple):
+    """A chosen rate.
+
+    Attributes:
+        lr: the rate.
+        losses: mean held-out loss by rate; None where a run diverged.
+        edge: whether it is the smallest or the largest, so that a better one may lie beyond.
+    """
+
+    lr: float
+    losses: dict[float, float | None]
+    edge: bool
+
+
+def choose(losses: dict[float, list[float | None]]) -> Choice:
+    """The rate with the smallest mean loss; of equal ones, and where all diverged, the smallest.
+
+    Args:
+        losses: of each rate's runs; None is a run that diverged.
+    """
+    means = {rate: _mean(found) for rate, found in losses.items()}
+    best = min(means, key=lambda rate: (means[rate] is None, means[rate] or 0.0, rate))
+    return Choice(best, means, len(means) > 1 and best in (min(means), max(means)))
+
+
+def settle(comparison: Comparison, result: Callable[[Run], Result | None]) -> Comparison:
+    """Set the rate of every row whose choosing runs are all there.
+
+    Args:
+        comparison: rows without a rate are looked at.
+        result: of a run; None where it is not finished.
+    """
+    runs: dict[str, list[Run]] = {}
+    for run in comparison.choosing_runs():
+        runs.setdefault(run.row.folder.as_posix(), []).append(run)
+    rows = []
+    for row in comparison.rows:
+        found = [(run.lr, result(run)) for run in runs.get(row.folder.as_posix(), [])]
+        if row.lr is None and all(outcome is not None for _, outcome in found):
+            losses: dict[float, list[float | None]] = {}
+            for rate, outcome in found:
+                losses.setdefault(rate, []).append(None if outcome is None else outcome.loss)
+            choice = choose(losses)
+            by_name = {repr(rate): loss for rate, loss in choice.losses.items()}
+            row = dataclasses.replace(row, lr=choice.lr, lr_losses=by_name, lr_edge=choice.edge)
+        rows.append(row)
+    return dataclasses.replace(comparison, rows=tuple(rows))
+
+
+def _mean(losses: list[float | None]) -> float | None:
+    finite = [loss for loss in losses if loss is not None]
+    return sum(finite) / len(finite) if finite and len(finite) == len(losses) else None

@@ -1,0 +1,311 @@
+"""Loss against compute, and what a contender's loss is worth in compute.
+
+The baseline at several sizes gives a law
+
+    L(C) = L_inf + A * C ** -alpha          C training operations, L held-out loss
+
+and the law turns a lower loss into the compute the baseline would need to reach it:
+
+    loss |  o base                          A      = (L_base - L_inf) * C ** alpha
+         |   \\                              C_need = (A / (L_var - L_inf)) ** (1 / alpha)
+         |    '.                            speed-up = (C_need / throughput_base) / (C / throughput_var)
+         |  x---'--._  <- C_need
+         +--C-----------> compute
+
+`A` goes through the baseline's own point, so a contender equal to the baseline has a speed-up of exactly one, whatever
+the fit's error. Without a law there is no speed-up: a guessed alpha would decide the answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from twoaxis.comparison.statistics import LEVEL, t_quantile
+
+ALPHAS = (0.005, 3.0)
+"""Exponents looked at; a best one at either end means that the points tell nothing of the law."""
+MISFIT = 0.25
+"""How far points may lie off the law, as a part of their own spread."""
+DRAWS = 300
+"""Samples of a bootstrap."""
+NEEDS_SIZES = "needs --sizes"
+"""What stands in the place of a speed-up without a law."""
+
+
+class Law(NamedTuple):
+    """L(C) = l_inf + scale * C ** -alpha."""
+
+    l_inf: float
+    """Loss that compute cannot take away."""
+    alpha: float
+    """How fast the rest falls."""
+    scale: float | None
+    """A; None where l_inf and alpha were given and no size was fitted."""
+    error: float | None
+    """Root mean square distance of the points from the curve."""
+    note: str
+    """Where it comes from, and what to think of it."""
+
+    def loss(self, compute: float) -> float:
+        """The law's loss."""
+        if self.scale is None:
+            raise ValueError("a law given by l_inf and alpha alone has no scale; its losses are relative to a point")
+        return self.l_inf + self.scale * compute**-self.alpha
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return self._asdict()
+
+
+class NoLaw(ValueError):
+    """The points do not determine a law; the message says why."""
+
+
+class Interval(NamedTuple):
+    """A number and where it lies with 95% confidence, as far as the seeds tell."""
+
+    value: float
+    low: float | None
+    high: float | None
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return self._asdict()
+
+
+def fit(compute: Sequence[float], losses: Sequence[float], *, l_inf: float | None = None) -> Law:
+    """Fit the law by least squares.
+
+    For a fixed exponent the law is linear in L_inf and A, so the search is over the exponent alone: a grid, then finer
+    ones around its best. L_inf stays at or above zero and A above it.
+
+    Args:
+        compute: training operations of each size.
+        losses: mean held-out loss of each.
+        l_inf: the irreducible loss, where it is known; two sizes then suffice.
+    """
+    return _fit(tuple(map(float, compute)), tuple(map(float, losses)), l_inf)
+
+
+@functools.lru_cache(maxsize=8192)  # draws of a few seeds repeat
+def _fit(compute: tuple[float, ...], losses: tuple[float, ...], l_inf: float | None) -> Law:
+    c, y = np.array(compute), np.array(losses)
+    different = len(set(c.tolist()))
+    if c.shape != y.shape:
+        raise ValueError(f"{c.size} compute values and {y.size} losses do not go together")
+    if not (np.isfinite(y).all() and (c > 0).all()):
+        raise ValueError("compute must be positive and losses finite")
+    if different < (2 if l_inf is not None else 3):
+        if l_inf is None:
+            raise NoLaw(f"a law has three unknowns and there are {different} sizes; give three --sizes, or --l-inf")
+        raise NoLaw(f"with --l-inf a law has two unknowns and there are {different} sizes; give two, or --alpha too")
+    if l_inf is not None and l_inf >= y.min():
+        raise NoLaw(f"--l-inf {l_inf:g} must lie below every loss; the lowest is {y.min():.4f}")
+    centre = math.exp(float(np.log(c).mean()))  # powers of numbers near one are well-conditioned
+    grid = np.geomspace(*ALPHAS, 121)
+    best = int(np.argmin(_solve(c / centre, y, grid, l_inf)[2]))
+    if best in (0, len(grid) - 1):
+        raise NoLaw(_edge(best, y))
+    low, high = float(grid[best - 1]), float(grid[best + 1])
+    while high - low > 1e-13 * high:  # narrow down to a tenth at a time
+        near = np.linspace(low, high, 21)
+        best = int(np.argmin(_solve(c / centre, y, near, l_inf)[2]))
+        low, high = float(near[max(best - 1, 0)]), float(near[min(best + 1, 20)])
+    alpha = (low + high) / 2
+    floor, scale, square = (float(value[0]) for value in _solve(c / centre, y, np.array([alpha]), l_inf))
+    if scale <= 0:
+        raise NoLaw("the loss does not fall with compute; more sizes or seeds are needed")
+    error = math.sqrt(square / len(y))
+    if error > MISFIT * float(y.std()):
+        raise NoLaw(
+            f"the losses lie {error:.3g} off any falling law that levels off, and only {y.std():.3g} from each other; "
+            "more sizes or seeds are needed"
+        )
+    sizes = f"fitted over {different} sizes"
+    if l_inf is not None:
+        sizes += f" with L_inf given as {l_inf:g}"
+    elif floor == 0:
+        sizes += "; L_inf is at its lower end, 0: the sizes do not show where the loss levels off"
+    elif different == 3:
+        sizes += ", which three parameters always fit"
+    return Law(floor, alpha, scale * centre**alpha, error, sizes)
+
+
+def _solve(
+    c: np.ndarray, y: np.ndarray, alphas: np.ndarray, l_inf: float | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """L_inf, A and the squared error at each exponent."""
+    x = c ** -alphas[:, None]  # (exponents, sizes)
+    pure = (x * y).sum(1) / (x * x).sum(1)
+    if l_inf is None:
+        middle = x - x.mean(1, keepdims=True)
+        scale = (middle * (y - y.mean())).sum(1) / np.maximum((middle * middle).sum(1), 1e-300)
+        floor = y.mean() - scale * x.mean(1)
+        floor, scale = np.where(floor < 0, 0.0, floor), np.where(floor < 0, pure, scale)
+        floor = np.where(scale < 0, y.mean(), floor)
+    else:
+        floor, scale = np.full(len(x), l_inf), (x * (y - l_inf)).sum(1) / (x * x).sum(1)
+    scale = np.maximum(scale, 0.0)
+    rest = y - floor[:, None] - scale[:, None] * x
+    return floor, scale, (rest * rest).sum(1)
+
+
+def _edge(best: int, y: np.ndarray) -> str:
+    if y[-1] >= y[0] or best:
+        return "the losses do not follow a falling law that levels off; more sizes or seeds are needed"
+    return "the losses do not bend: no exponent fits better than a straight line; add a size further off, or --l-inf"
+
+
+def given(l_inf: float, alpha: float) -> Law:
+    """A law known from elsewhere."""
+    if l_inf < 0:
+        raise ValueError(f"--l-inf must not be negative, got {l_inf:g}")
+    if alpha <= 0:
+        raise ValueError(f"--alpha must be positive, got {alpha:g}")
+    return Law(l_inf, alpha, None, None, f"given: L_inf {l_inf:g}, alpha {alpha:g}")
+
+
+class Point(NamedTuple):
+    """What a speed-up needs of one contender at one size."""
+
+    loss: float
+    tokens: float
+    throughput: float
+    """Training tokens per second."""
+
+
+def speed_up(law: Law, baseline: Point, contender: Point) -> float:
+    """How much faster the contender reaches its loss than the baseline would.
+
+    In the formula above the compute C cancels: what is left is the ratio of the distances to L_inf and that of the
+    times. The contender's C is the baseline's for as many tokens.
+
+    Args:
+        law: with l_inf and alpha.
+        baseline: its loss, tokens and throughput.
+        contender: the same of the contender.
+
+    Returns:
+        More than one if it pays in wall-clock time; infinite if the loss lies at or below L_inf.
+    """
+    if baseline.loss <= law.l_inf:
+        raise NoLaw(f"the baseline's loss {baseline.loss:.4f} is not above L_inf {law.l_inf:.4f}")
+    if contender.loss <= law.l_inf:
+        return math.inf
+    needed = ((baseline.loss - law.l_inf) / (contender.loss - law.l_inf)) ** (1 / law.alpha)  # C_need / C
+    spent = contender.tokens / baseline.tokens
+    return (needed / baseline.throughput) / (spent / contender.throughput)
+
+
+Losses = Mapping[str, Mapping[int, float]]
+"""Held-out loss by size and seed."""
+
+
+def common_seeds(*groups: Mapping[int, float]) -> list[int]:
+    """Seeds that all have."""
+    return sorted(set.intersection(*(set(group) for group in groups))) if groups else []
+
+
+def fit_sizes(compute: Mapping[str, float], losses: Losses, *, l_inf: float | None = None) -> Law:
+    """The law through the mean losses of the baseline at each size."""
+    names = [name for name in losses if losses[name]]
+    return fit([compute[name] for name in names], [_mean(list(losses[name].values())) for name in names], l_inf=l_inf)
+
+
+def exponent_interval(compute: Mapping[str, float], losses: Losses, *, l_inf: float | None = None) -> Interval:
+    """The exponent of the fitted law with an interval over seeds."""
+    value = fit_sizes(compute, losses, l_inf=l_inf).alpha
+    seeds = common_seeds(*losses.values())
+
+    def draw(sample: list[int]) -> float:
+        means = {name: {0: _mean([group[seed] for seed in sample])} for name, group in losses.items()}
+        return math.log(fit_sizes(compute, means, l_inf=l_inf).alpha)
+
+    return _bootstrap(value, seeds, draw)
+
+
+def speed_up_interval(
+    law: Law,
+    baseline: Mapping[int, Point],
+    contender: Mapping[int, Point],
+    *,
+    sizes: Losses | None = None,
+    sizes_compute: Mapping[str, float] | None = None,
+    l_inf: float | None = None,
+) -> Interval:
+    """The speed-up of the mean losses, with an interval over seeds.
+
+    Seeds are drawn with replacement, whole: the baseline's losses at every size, and with them the law, the contender's
+    loss and both throughputs move together. The standard error of so few draws is too small by sqrt((n - 1) / n), which
+    is made up for, and the interval is Student's, on the logarithm.
+
+    Args:
+        law: fitted or given.
+        baseline: its points by seed.
+        contender: the same of the contender.
+        sizes: the baseline's losses from which the law was fitted; None where it was given.
+        sizes_compute: their training operations.
+        l_inf: as the fit had it.
+    """
+    seeds = sorted(set(baseline) & set(contender))
+    if not seeds:
+        raise NoLaw("no seed has both the baseline and the contender")
+
+    def at(sample: list[int], its_law: Law) -> float:
+        ours, theirs = (
+            Point(
+                _mean([points[seed].loss for seed in sample]),
+                points[sample[0]].tokens,
+                _mean([points[seed].throughput for seed in sample]),
+            )
+            for points in (baseline, contender)
+        )
+        return speed_up(its_law, ours, theirs)
+
+    value = at(seeds, law)
+    if not math.isfinite(value):
+        return Interval(value, None, None, "its loss is not above L_inf")
+    if sizes is not None:
+        seeds = [seed for seed in seeds if seed in common_seeds(*sizes.values())]
+
+    def draw(sample: list[int]) -> float:
+        its_law = law
+        if sizes is not None and sizes_compute is not None:
+            means = {name: {0: _mean([group[seed] for seed in sample])} for name, group in sizes.items()}
+            its_law = fit_sizes(sizes_compute, means, l_inf=l_inf)
+        return math.log(at(sample, its_law))
+
+    return _bootstrap(value, seeds, draw)
+
+
+def _bootstrap(value: float, seeds: list[int], draw: Any) -> Interval:
+    """An interval around a positive value from draws of its logarithm."""
+    count = len(seeds)
+    if count < 2:
+        return Interval(value, None, None, "one seed: no interval")
+    generator = np.random.default_rng(0)
+    known: dict[tuple[int, ...], float] = {}
+    drawn = [tuple(sorted(seeds[index] for index in generator.integers(0, count, count))) for _ in range(DRAWS)]
+    for sample in set(drawn):
+        try:
+            known[sample] = draw(list(sample))
+        except (NoLaw, OverflowError):
+            known[sample] = math.inf
+    found = [known[sample] for sample in drawn if math.isfinite(known[sample])]
+    failed = DRAWS - len(found)
+    if failed > DRAWS // 20:
+        return Interval(value, None, None, f"no interval: {failed} of {DRAWS} draws of the seeds gave no law")
+    error = float(np.std(found)) * math.sqrt(count / (count - 1))
+    half = t_quantile(LEVEL, count - 1) * error
+    with np.errstate(over="ignore"):
+        return Interval(value, value * math.exp(-half), float(value * np.exp(half)))
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)

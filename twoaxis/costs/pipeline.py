@@ -1,0 +1,125 @@
+"""What crosses the boundaries of a pipeline, for every stream, from the state it really packs.
+
+    P = 2 stages, V = 2 virtual ones      chunk 0    chunk 1    chunk 2    chunk 3
+                                          stage 0 ─► stage 1 ─► stage 0 ─► stage 1
+
+- **naive**: each boundary carries the whole packed state.
+- **cached**: a stage keeps what it received or made in its earlier chunks, so a boundary carries only tensors that its
+  receiver does not have. Without virtual stages nothing is saved.
+- **recomputed**: nothing of the state is sent but the tokens; each chunk runs all earlier blocks again. It needs their
+  weights on every stage, and the operations are given beside the bytes.
+
+Gradients take the same way back, so training moves twice the bytes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from twoaxis.costs.recorder import extent, key_of
+from twoaxis.costs.states import boundaries
+from twoaxis.model.decoder import Trunk
+
+TOKEN = 8
+"""Bytes of a token's number."""
+
+
+class Boundary(NamedTuple):
+    """One transfer between chunks.
+
+    Attributes:
+        block: the first block of the receiving chunk.
+        sender: the stage that sends.
+        receiver: the stage that receives.
+        tensors: of the packed state, by numbers that stay the same where the tensor does.
+        sent: those the receiver does not have.
+        naive: bytes per token of the whole state.
+        cached: bytes per token of what the receiver does not have.
+    """
+
+    block: int
+    sender: int
+    receiver: int
+    tensors: tuple[int, ...]
+    sent: tuple[int, ...]
+    naive: int
+    cached: int
+
+
+class Pipeline(NamedTuple):
+    """All transfers of one forward pass.
+
+    Attributes:
+        stages: P.
+        virtual: V.
+        boundaries: in order.
+        held: for each stage, bytes per token of received state that its chunks keep, each tensor once.
+        recomputed_share: forward passes of all blocks that recomputing would add.
+    """
+
+    stages: int
+    virtual: int
+    boundaries: tuple[Boundary, ...]
+    held: tuple[int, ...]
+    recomputed_share: float
+
+    @property
+    def naive(self) -> int:
+        """Bytes per token over all boundaries."""
+        return sum(b.naive for b in self.boundaries)
+
+    @property
+    def cached(self) -> int:
+        """Bytes per token over all boundaries."""
+        return sum(b.cached for b in self.boundaries)
+
+    @property
+    def recomputed(self) -> int:
+        """Bytes per token over all boundaries: the token's number."""
+        return TOKEN * len(self.boundaries)
+
+    @property
+    def worst_naive(self) -> int:
+        """Bytes per token over the busiest boundary."""
+        return max((b.naive for b in self.boundaries), default=0)
+
+    @property
+    def worst_cached(self) -> int:
+        """Bytes per token over the busiest boundary."""
+        return max((b.cached for b in self.boundaries), default=0)
+
+    def received(self, cached: bool = True) -> int:
+        """Bytes per token that the busiest stage receives in a forward pass."""
+        by_stage = [0] * self.stages
+        for b in self.boundaries:
+            by_stage[b.receiver] += b.cached if cached else b.naive
+        return max(by_stage)
+
+
+def plan(trunk: Trunk, stages: int, virtual: int = 1) -> Pipeline:
+    """The transfers of a model cut into `stages` times `virtual` chunks of equally many blocks."""
+    packed, chunks = boundaries(trunk), stages * virtual
+    per = trunk.config.blocks // chunks
+    numbers: dict[tuple[int, int], int] = {}
+    entering = [_sizes(packed[chunk * per], numbers) for chunk in range(chunks + 1)]
+    has: list[dict[int, int]] = [{} for _ in range(stages)]
+    received: list[dict[int, int]] = [{} for _ in range(stages)]
+    found = []
+    for chunk in range(chunks):
+        stage, state = chunk % stages, entering[chunk]
+        if chunk:
+            missing = {number: size for number, size in state.items() if number not in has[stage]}
+            sizes = (sum(state.values()), sum(missing.values()))
+            found.append(Boundary(chunk * per, (chunk - 1) % stages, stage, tuple(state), tuple(missing), *sizes))
+            received[stage] |= missing
+        has[stage] |= state | entering[chunk + 1]
+    held = tuple(sum(tensors.values()) for tensors in received)
+    return Pipeline(stages, virtual, tuple(found), held, sum(range(chunks)) / chunks)
+
+
+def _sizes(tensors: tuple[Tensor, ...], numbers: dict[tuple[int, int], int]) -> dict[int, int]:
+    """Bytes of one token by the tensor's number; the tensors are alive as long as the list they came in."""
+    keys = [(key_of(t), int(t.storage_offset())) for t in tensors]
+    return {numbers.setdefault(key, len(numbers)): extent(t) for key, t in zip(keys, tensors, strict=True)}

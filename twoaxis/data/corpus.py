@@ -1,0 +1,275 @@
+"""Documents, split and tokenised once, as arrays on the disk.
+
+    survey of the documents --train--> tokenizer --encode--> CACHE/<key>/
+
+    CACHE/<key>/train.bin, held_out.bin          tokens one after another, uint8, 16 or 32
+    CACHE/<key>/train.starts.bin, ...            where each document begins, int64
+    CACHE/<key>/held_out.sizes.bin               bytes of UTF-8 that each held-out token stands for, uint32
+    CACHE/<key>/tokenizer/                       the tokenizer, if it was trained here
+    CACHE/<key>/corpus.json                      written last: numbers, size and SHA-256 of each file, a hash of itself
+    CACHE/surveys/                               findings of surveys, for files that are as they were
+
+The key stands for every document's content, the tokenizer and the split. A folder is built beside its place and
+renamed; a second process that wants the same waits for the first. A folder that is damaged is built again. Whether it
+is, is judged by corpus.json, the sizes of all files and the contents of all but the large arrays; those are hashed when
+a caller asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from twoaxis.base.files import PARTIAL, atomic_folder, claim, file_sha256, short_hash, write_json
+from twoaxis.data.survey import Entry, Findings, Memory, read_again, read_sealed, sealed, survey
+from twoaxis.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, train_bpe
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from twoaxis.data.options import DataOptions
+
+FORMAT = 2
+"""Of the folder."""
+BATCH = 2**20
+"""Characters that are tokenised between two reports."""
+SMALL = 2**20
+"""Bytes of an array that is hashed whenever a corpus is opened, which takes a millisecond."""
+
+Watch = Callable[[str, int, int], None]
+"""Called with what is done, how much of it and how much there is, in bytes of text."""
+
+
+class Part:
+    """The tokens of one side, mapped from the disk; may be handed to another process, which maps them anew.
+
+    Args:
+        folder: of the corpus.
+        name: train or held_out.
+        dtype: of a token.
+    """
+
+    def __init__(self, folder: Path, name: str, dtype: str) -> None:
+        self.source = folder, name, dtype
+        self.tokens: NDArray[Any] = np.memmap(folder / f"{name}.bin", dtype=dtype, mode="r")
+        self.starts: NDArray[np.int64] = np.fromfile(folder / f"{name}.starts.bin", dtype="<i8")
+
+    def __reduce__(self) -> tuple[type[Part], tuple[Path, str, str]]:
+        return Part, self.source
+
+
+class Corpus(NamedTuple):
+    """A tokenised corpus.
+
+    Attributes:
+        train: tokens to train on.
+        held_out: tokens to evaluate on.
+        sizes: bytes that each held-out token stands for.
+        tokenizer: what made them.
+        findings: of the survey of its documents.
+        facts: corpus.json.
+        folder: where all of it is.
+    """
+
+    train: Part
+    held_out: Part
+    sizes: NDArray[Any]
+    tokenizer: Tokenizer
+    findings: Findings
+    facts: dict[str, Any]
+    folder: Path
+
+
+def cache_folder(given: str | None) -> Path:
+    """The folder of tokenised data: as given, or `twoaxis` in the user's cache folder."""
+    if given is not None:
+        return Path(given).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    return root / "twoaxis" / "data"
+
+
+def open_corpus(options: DataOptions, *, watch: Watch | None = None, check: bool = False) -> Corpus:
+    """The tokenised corpus of some sources, from the cache or built into it.
+
+    Args:
+        options: data, text_field, held_out, tokenizer and cache count.
+        watch: told of the progress of building.
+        check: read the documents and hash every file, instead of trusting times of change and sizes.
+    """
+    if not options.held_out > 0:
+        raise ValueError(f"held_out is {options.held_out}: nothing would be left to evaluate on; 0.05 is usual")
+    trained = bpe_size(options.tokenizer) is not None
+    tokenizer = None if trained else load_tokenizer(options.tokenizer)
+    recipe = _recipe(options.tokenizer) if tokenizer is None else tokenizer.key
+    root = cache_folder(options.cache)
+
+    def place(findings: Findings) -> Path:
+        return root / short_hash({"format": FORMAT, "text": findings.text_hash, "tokenizer": recipe})
+
+    memory = Memory(root / "surveys", options)
+    findings = None if check else memory.recall()
+    facts = None if findings is None else _facts(place(findings))
+    if findings is None or facts is None:
+        entries, findings = survey(options)
+        memory.keep(findings)
+        facts = _facts(place(findings), check=check)
+        if facts is None:
+            builder = _Builder(options, tokenizer, entries, findings.cut, _silent if watch is None else watch)
+            facts = _build(place(findings), builder, check=check)
+    folder = place(findings)
+    if tokenizer is None:
+        tokenizer = load_tokenizer(folder / "tokenizer")
+        tokenizer.name = options.tokenizer
+    sizes = np.memmap(folder / "held_out.sizes.bin", dtype="<u4", mode="r")
+    train, held = (Part(folder, part, facts["dtype"]) for part in ("train", "held_out"))
+    return Corpus(train, held, sizes, tokenizer, findings, facts, folder)
+
+
+def _recipe(spec: str) -> str:
+    """Stands for a tokenizer that is to be trained, apart from the documents it learns from."""
+    import tokenizers
+
+    return f"{spec} tokenizers {tokenizers.__version__}"
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+def _facts(folder: Path, *, check: bool = False, say: bool = False) -> dict[str, Any] | None:
+    """The facts of a finished folder, or None if it is missing or damaged.
+
+    Args:
+        folder: the folder.
+        check: hash large arrays too.
+        say: on stderr what is wrong with it.
+    """
+    facts = read_sealed(folder / "corpus.json")
+    wrong = f"{folder / 'corpus.json'} is damaged"
+    if facts is not None and facts["name"] == folder.name:
+        damaged = (name for name, known in facts["files"].items() if not _same(folder / name, known, check=check))
+        wrong = next((f"{folder / name} is damaged" for name in damaged), "")
+    if wrong and say and folder.exists():
+        print(f"twoaxis: {wrong}; the data is tokenised again", file=sys.stderr)
+    return None if wrong else facts
+
+
+def _same(path: Path, known: tuple[int, str], *, check: bool) -> bool:
+    """Whether a file has the size and the hash that are known of it."""
+    size, hashed = known
+    try:
+        if path.stat().st_size != size:
+            return False
+        large = path.suffix == ".bin" and size > SMALL
+        return (large and not check) or file_sha256(path) == hashed
+    except (ValueError, OSError):
+        return False
+
+
+def _build(folder: Path, builder: _Builder, *, check: bool) -> dict[str, Any]:
+    """Build a corpus in the place of what may be left of it, unless another process does; returns its facts."""
+    with claim(folder.parent / "locks" / folder.name, wait=True):
+        facts = _facts(folder, check=check, say=True)
+        if facts is not None:
+            return facts
+        for left in folder.parent.glob(f".{folder.name}{PARTIAL}*"):
+            shutil.rmtree(left, ignore_errors=True)  # of a builder that was killed; others may be building theirs
+        if folder.is_file():
+            folder.unlink()
+        with atomic_folder(folder, replace=True) as partial:
+            facts = builder.build(partial) | {"name": folder.name}
+            files = sorted(path for path in partial.rglob("*") if path.is_file())
+            names = {path: path.relative_to(partial).as_posix() for path in files}
+            facts["files"] = {names[path]: [path.stat().st_size, file_sha256(path)] for path in files}
+            write_json(partial / "corpus.json", sealed(facts))
+        facts = _facts(folder, check=check)
+    if facts is None:
+        raise ValueError(f"{folder} is not what was just written there; the disk may be failing")
+    return facts
+
+
+class _Builder(NamedTuple):
+    """What is needed to build a corpus."""
+
+    options: DataOptions
+    tokenizer: Tokenizer | None
+    entries: list[Entry]
+    cut: int | None
+    watch: Watch
+
+    def build(self, folder: Path) -> dict[str, Any]:
+        """Fill the folder of a corpus; returns numbers of it."""
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            size = bpe_size(self.options.tokenizer)
+            assert size is not None
+            tokenizer = train_bpe(self._training_texts(), size)
+            tokenizer.save(folder / "tokenizer")
+        dtype = next(name for name in ("<u1", "<u2", "<u4") if tokenizer.vocab_size <= 256 ** int(name[-1]))
+        counts = self._encode(folder, tokenizer, dtype)
+        parts = {
+            part: {
+                "documents": sum(entry.held_out is held for entry in self.entries),
+                "bytes": sum(entry.size for entry in self.entries if entry.held_out is held),
+                "tokens": counts[part],
+            }
+            for part, held in (("train", False), ("held_out", True))
+        }
+        return {"format": FORMAT, "dtype": dtype, "vocab_size": tokenizer.vocab_size, **parts}
+
+    def _training_texts(self) -> Iterator[str]:
+        total = sum(entry.size for entry in self.entries if not entry.held_out)
+        done = 0
+        for text, entry in read_again(self.options, self.entries, self.cut):
+            if not entry.held_out:
+                yield text
+                done += entry.size
+                self.watch("tokenizer", done, total)
+
+    def _encode(self, folder: Path, tokenizer: Tokenizer, dtype: str) -> dict[str, int]:
+        """Write the tokens of both parts; returns how many."""
+        counts, starts = {"train": 0, "held_out": 0}, {"train": [0], "held_out": [0]}
+        total, done = sum(entry.size for entry in self.entries), 0
+        with (
+            open(folder / "train.bin", "wb") as train,
+            open(folder / "held_out.bin", "wb") as held,
+            open(folder / "held_out.sizes.bin", "wb") as sizes,
+        ):
+            files: dict[str, BinaryIO] = {"train": train, "held_out": held}
+            for texts, entries in _batches(read_again(self.options, self.entries, self.cut)):
+                part = "held_out" if entries[0].held_out else "train"
+                for tokens in tokenizer.encode(texts, sizes=part == "held_out"):
+                    files[part].write(tokens.ids.astype(dtype).tobytes())
+                    sizes.write(tokens.sizes.astype("<u4").tobytes())  # nothing for the training part
+                    counts[part] += len(tokens.ids)
+                    starts[part].append(counts[part])
+                done += sum(entry.size for entry in entries)
+                self.watch("tokenise", done, total)
+        for part, places in starts.items():
+            np.array(places[:-1], dtype="<i8").tofile(folder / f"{part}.starts.bin")
+            if not counts[part]:
+                raise ValueError(f"the {part.replace('_', '-')} documents have no tokens with {tokenizer.name}")
+        return counts
+
+
+def _batches(documents: Iterator[tuple[str, Entry]]) -> Iterator[tuple[list[str], list[Entry]]]:
+    """Documents of one side in lots of about `BATCH` characters, so that several threads have something to do."""
+    texts: list[str] = []
+    entries: list[Entry] = []
+    length = 0
+    for text, entry in documents:
+        if texts and (length + len(text) > BATCH or entry.held_out != entries[0].held_out):
+            yield texts, entries
+            texts, entries, length = [], [], 0
+        texts.append(text)
+        entries.append(entry)
+        length += len(text)
+    if texts:
+        yield texts, entries

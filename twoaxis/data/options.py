@@ -1,0 +1,35 @@
+"""Which data a run trains on and how it is cut into examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from twoaxis.base.options import Count, Fraction, Options, at_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(Options):
+    """The data of a run."""
+
+    data: tuple[str, ...] = ("stdlib",)
+    """stdlib, files and folders, hf:DATASET, or task:NAME[:option=value,...]."""
+    tokenizer: str = "bpe:2048"
+    """bytes, bpe:SIZE (trained on the training split), or the folder or hub name of a transformers tokenizer."""
+    text_field: str = "text"
+    """Where jsonl, parquet and Hugging Face records keep their text."""
+    context: Annotated[int, at_least(2)] = 256
+    """Tokens of a training example: at least a token and the one it predicts."""
+    held_out: Fraction = 0.05
+    """Part of the documents kept for evaluation."""
+    isolate: bool = False
+    """Keep packed documents from seeing each other."""
+    eval_examples: Count = 64
+    """Held-out examples of an evaluation, the same for every run."""
+    cache: str | None = None
+    """Folder of tokenised data; None is the user's cache folder."""
+
+    def validate(self) -> None:
+        """At least one source."""
+        if not self.data:
+            raise ValueError("data names nothing; give stdlib, files, folders, hf:DATASET or task:NAME")

@@ -1,0 +1,277 @@
+"""Advice as a page for people and as one JSON document for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from twoaxis.costs.document import times
+from twoaxis.costs.hardware import find_profile
+from twoaxis.guide.advise import PAYS, Advice, Choice, paper_says
+from twoaxis.guide.evidence import Evidence, Record
+from twoaxis.guide.next_steps import next_steps
+from twoaxis.show.document import Block, Code, Column, Document, Heading, Items, Prose, Table, table
+from twoaxis.show.numbers import NOTHING, si
+
+SHOWN = 4
+"""Records printed of a method; `--records` has all."""
+GOALS = {
+    "any": "anything",
+    "shortcut": "a better shortcut",
+    "mixing": "local mixing",
+    "retrieval": "cross-depth retrieval",
+}
+BEGINNINGS = {
+    "bitwise": "the retrofitted model gives the same logits as the trained one, bit for bit",
+    "rounding": "the retrofitted model gives the same logits as the trained one up to rounding",
+    "blend": "the method has no exact neutral start; a gate fades it in from zero over the plain stream",
+}
+"""How a method begins on a trained model, by its neutral class."""
+STARTS = {"scratch": "from scratch", "retrofit": "onto a trained model"}
+
+
+def document(advice: Advice, top: int) -> Document:
+    """The answer: what to try, why, at what cost and risk, and the commands that follow.
+
+    Args:
+        advice: from `advise`.
+        top: methods on the short list.
+    """
+    chosen = advice.ranked[:top]
+    blocks: list[Block] = [
+        Prose(_asked(advice)),
+        Prose(verdict(advice)),
+        Items(tuple(paper_says(advice))) if paper_says(advice) else Prose(NO_ADVICE),
+        Heading("Ranking"),
+        ranking(advice),
+        Prose(_rule(advice)),
+    ]
+    for number, choice in enumerate(chosen, start=1):
+        blocks += [Heading(f"{number}. {choice.method}", 3), Items(tuple(_about(advice, choice)))]
+    steps = next_steps(advice, top)
+    if steps:
+        blocks.append(Heading("Next"))
+        blocks.append(Code("\n\n".join(f"# {step.why}\n{step.text}" for step in steps)))
+    if advice.left_out:
+        rows = [(c.method, f"{c.trust.speed_up:.3f}x", c.left_out or "") for c in advice.left_out]
+        blocks += [Heading("Left out"), table(("method", "trusted", Column("because it", number=False)), rows)]
+    return Document(f"Advice for {advice.question.shape}", tuple(blocks))
+
+
+NO_ADVICE = (
+    "The paper (arXiv 2603.16039) advises reads over depth only where retrieval across depth is itself the object of "
+    "study; for a better shortcut it advises deep_delta, for local mixing short_swa."
+)
+
+
+def _asked(advice: Advice) -> str:
+    question, deployment = advice.question, advice.question.deployment
+    profile = find_profile(deployment.hardware)
+    parts = [
+        f"Wanted: {GOALS[question.goal]}, {STARTS[question.start]}, {advice.parameters:,} parameters",
+        f"{profile.title}, context {deployment.context:,}, micro-batch {deployment.micro_batch}, {deployment.dtype}",
+    ]
+    if deployment.pipeline_stages > 1:
+        virtual = f" of {deployment.virtual_stages} virtual ones" if deployment.virtual_stages > 1 else ""
+        parts.append(f"{deployment.pipeline_stages} pipeline stages{virtual}")
+    if question.serving:
+        parts.append(f"{question.serving:.0%} of the compute decodes, {deployment.batch} at a time")
+    if question.max_overhead is not None:
+        parts.append(f"at most {question.max_overhead:g}% more time")
+    if question.headroom is not None:
+        parts.append(f"at most {si(question.headroom)} more on a device")
+    text = "; ".join(parts) + "."
+    if not advice.plain.fits:
+        text += (
+            f" The plain model itself takes {si(advice.plain.memory.total)} of a device's "
+            f"{si(profile.memory)} in training: give the real deployment to compare memory."
+        )
+    return text
+
+
+def verdict(advice: Advice) -> str:
+    """The answer in a sentence or two."""
+    if not advice.ranked:
+        return "**Stay with the plain residual**: no method keeps the limits."
+    best = advice.ranked[0]
+    if best.net <= PAYS:
+        return (
+            "**Stay with the plain residual** unless a comparison of your own says otherwise: no published gain, "
+            f"trusted as far as its evidence goes, pays for its cost here. The nearest is {best.method}, "
+            f"net {best.net:.3f}."
+        )
+    others = ", ".join(choice.method for choice in advice.paying[1:4])
+    return (
+        f"**Try {best.method} first**: its published gains, discounted for how they were found, are worth "
+        f"{best.trust.speed_up:.3f} times the compute, and it takes {best.ratio:.3f} times as long."
+        + (f" Then {others}." if others else " Nothing else is expected to pay.")
+    )
+
+
+def ranking(advice: Advice) -> Table:
+    """All ranked methods."""
+    staged = advice.question.deployment.pipeline_stages > 1
+    headers = ("method", "trusted", "time", "net", "parameters", "memory", "kept per sequence", "studies")
+    rows = []
+    for choice in advice.ranked:
+        costs = choice.costs
+        kept = (costs.kept.local + costs.kept.stream) / costs.deployment.batch
+        row = [
+            choice.method,
+            f"{choice.trust.speed_up:.3f}x",
+            f"{choice.ratio:.3f}x",
+            f"{choice.net:.3f}",
+            f"+{si(costs.parameters_added, '')}".strip().replace("G", "B"),
+            f"{'+' if choice.added >= 0 else '-'}{si(abs(choice.added))}",
+            si(kept),
+            str(len(choice.trust.studies)),
+        ]
+        if staged:
+            row.insert(-1, f"{costs.pipeline.cached / advice.plain.pipeline.cached:.3g}x")
+        rows.append(tuple(row))
+    if staged:
+        headers = (*headers[:-1], "pipeline traffic", headers[-1])
+    return table(headers, rows)
+
+
+def _rule(advice: Advice) -> str:
+    law, fused = advice.evidence.law, advice.question.kernels == "fused"
+    return (
+        "Trusted: times the plain model's compute that buys the same loss, a mean over studies that leans to 1 where "
+        "they are few, single-seed or far from your scale (loss falls as compute to the power "
+        f"-{law.exponent:g}: {law.source}). Time: predicted, {'fused kernels' if fused else 'operations as written'}. "
+        "Net: their ratio, by which the list is ranked. The rule stands in docs/advice.md."
+    )
+
+
+def _about(advice: Advice, choice: Choice) -> list[str]:
+    """Reason, cost, evidence and risk of one method."""
+    costs = choice.costs
+    lines = [f"**What it does**: {choice.candidate.why}."]
+    cost_line = (
+        f"**Cost here**: training {times(costs.train)} (fused to as written), decoding {times(costs.decode)}, "
+        f"{costs.parameters_added:,} more parameters, {si(choice.added)} more on the fullest device"
+    )
+    if costs.deployment.pipeline_stages > 1:
+        whole = costs.pipeline.naive / advice.plain.pipeline.naive
+        cached = costs.pipeline.cached / advice.plain.pipeline.cached
+        cost_line += f", pipeline traffic {cached:.3g}x cached, {whole:.3g}x forwarded whole"
+    kept = costs.kept.local + costs.kept.stream
+    lines.append(
+        f"{cost_line}; between tokens it keeps {si(kept)} beside {si(costs.kept.attention)} of keys and values."
+    )
+    shown = nearest(choice, advice)
+    rest = len([r for r in choice.records if r.kind != "none"]) - len(shown)
+    lines += [f"**Published**: {sentence(record)}." for record in shown]
+    if rest > 0:
+        lines.append(f"{rest} more in `twoaxis advise --records {choice.candidate.name}`.")
+    if choice.neutral is not None:
+        lines.append(f"**Start**: {BEGINNINGS[choice.neutral]}.")
+    lines.append(f"**Risk**: {'; '.join(choice.risks) or 'none that the records show'}.")
+    return lines
+
+
+def nearest(choice: Choice, advice: Advice) -> list[Record]:
+    """The records to show: of every source the weightiest, then the rest by weight."""
+    start = advice.question.start
+    law = advice.evidence.law
+    found = [r for r in choice.records if r.kind != "none"]
+    found.sort(key=lambda r: (r.log_speed_up(law) is None, -r.weight(advice.parameters, start)))
+    first: dict[str, Record] = {}
+    for record in found:
+        first.setdefault(record.source, record)
+    chosen = list(first.values())
+    chosen += [record for record in found if record not in chosen]
+    return chosen[:SHOWN]
+
+
+def sentence(record: Record) -> str:
+    """One record in words."""
+    measure = record.measure or str(record.metric)
+    if record.value is not None:
+        number = f"{measure} {record.baseline:g} to {record.value:g}"
+    elif record.difference is not None:
+        number = f"{measure} {record.difference:+g}"
+    else:
+        number = measure
+    at = [part for part in (_scale(record), record.architecture) if part]
+    seeds = "seeds not said" if record.seeds is None else f"{record.seeds} seed{'s' if record.seeds > 1 else ''}"
+    by = {"own": "its authors", "third party": "third party", "failed replication": "failed replication"}[record.kind]
+    note = f" ({record.note.rstrip('.')})" if record.note else ""
+    where = f", {record.where}" if record.where else ""
+    return f"{number}; {', '.join(at)}; {seeds}; {by}, {record.source}{where}{note}"
+
+
+def _scale(record: Record) -> str:
+    parts = []
+    if record.parameters:
+        parts.append(f"{si(record.parameters, '')} parameters".replace("G ", "B ").replace("  ", " "))
+    if record.tokens:
+        parts.append(f"{si(record.tokens, '')} tokens".replace("G ", "B ").replace("  ", " "))
+    return ", ".join(parts)
+
+
+def records_table(evidence: Evidence, name: str | None) -> list[Block]:
+    """Every record, or those of one method."""
+    methods = [name] if name else list(dict.fromkeys(record.name for record in evidence.records))
+    blocks: list[Block] = []
+    for method in methods:
+        found = evidence.of(method)
+        if not found:
+            known = ", ".join(sorted({record.name for record in evidence.records}))
+            raise ValueError(f"there is no record of {method!r}; there are records of {known}")
+        rows = []
+        for r in found:
+            gain = r.log_speed_up(evidence.law)
+            text = f"No published result: {r.note}" if r.kind == "none" else sentence(r)
+            rows.append((r.method, r.form, NOTHING if gain is None else f"{math.exp(gain):.3f}x", text))
+        form, record = Column("form", number=False), Column("record", number=False)
+        blocks += [Heading(method, 3), table(("method", form, "compute at equal loss", record), rows)]
+    return blocks
+
+
+def to_json(advice: Advice, top: int) -> dict[str, Any]:
+    """Everything, as plain values."""
+    import twoaxis
+
+    question = advice.question
+    return {
+        "twoaxis": twoaxis.__version__,
+        "question": dataclasses.asdict(question),
+        "parameters": advice.parameters,
+        "law": advice.evidence.law._asdict(),
+        "verdict": verdict(advice).replace("**", ""),
+        "paper": paper_says(advice),
+        "ranked": [_choice(choice) for choice in advice.ranked],
+        "left_out": [_choice(choice) for choice in advice.left_out],
+        "next": [step._asdict() for step in next_steps(advice, top)],
+    }
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    costs = choice.costs
+    return {
+        "method": choice.method,
+        "axis": choice.candidate.axis,
+        "form": choice.candidate.form,
+        "goal": choice.candidate.goal,
+        "why": choice.candidate.why,
+        "trusted_speed_up": choice.trust.speed_up,
+        "time_ratio": choice.ratio,
+        "net": choice.net,
+        "cost": {
+            "train": costs.train._asdict(),
+            "prefill": costs.prefill._asdict(),
+            "decode": costs.decode._asdict(),
+            "parameters_added": costs.parameters_added,
+            "memory_added": choice.added,
+            "kept": costs.kept._asdict(),
+            "pipeline": {"naive": costs.pipeline.naive, "cached": costs.pipeline.cached},
+        },
+        "studies": [study._asdict() for study in choice.trust.studies],
+        "records": [record.to_dict() for record in choice.records],
+        "neutral": choice.neutral,
+        "risks": list(choice.risks),
+        "left_out": choice.left_out,
+    }

@@ -1,0 +1,168 @@
+"""Every registered method for one shape of decoder: its card, its exact cost, its neutral class.
+
+Streams are built on the meta device, where parameters have a size and no storage, so that any shape can be asked about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from twoaxis.base.method import Card
+from twoaxis.base.registry import Registry
+from twoaxis.depth.registry import STREAMS
+from twoaxis.depth.stream import Cost, Layout, Neutral, Stream
+from twoaxis.model.config import DecoderConfig
+from twoaxis.sequence.mixer import Mixer
+from twoaxis.sequence.registry import MIXERS
+
+PROBE = 64
+"""Width at which a mixer's neutral class is measured."""
+
+
+class Measured(NamedTuple):
+    """A method with some options, for one shape.
+
+    Attributes:
+        options: the options that are not the defaults.
+        cost: exact counts for the whole model; None where it cannot be built for the shape.
+        neutral: its class.
+        dead: parameters that can never get a gradient, and why.
+        problem: why it cannot be built.
+    """
+
+    options: Mapping[str, Any]
+    cost: Cost | None = None
+    neutral: Neutral | None = None
+    dead: Mapping[str, str] = {}
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One method for one shape.
+
+    Attributes:
+        name: what the registry calls it.
+        method: the class.
+        card: its row of the map.
+        shape: the decoder it is costed for.
+        default: with its default options.
+    """
+
+    name: str
+    method: type[Stream] | type[Mixer]
+    card: Card
+    shape: DecoderConfig
+    default: Measured
+
+    def variants(self) -> tuple[Measured, ...]:
+        """With each of the options that between them use every part of the method, the defaults left out."""
+        return tuple(measure(self.name, self.shape, options) for options in self.method.variants if options)
+
+
+def make_shape(
+    blocks: int = 12,
+    width: int = 768,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    head_width: int | None = None,
+    hidden: int | None = None,
+) -> DecoderConfig:
+    """A decoder's shape; `heads` None is one per 64 channels or a few less, the rest as in `DecoderConfig`."""
+    if heads is None:
+        heads = next((h for h in range(width // 64, 1, -1) if width % (2 * h) == 0), 1)
+    return DecoderConfig(
+        blocks=blocks,
+        width=width,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_width=head_width,
+        hidden=hidden,
+    )
+
+
+def block_parameters(shape: DecoderConfig) -> int:
+    """Parameters of the decoder's attention and MLP matrices, all blocks; without embedding, norms and head."""
+    attention = shape.width * shape.head_size * (2 * shape.heads + 2 * (shape.kv_heads or shape.heads))
+    return sum(attention + 3 * shape.width * shape.hidden_width(block) for block in range(shape.blocks))
+
+
+def names() -> tuple[str, ...]:
+    """Every method: the streams, then the mixers."""
+    return (*STREAMS.names(), *MIXERS.names())
+
+
+def find(name: str) -> type[Stream] | type[Mixer]:
+    """The class behind a name, stream or mixer."""
+    entries: dict[str, Any] = {**STREAMS.entries, **MIXERS.entries}
+    return cast("type[Stream] | type[Mixer]", Registry("method", entries).find(name))
+
+
+def entry(name: str, shape: DecoderConfig) -> Entry:
+    """One method for `shape`."""
+    method = find(name)
+    axis = "depth" if issubclass(method, Stream) else "sequence"
+    card = getattr(method, "card", None) or _blank(name, axis)
+    return Entry(name=name, method=method, card=card, shape=shape, default=measure(name, shape))
+
+
+def entries(shape: DecoderConfig) -> tuple[Entry, ...]:
+    """Every method for `shape`, depth axis first."""
+    return tuple(entry(name, shape) for name in names())
+
+
+def _blank(name: str, axis: str) -> Card:
+    """The card of a method that was registered without one."""
+    given = {"title": name, "axis": axis, "literal_qkv": False, "year": 0, "quirks": (), "published": ()}
+    return Card(**{f.name: given.get(f.name, "-") for f in fields(Card)})
+
+
+def measure(name: str, shape: DecoderConfig, options: Mapping[str, Any] | None = None) -> Measured:
+    """A method with `options` for `shape`; options that do not go with the shape are reported, not raised."""
+    options = options or {}
+    try:
+        return _stream(name, shape, options) if issubclass(find(name), Stream) else _mixer(name, shape, options)
+    except ValueError as error:
+        return Measured(options, problem=str(error))
+
+
+def _stream(name: str, shape: DecoderConfig, options: Mapping[str, Any]) -> Measured:
+    with torch.device("meta"):
+        layout = Layout.make(shape.blocks, shape.width, shape.kinds())
+        made = STREAMS.find(name)(STREAMS.config(name, dict(options)), layout)
+    return Measured(options, made.cost(), made.neutral, made.dead())
+
+
+def _mixer(name: str, shape: DecoderConfig, options: Mapping[str, Any]) -> Measured:
+    made = MIXERS.find(name)(MIXERS.config(name, dict(options)))
+    heads = shape.heads + 2 * (shape.kv_heads or shape.heads)
+    total = [0, 0, 0]
+    for block in range(shape.blocks):
+        channels = {"qkv": heads * shape.head_size, "hidden": 2 * shape.hidden_width(block)}
+        with torch.device("meta"):
+            built = [made.build(point, shape.width, channels.get(point, shape.width)) for point in made.points]
+        for local in built:
+            total = [a + b for a, b in zip(total, local.cost(), strict=True)]
+    parameters, flops, kept = total
+    return Measured(options, Cost(parameters, flops, reads=0, live=0, kept=kept), _mixer_neutral(made))
+
+
+def _mixer_neutral(made: Mixer) -> Neutral:
+    """Bitwise if every operator can leave the model as it is without it: at its start, or with all parameters zero."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        x = torch.randn(1, 8, PROBE)
+        for point in made.points:
+            local = made.build(point, PROBE, PROBE)
+            plain = torch.zeros_like(x) if point == "site" else x
+            if torch.equal(local(x), plain):
+                continue
+            for parameter in local.parameters():
+                parameter.zero_()
+            if not torch.equal(local(x), plain):
+                return "none"
+    return "bitwise"

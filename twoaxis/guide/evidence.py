@@ -1,0 +1,314 @@
+"""What has been published about the methods, as records with their sources, and how much of it to trust.
+
+`evidence.json` holds one record per published number: a method, what was measured, at which scale, with how many seeds,
+by whom. Another file of the same form takes its place with `--evidence FILE`.
+
+Losses, perplexities and speed-ups of different papers meet on one scale, the **compute at equal loss**: how many times
+the plain model's compute buys the same loss, by the law in the file.
+
+    loss              ln(baseline / value) / exponent                the logarithm of that factor
+    perplexity        the same of its logarithm, which is a loss
+    loss difference   the same with the law's typical loss as the baseline
+    speed-up          its own logarithm
+    all of them       at most a factor of two either way: beyond, the law is stretched too far
+    anything else     shown, not counted: accuracies, wall-clock times, throughput, memory
+
+A method's trusted speed-up is a mean over sources that leans to "no effect":
+
+    trusted = sum over sources of (weight x gain) / (sum of the weights + 1/2)
+    weight  = seeds x scale x setting
+              seeds    1 for three or more, else 1/2
+              scale    1 / (1 + decades between the record's parameters and yours); unknown counts as two decades
+              setting  1 if the record is from scratch or a retrofit as yours is, else 1/4
+
+The 1/2 is one more study, of your scale and with one seed, that found nothing. A source's gain is the mean of its
+records, weighted likewise, and its weight is that of its best one. A failed replication is a source whose gain is what
+it measured, zero where it gives no number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from twoaxis.base.options import Count, Options
+from twoaxis.base.registry import did_you_mean
+from twoaxis.base.spec import parse
+
+DATA = Path(__file__).parent / "evidence.json"
+
+Metric = Literal[
+    "loss",
+    "bits per byte",
+    "perplexity",
+    "loss difference",
+    "perplexity difference",
+    "speed-up",
+    "wall-clock speed-up",
+    "accuracy",
+    "throughput",
+    "memory",
+    "overhead",
+    "other",
+]
+Kind = Literal["own", "third party", "failed replication", "none"]
+Setting = Literal["scratch", "retrofit"]
+
+HIGHER = ("speed-up", "accuracy", "throughput")
+"""Metrics of which more is better; of all others less is."""
+MOST = math.log(2.0)
+"""Of a record's logarithm. Tiny models on simple text reach losses that no compute at your scale would."""
+UNKNOWN = 2.0
+"""Decades between your model and a record whose parameters are not known."""
+SEEDS = 3
+"""Seeds that make a record count in full."""
+NOTHING = 0.5
+"""Weight of the study that found nothing, which every method has."""
+OTHER_SETTING = 0.25
+"""What a record from scratch says about a retrofit, and the other way round."""
+
+
+class Law(NamedTuple):
+    """How the plain model's loss falls with compute: loss = A C^-exponent.
+
+    Attributes:
+        exponent: of the compute.
+        typical_loss: the baseline of records that give a difference alone.
+        source: of both.
+    """
+
+    exponent: float
+    typical_loss: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Options):
+    """One published number, or the statement that there is none."""
+
+    method: str
+    """As NAME[:k=v,...]."""
+    form: str = ""
+    """Which form of the method it speaks for, such as block or full; advice matches it."""
+    kind: Kind
+    """By whom: the method's own authors, a third party, a replication that failed; none says that nothing was found."""
+    source: str
+    """Paper, repository or thread. Records of one source count as one study."""
+    where: str = ""
+    """Table, figure or section."""
+    metric: Metric | None = None
+    """What sort of number."""
+    measure: str = ""
+    """What exactly."""
+    baseline: float | int | None = None
+    """Of the plain residual."""
+    value: float | int | None = None
+    """Of the method."""
+    difference: float | int | None = None
+    """Value less baseline, where only that is published."""
+    parameters: int | None = None
+    """Of the model, the active ones of a mixture of experts; None is not said."""
+    tokens: int | None = None
+    """Of the training; None is not said."""
+    architecture: str = ""
+    """Of the model, and the data."""
+    seeds: Count | None = None
+    """Runs behind the number; None is not said."""
+    matched: str | None = None
+    """What was the same for both."""
+    setting: Setting = "scratch"
+    """Trained from scratch, or put onto a trained model."""
+    counted: bool = True
+    """False where the number is not about this method in a comparable run; the note says why."""
+    note: str = ""
+    """What one must know to read it."""
+
+    def validate(self) -> None:
+        """Rules between fields."""
+        if self.kind == "none":
+            return
+        if self.metric is None:
+            raise ValueError("a record needs a metric, or the kind none")
+        if (self.baseline is None) != (self.value is None):
+            raise ValueError("baseline and value belong together")
+        if self.value is not None and self.difference is not None:
+            raise ValueError("give baseline and value, or the difference alone")
+        positive = self.metric in ("loss", "bits per byte", "speed-up", "wall-clock speed-up", "throughput", "memory")
+        if self.value is not None and self.baseline is not None:
+            least = 1 if self.metric == "perplexity" else 0
+            if (positive or least) and min(self.value, self.baseline) <= least:
+                raise ValueError(f"a {self.metric} is more than {least}, got {self.baseline} and {self.value}")
+        elif self.difference is None and self.kind != "failed replication" and self.counted:
+            raise ValueError("a record without a number must say counted: false, or be a failed replication")
+
+    @property
+    def name(self) -> str:
+        """Of the method, without options."""
+        return parse(self.method)[0]
+
+    @property
+    def gain(self) -> float | None:
+        """How much better, in the metric's own unit; negative is worse, None where no number is published."""
+        if self.value is None or self.baseline is None:
+            return None if self.difference is None else -self.difference
+        return self.value - self.baseline if self.metric in HIGHER else self.baseline - self.value
+
+    def log_speed_up(self, law: Law) -> float | None:
+        """The logarithm of the compute at equal loss; None where the record does not count."""
+        found = self._log_speed_up(law) if self.counted and self.kind != "none" else None
+        return None if found is None else max(-MOST, min(MOST, found))
+
+    def _log_speed_up(self, law: Law) -> float | None:
+        if self.metric == "loss difference" and self.difference is not None:
+            return math.log(law.typical_loss / (law.typical_loss + self.difference)) / law.exponent
+        if self.value is None or self.baseline is None:
+            return 0.0 if self.kind == "failed replication" else None
+        if self.metric in ("loss", "bits per byte"):
+            return math.log(self.baseline / self.value) / law.exponent
+        if self.metric == "perplexity":
+            return math.log(math.log(self.baseline) / math.log(self.value)) / law.exponent
+        return math.log(self.value / self.baseline) if self.metric == "speed-up" else None
+
+    def weight(self, parameters: int, setting: Setting) -> float:
+        """How much it says about a model of that many parameters."""
+        seeds = 1.0 if (self.seeds or 0) >= SEEDS else 0.5
+        decades = UNKNOWN if self.parameters is None else abs(math.log10(self.parameters / parameters))
+        return seeds / (1 + decades) * (1.0 if setting == self.setting else OTHER_SETTING)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, with the gain."""
+        return dataclasses.asdict(self) | {"gain": self.gain}
+
+
+class Study(NamedTuple):
+    """The records of one source that count.
+
+    Attributes:
+        source: of them.
+        kind: own, third party or failed replication.
+        gain: logarithm of the compute at equal loss.
+        weight: in the mean.
+    """
+
+    source: str
+    kind: Kind
+    gain: float
+    weight: float
+
+
+class Trust(NamedTuple):
+    """What the records of a method come to.
+
+    Attributes:
+        log_speed_up: trusted.
+        studies: behind it, the weightiest first.
+    """
+
+    log_speed_up: float
+    studies: tuple[Study, ...]
+
+    @property
+    def speed_up(self) -> float:
+        """Compute of the plain model that buys the same loss."""
+        return math.exp(self.log_speed_up)
+
+
+class Evidence(NamedTuple):
+    """A file of records.
+
+    Attributes:
+        law: of loss and compute.
+        records: in the file's order.
+    """
+
+    law: Law
+    records: tuple[Record, ...]
+
+    def of(self, name: str, form: str | None = None) -> tuple[Record, ...]:
+        """The records of a method, of one form if one is given; the statement that there is none fits every form."""
+        return tuple(r for r in self.records if r.name == name and (form is None or r.form == form or r.kind == "none"))
+
+    def trust(self, records: Iterable[Record], parameters: int, setting: Setting) -> Trust:
+        """What some records say about a model of `parameters`."""
+        by_source: dict[str, list[tuple[float, float, Kind]]] = {}
+        for record in records:
+            gain = record.log_speed_up(self.law)
+            if gain is not None:
+                by_source.setdefault(record.source, []).append((gain, record.weight(parameters, setting), record.kind))
+        studies = []
+        for source, found in by_source.items():
+            total = sum(weight for _, weight, _ in found)
+            mean = sum(gain * weight for gain, weight, _ in found) / total
+            studies.append(Study(source, found[0][2], mean, max(weight for _, weight, _ in found)))
+        studies.sort(key=lambda study: -study.weight)
+        whole = sum(study.weight for study in studies) + NOTHING
+        return Trust(sum(study.gain * study.weight for study in studies) / whole, tuple(studies))
+
+
+def read_evidence(path: str | Path | None = None) -> Evidence:
+    """Read and check a file of records.
+
+    Args:
+        path: the file; None is the one that comes along.
+    """
+    path = DATA if path is None else Path(path).expanduser()
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ValueError(f"there is no evidence file {path}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not a JSON document: {error}") from error
+    if not isinstance(found, dict) or set(found) != {"law", "records"}:
+        raise ValueError(f"{path} is no evidence file: it needs law and records, and nothing else")
+    records = []
+    for number, fields in enumerate(found["records"]):
+        try:
+            records.append(_record(fields))
+        except ValueError as error:
+            raise ValueError(f"{path}: record {number} ({_called(fields)}): {error}") from error
+    return Evidence(_law(path, found["law"]), tuple(records))
+
+
+def _called(fields: Any) -> str:
+    return str(fields.get("method", "no method")) if isinstance(fields, dict) else "not an object"
+
+
+def _law(path: Path, fields: Any) -> Law:
+    if not isinstance(fields, dict) or set(fields) != set(Law._fields):
+        raise ValueError(f"{path}: the law needs {', '.join(Law._fields)}")
+    law = Law(**fields)
+    for name in ("exponent", "typical_loss"):
+        value = getattr(law, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ValueError(f"{path}: the law's {name} must be a number above 0, got {value!r}")
+    return law
+
+
+def _record(fields: Any) -> Record:
+    """One record, its method checked against the library."""
+    if not isinstance(fields, dict):
+        raise ValueError("it must be an object")
+    known = {field.name for field in dataclasses.fields(Record)}
+    unknown = sorted(set(fields) - known)
+    if unknown:
+        hint = did_you_mean(unknown[0], sorted(known))
+        raise ValueError(f"unknown field {unknown[0]!r}{hint}")
+    missing = [name for name in ("method", "kind", "source") if name not in fields]
+    if missing:
+        raise ValueError(f"it has no {missing[0]}")
+    made = Record(**fields)
+    _check_method(made.method)
+    return made
+
+
+def _check_method(text: str) -> None:
+    from twoaxis.depth.registry import STREAMS
+    from twoaxis.sequence.registry import MIXERS
+
+    name, options = parse(text)
+    (MIXERS if name in MIXERS.names() else STREAMS).config(name, options)

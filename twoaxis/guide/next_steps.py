@@ -1,0 +1,110 @@
+"""The commands that follow advice: probe a trained model, cost the short list in full, put it on, compare it small."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+from twoaxis.costs.deployment import Deployment
+from twoaxis.costs.shapes import find_shape
+from twoaxis.guide.advise import Advice, Choice
+from twoaxis.guide.candidates import Place
+
+SMALL = "tiny"
+"""The preset on which the short list is compared: hours on a laptop, minutes on a GPU."""
+
+
+class Command(NamedTuple):
+    """A command to run next.
+
+    Attributes:
+        why: what it tells.
+        text: the command, ready for a shell.
+    """
+
+    why: str
+    text: str
+
+
+def next_steps(advice: Advice, top: int) -> tuple[Command, ...]:
+    """Commands for the first `top` methods of a ranking."""
+    chosen = advice.ranked[:top]
+    if not chosen:
+        return ()
+    question = advice.question
+    retrofit = question.start == "retrofit"
+    steps = [_probe(question.shape, chosen)] if retrofit else []
+    steps.append(
+        Command(
+            "everything they would cost at your shape",
+            _join("cost", "--shape", question.shape, *_methods(chosen), *deployment_flags(question.deployment)),
+        )
+    )
+    if retrofit:
+        steps += [step for choice in chosen for step in _retrofit(question.shape, choice)]
+    place = Place(find_shape(SMALL), "scratch", gpu=False)
+    small = [word for choice in chosen for word in (_flag(choice), choice.candidate.spell(place))]
+    shared = ("--preset", SMALL, "--seeds", "5", "--lr", "1e-3,2e-3,4e-3", "--controls")
+    steps.append(
+        Command(
+            "whether they help at all: a small model, five seeds, a learning rate for each, controls "
+            "(add --data FOLDER; --dry-run tells how long it takes)",
+            _join("compare", "--out", "runs/advice", *small, *shared),
+        )
+    )
+    return tuple(steps)
+
+
+def _source(shape: str) -> str:
+    """The trained model, where the shape was read from its folder."""
+    path = Path(shape).expanduser()
+    return "MODEL" if not path.exists() else str(path.parent if path.is_file() else path)
+
+
+def _probe(shape: str, chosen: tuple[Choice, ...]) -> Command:
+    """Frozen weights first: minutes, and no model to keep."""
+    source = _source(shape)
+    named = " (MODEL: its folder, or its name on the hub)" if source == "MODEL" else ""
+    return Command(
+        f"would the model use them at all? Only the new parameters learn; a lower bound{named}",
+        _join("probe", source, *_methods(chosen), "--out", "probes/advice"),
+    )
+
+
+def _retrofit(shape: str, choice: Choice) -> tuple[Command, ...]:
+    """Onto the model, then a first training run, then a look inside."""
+    source = _source(shape)
+    name = f"{choice.candidate.name}-{choice.candidate.form}".replace(" ", "-").replace("=", "").rstrip("-")
+    folder = f"models/{name}"
+    made = _join("retrofit", source, _flag(choice), choice.method, "--out", folder)
+    return (
+        Command(f"{choice.candidate.title} onto the model, equal at step 0", made),
+        Command("and trained on from there", _join("train", "--from", folder, "--out", f"runs/{name}")),
+        Command("and what its sites read", _join("inspect", f"runs/{name}/model", "--prompt", "The capital of France")),
+    )
+
+
+def _flag(choice: Choice) -> str:
+    return f"--{choice.candidate.axis}"
+
+
+def _methods(chosen: tuple[Choice, ...]) -> list[str]:
+    return [word for choice in chosen for word in (_flag(choice), choice.method)]
+
+
+def deployment_flags(deployment: Deployment) -> list[str]:
+    """The options of `twoaxis cost` that give a deployment, defaults left out."""
+    words: list[str] = []
+    for entry in dataclasses.fields(Deployment):
+        value = getattr(deployment, entry.name)
+        if value == entry.default:
+            continue
+        flag = f"--{entry.name.replace('_', '-')}"
+        words += [flag] if value is True else [flag, str(value)]
+    return words
+
+
+def _join(*words: str) -> str:
+    return shlex.join(["twoaxis", *words])

@@ -1,0 +1,236 @@
+"""What the atlas shows: the map, a method's page, and the whole of it for the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import twoaxis
+from twoaxis.depth.stream import Stream
+from twoaxis.guide.columns import COLUMNS, GROUPS, TITLES, choose, table
+from twoaxis.guide.entries import Entry, Measured, block_parameters, entries, make_shape
+from twoaxis.guide.source import notes, options
+from twoaxis.model.config import DecoderConfig
+from twoaxis.show import markdown, numbers
+from twoaxis.show.document import Block, Column, Document, Heading, Items, Prose, Showable, Table
+from twoaxis.show.document import table as make_table
+
+COMMAND = "python -m twoaxis.guide > docs/methods.md"
+"""What writes the docs."""
+
+
+def setting(shape: DecoderConfig) -> str:
+    """The shape in words, with what shares are shares of."""
+    body = block_parameters(shape)
+    heads = "1 head" if shape.heads == 1 else f"{shape.heads} heads"
+    kv = f", {shape.kv_heads} for keys and values" if shape.kv_heads else ""
+    return (
+        f"Costs are for {shape.blocks} blocks of width {shape.width} with {heads} of width "
+        f"{shape.head_size}{kv} and MLPs of hidden width {shape.hidden_width(0)}: attention and MLP matrices of "
+        f"{body:,} parameters and {2 * body:,} FLOPs per token. "
+        "Every method has its default options. Not counted: the pre-norms of a mixer's own site and of additional ways."
+    )
+
+
+@dataclass(frozen=True)
+class MethodMap(Showable):
+    """The map of every method, for one shape of decoder.
+
+    Attributes:
+        shape: the decoder that costs are counted for.
+        columns: columns, groups of them, or `all`; nothing is the short map.
+    """
+
+    shape: DecoderConfig
+    columns: tuple[str, ...] = ()
+
+    def document(self) -> Document:
+        """The tables for the columns, and the shape they are for."""
+        tables = choose(self.columns)
+        rows = entries(self.shape)
+        blocks: list[Block] = []
+        for title, keys in tables:
+            blocks += [Heading(title), table(rows, keys)]
+        if any(key in GROUPS["cost"] for _, keys in tables for key in keys):
+            blocks.append(Prose(setting(self.shape)))
+            unbuilt = [(e.name, e.default.problem) for e in rows if e.default.problem]
+            problems = tuple(f"`{name}` cannot be built for this shape: {problem}" for name, problem in unbuilt)
+            blocks += [Items(problems)] if problems else []
+        return Document("", (*blocks, *(() if self.columns else (NEXT,))))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything about every method."""
+        if self.columns:
+            raise ValueError("--columns belongs to the map; --json always has everything")
+        return _plain(self.shape, entries(self.shape))
+
+
+NEXT = Prose(
+    "`twoaxis methods NAME` prints a method's page; `--columns all` the other columns "
+    f"({', '.join(GROUPS)}); `--blocks`, `--width`, `--heads` another shape."
+)
+"""What to ask next, under the short map."""
+
+
+# The page of one method.
+
+
+@dataclass(frozen=True)
+class MethodPage(Showable):
+    """Everything about one method."""
+
+    entry: Entry
+
+    def document(self) -> Document:
+        """What it does, its place on the map, its options and costs, and what is published about it."""
+        return Document(self.entry.name, tuple(page(self.entry, level=1)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return _plain(self.entry.shape, (self.entry,))
+
+
+def page(entry: Entry, level: int) -> list[Block]:
+    """What stands under a method's heading, which has a level."""
+    card, said = entry.card, notes(entry.method)
+    kind = "stream" if issubclass(entry.method, Stream) else "mixer"
+    blocks: list[Block] = [Prose(f"**{card.title}**: a {kind} on the {card.axis} axis, {card.year}.")]
+    blocks += [Prose(said.summary), *said.body] if said.summary else []
+    blocks += [Heading("On the map", level + 1), _facts(entry)]
+    blocks += [Heading("Options", level + 1), *_options(entry)]
+    blocks += [Heading("Cost and neutral class", level + 1), *_costs(entry)]
+    if entry.default.dead:
+        dead = tuple(f"`{name}`: {why}" for name, why in entry.default.dead.items())
+        blocks += [Heading("Parameters that never get a gradient", level + 1), Items(dead)]
+    if card.quirks:
+        blocks += [Heading("What surprises", level + 1), Items(tuple(card.quirks))]
+    if card.published:
+        results = tuple(f"{p.result} [{p.source}]" for p in card.published)
+        blocks += [Heading("Published", level + 1), Items(results)]
+    return blocks
+
+
+def _facts(entry: Entry) -> Table:
+    told = {"title", "axis", "year", *GROUPS["cost"]}
+    chosen = [COLUMNS[key] for keys in GROUPS.values() for key in keys if key not in told]
+    return make_table(("column", Column("value", number=False)), [(c.header, c.text(entry)) for c in chosen])
+
+
+def _options(entry: Entry) -> list[Block]:
+    found = options(entry.method.Config)
+    blocks: list[Block] = []
+    if found:
+        heads = [
+            Column(head, number=False, code=head != "meaning") for head in ("option", "type", "default", "meaning")
+        ]
+        blocks.append(make_table(heads, [(o.name, o.type, o.default, o.meaning) for o in found]))
+    else:
+        blocks.append(Prose("None of its own."))
+    if issubclass(entry.method, Stream):
+        blocks.append(
+            Prose(
+                "As every stream also `placement` (which blocks and sites use it) and `blend` (start as the plain "
+                "residual)."
+            )
+        )
+    return blocks
+
+
+def _costs(entry: Entry) -> list[Block]:
+    measured = (entry.default, *entry.variants())
+    keys = ("parameters", "flops", "reads", "live", "kept")
+    rows = [
+        (
+            written(m.options),
+            *(numbers.whole(m.cost and getattr(m.cost, k)) for k in keys),
+            m.neutral or numbers.NOTHING,
+        )
+        for m in measured
+    ]
+    options, neutral = Column("options", number=False, code=True), Column("neutral", number=False)
+    shape = entry.shape
+    blocks: list[Block] = [
+        Prose(f"For {shape.blocks} blocks of width {shape.width}:"),
+        make_table((options, *(COLUMNS[k].header for k in keys), neutral), rows),
+    ]
+    problems = tuple(f"`{written(m.options)}`: {m.problem}" for m in measured if m.problem)
+    return [*blocks, Items(problems)] if problems else blocks
+
+
+def written(given: Mapping[str, Any]) -> str:
+    """Options in a line."""
+    return ", ".join(f"{key}={value}" for key, value in given.items()) or "defaults"
+
+
+# All of it.
+
+
+def docs() -> str:
+    """The reference page of the documentation, for the default shape."""
+    shape = make_shape()
+    blocks: list[Block] = [
+        Prose(
+            "Every residual stream and local mixer stands here on one map, in the same words: which axis it reads "
+            "along, what it reads, how it weighs and where the result goes. "
+            "The cells come from the cards in the code, and the costs are those of modules built for one shape, not "
+            "estimates. "
+            f"This file is written by `{COMMAND}`; `twoaxis methods` prints the same for any shape, "
+            "`twoaxis methods NAME` one page."
+        ),
+    ]
+    rows = entries(shape)
+    for name, keys in GROUPS.items():
+        blocks += [Heading(TITLES[name]), table(rows, keys, link=True)]
+    meanings = tuple(f"**{c.header}**: {c.meaning}" for keys in GROUPS.values() for c in map(COLUMNS.__getitem__, keys))
+    blocks += [Prose(setting(shape)), Heading("What the columns mean"), Items(meanings)]
+    for row in rows:
+        blocks += [Heading(row.name), *page(row, level=2)]
+    return markdown.render(Document("Methods", tuple(blocks)))
+
+
+# Plain values.
+
+
+def _plain(shape: DecoderConfig, rows: Sequence[Entry]) -> dict[str, Any]:
+    """Everything about some methods."""
+    return {
+        "twoaxis": twoaxis.__version__,
+        "shape": {
+            "blocks": shape.blocks,
+            "width": shape.width,
+            "heads": shape.heads,
+            "kv_heads": shape.kv_heads or shape.heads,
+            "head_width": shape.head_size,
+            "hidden": shape.hidden_width(0),
+            "block_parameters": block_parameters(shape),
+        },
+        "methods": [_plain_entry(row) for row in rows],
+    }
+
+
+def _plain_entry(entry: Entry) -> dict[str, Any]:
+    said = asdict(entry.card)
+    said["published"] = [p._asdict() for p in entry.card.published]
+    return {
+        "name": entry.name,
+        "kind": "stream" if issubclass(entry.method, Stream) else "mixer",
+        **said,
+        **{key: COLUMNS[key].value(entry) for key in GROUPS["cost"]},
+        "dead": dict(entry.default.dead),
+        "problem": entry.default.problem,
+        "summary": notes(entry.method).summary,
+        "options": [o._asdict() for o in options(entry.method.Config)],
+        "variants": [_plain_variant(m) for m in (entry.default, *entry.variants())],
+    }
+
+
+def _plain_variant(measured: Measured) -> dict[str, Any]:
+    cost = {} if measured.cost is None else measured.cost._asdict()
+    return {
+        "options": dict(measured.options),
+        **cost,
+        "neutral": measured.neutral,
+        "dead": dict(measured.dead),
+        "problem": measured.problem,
+    }

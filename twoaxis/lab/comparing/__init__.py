@@ -1,1 +1,0 @@
-"""Many runs as one comparison: plan, budgets, controls, worker processes."""

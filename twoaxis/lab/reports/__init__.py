@@ -1,1 +1,0 @@
-"""What a comparison says: statistics, tables, plots, page."""

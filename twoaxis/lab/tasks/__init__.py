@@ -1,6 +1,0 @@
-"""Diagnostic tasks: made by code, each with a known solver and a known chance level; they need numpy only."""
-
-from twoaxis.lab.tasks.registry import make_task, task_names
-from twoaxis.lab.tasks.task import UNSCORED, Examples, Task
-
-__all__ = ["UNSCORED", "Examples", "Task", "make_task", "task_names"]

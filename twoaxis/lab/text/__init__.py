@@ -1,1 +1,0 @@
-"""Text and token streams: where they come from, how they are packed, what is held out."""

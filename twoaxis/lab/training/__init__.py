@@ -1,1 +1,0 @@
-"""One training run: model, optimizer, schedule, checkpoints, measurement."""

@@ -1,0 +1,124 @@
+"""Read residual streams out of other people's checkpoints, and write them back.
+
+    adapted = read_stream(load_file("model.safetensors"), config={"attn_res_block_size": 12})
+    adapted.stream, adapted.options, adapted.state      # "attention_residuals", {"block_size": 24, ...}, its state dict
+    stream = adapted.build()
+
+    to_original(stream), original_config(stream)        # the original's names and settings again
+
+A whole model's state dict may be given: keys that are not the method's are passed over, and `adapted.consumed` names
+those that were taken. Each family has a table of names, `FAMILIES[name].rows`, which docs/checkpoints.md prints. A key
+of the method's own that is missing, left over or of another shape is a ValueError that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from twoaxis.depth.blend import Blend
+from twoaxis.depth.stream import Stream
+from twoaxis.model.originals.attention_residuals import KimiK3
+from twoaxis.model.originals.base import Adapted, Family, Found, Original, Row, Setting, Written
+from twoaxis.model.originals.deep_delta import DeepDeltaRepository
+from twoaxis.model.originals.denseformer import DenseFormerExperiments, DenseFormerPackage
+from twoaxis.model.originals.hyper_connections import (
+    DeepSeekV4,
+    Glm5Next,
+    HyperConnectionsPackage,
+    HyperConnectionsPaper,
+)
+from twoaxis.model.originals.muddformer import MuddFormerReleased
+
+__all__ = ["FAMILIES", "Adapted", "Family", "Row", "Setting", "original_config", "read_stream", "to_original"]
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        KimiK3(),
+        DeepSeekV4(),
+        Glm5Next(),
+        MuddFormerReleased(),
+        DenseFormerPackage(),
+        DenseFormerExperiments(),
+        DeepDeltaRepository(),
+        HyperConnectionsPaper(),
+        HyperConnectionsPackage(),
+    )
+}
+"""Every family of names, by the name `like` takes; of several for one stream the first is what `to_original` writes."""
+
+
+def read_stream(
+    tensors: Mapping[str, Tensor],
+    like: str | None = None,
+    *,
+    config: Any = None,
+    prefix: str = "",
+    **options: Any,
+) -> Adapted:
+    """The residual stream in a foreign state dict.
+
+    Args:
+        tensors: names to tensors, of a whole model or of the stream alone.
+        like: whose names they are; None finds out.
+        config: the original's configuration, for what tensors do not tell: a mapping or an object with `to_dict`.
+        prefix: look only at keys that begin with it, where several models share a state dict.
+        **options: options of our stream that override what was found.
+    """
+    if like is None:
+        like = _recognise(tensors, prefix)
+    if like not in FAMILIES:
+        raise ValueError(f"unknown family {like!r}; the families are {', '.join(FAMILIES)}")
+    family = FAMILIES[like]
+    found = Found(family, tensors, prefix)
+    if not found.keys:
+        raise ValueError(f"{like}: none of its names is there; they look like {family.rows[0].original}")
+    found.check_prefixes()
+    adapted = family.read(found, Original(family, config, options))
+    adapted = adapted._replace(options=adapted.options | options, consumed=found.finish())
+    adapted.check()
+    return adapted
+
+
+def to_original(stream: Stream, like: str | None = None, *, prefix: str = "") -> dict[str, Tensor]:
+    """A stream's parameters under the original's names, as copies.
+
+    Args:
+        stream: with options that the original has.
+        like: whose names; None takes the first family of that stream in `FAMILIES`.
+        prefix: goes before every name.
+    """
+    written = _write(stream, like)
+    return {prefix + name: tensor.detach().clone().contiguous() for name, tensor in written.tensors.items()}
+
+
+def original_config(stream: Stream, like: str | None = None) -> dict[str, Any]:
+    """The settings of the original that go with `to_original`, for what tensors do not tell."""
+    return _write(stream, like).config
+
+
+def _write(stream: Stream, like: str | None) -> Written:
+    if isinstance(stream, Blend):
+        raise ValueError(f"a blend has gates that no original knows; write its method: {stream.method.name}")
+    able = {name: f for name, f in FAMILIES.items() if f.writes and f.stream == stream.name}
+    if not able:
+        streams = sorted({f.stream for f in FAMILIES.values() if f.writes})
+        raise ValueError(f"no original's names are known for {stream.name}; they are for {', '.join(streams)}")
+    if like is None:
+        like = next(iter(able))
+    if like not in able:
+        raise ValueError(f"{stream.name} can be written like {', '.join(able)}, not like {like!r}")
+    return able[like].write(stream)
+
+
+def _recognise(tensors: Mapping[str, Tensor], prefix: str) -> str:
+    fitting = [name for name, family in FAMILIES.items() if family.detect(Found(family, tensors, prefix))]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise ValueError(f"these could be the names of {' or '.join(fitting)}; give like=")
+    known = "; ".join(f"{name}: {family.rows[0].original}" for name, family in FAMILIES.items())
+    raise ValueError(f"no family's names were recognised among {len(tensors)} keys; the families are {known}")

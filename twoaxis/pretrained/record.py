@@ -1,0 +1,96 @@
+"""`retrofit.json`: what a retrofitted folder came from, what was done and what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twoaxis.base.files import read_json, write_json
+
+FILE = "retrofit.json"
+SHOWN = 3
+"""Parameters that a line names before it counts the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One retrofit."""
+
+    source: dict[str, Any]
+    """name as given, kind (folder, gguf, hub, model), family, and the SHA-256 of its weights by file."""
+    method: dict[str, Any]
+    """The fields of the configuration that say which stream and mixer, with every option that was set."""
+    neutral: str
+    """How the stream starts: bitwise, rounding or blend."""
+    dtype: str
+    """Of the model."""
+    seed: int
+    """Of the new parameters that start at random."""
+    source_parameters: int
+    """Of the source."""
+    added_parameters: int
+    """What the model has beyond them: the new ones, and a scale for every further way of a pre-norm."""
+    added_bytes: int
+    """The same in bytes."""
+    measured: dict[str, Any]
+    """The text (name, tokens, bytes) and the differences: `source` against the source, `plain` against the same weights
+    with the plain stream; each has largest, relative, agree and tokens."""
+    new: tuple[str, ...]
+    """Parameters that the source does not have; all others are pretrained."""
+    still: dict[str, str]
+    """New parameters that do not learn from this start, and why."""
+    notes: tuple[str, ...]
+    """What was chosen for the user or ignored, one line each."""
+    versions: dict[str, str]
+    """Of twoaxis, torch, transformers and Python."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+
+def write_record(record: Record, folder: str | Path) -> None:
+    """Put the record into a folder; a model that is trained on and saved elsewhere stays a retrofit with it."""
+    write_json(Path(folder) / FILE, record.to_dict())
+
+
+def read_record(folder: str | Path) -> Record | None:
+    """The record of a folder; None if it has none."""
+    path = Path(folder) / FILE
+    if not path.is_file():
+        return None
+    document: Any = read_json(path)
+    known = {field.name for field in dataclasses.fields(Record)}
+    if not isinstance(document, dict) or set(document) != known:
+        got = sorted(set(document) ^ known) if isinstance(document, dict) else type(document).__name__
+        raise ValueError(f"{path} is not the record of a retrofit: {got}")
+    listed: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in document.items()}
+    return Record(**listed)
+
+
+def record_of(model: Any) -> Record | None:
+    """The record of a model: made by `retrofit` in this process, or loaded from a folder that has one."""
+    found = getattr(model, "retrofit_record", None)
+    if isinstance(found, Record):
+        return found
+    name = getattr(model, "name_or_path", "")
+    return read_record(name) if name else None
+
+
+def closed_paths(still: dict[str, str]) -> list[str]:
+    """A line of warning for each reason why new parameters do not learn.
+
+    Args:
+        still: names and reasons, as in a record.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for name, why in still.items():
+        by_reason.setdefault(why, []).append(name)
+    lines = []
+    for why, names in by_reason.items():
+        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        lines.append(f"no gradient for {shown}: {why}")
+    return lines

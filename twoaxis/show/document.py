@@ -1,0 +1,226 @@
+"""A document is a title and blocks, as plain data; what has one can be printed, saved and seen in a notebook.
+
+Words (prose, items, notes, values of facts, cells) may have `code` between backticks and **bold** between two stars;
+everything else in them means itself, whatever the form it is written in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from twoaxis.show.charts import Chart, Tone
+
+
+class Heading(NamedTuple):
+    """A title inside a document; level 1 is the document's own."""
+
+    text: str
+    level: int = 2
+
+
+class Prose(NamedTuple):
+    """A paragraph."""
+
+    text: str
+
+
+class Items(NamedTuple):
+    """A list of paragraphs."""
+
+    items: tuple[str, ...]
+
+
+class Code(NamedTuple):
+    """Lines that keep their form: a command, an equation, a drawing."""
+
+    text: str
+
+
+class Facts(NamedTuple):
+    """Names and what they have for a value, one under the other."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+
+class Cell(NamedTuple):
+    """A place in a table.
+
+    Attributes:
+        text: what is shown.
+        value: the number behind it, for sorting; None sorts by the text.
+        tone: its colour by meaning.
+    """
+
+    text: str
+    value: float | None = None
+    tone: Tone = ""
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        head: its title.
+        number: whether it is set to the right.
+        code: whether its cells are code.
+        link: whether its cells lead to the heading of the same name.
+    """
+
+    head: str
+    number: bool = True
+    code: bool = False
+    link: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under columns; the first column names the row.
+
+    Attributes:
+        columns: what the cells are.
+        rows: as many cells as columns in each.
+        notes: sentences under the table.
+        sections: for the number of a row, the title of the section that begins with it.
+        baseline: number of the row that the others are compared with.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    sections: Mapping[int, str] = field(default_factory=dict)
+    baseline: int | None = None
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            assert len(row) == len(self.columns), f"a row of {len(row)} cells under {len(self.columns)} columns"
+
+
+def table(
+    heads: Iterable[str | Column],
+    rows: Iterable[Sequence[str | Cell]],
+    *,
+    notes: Sequence[str] = (),
+    sections: Mapping[int, str] | None = None,
+    baseline: int | None = None,
+) -> Table:
+    """A table from plain strings: a head is a column of numbers, the first one of names; a `Column` is what it says."""
+    columns = [h if isinstance(h, Column) else Column(h, number=place > 0) for place, h in enumerate(heads)]
+    cells = tuple(tuple(c if isinstance(c, Cell) else Cell(c) for c in row) for row in rows)
+    return Table(tuple(columns), cells, tuple(notes), sections or {}, baseline)
+
+
+Block = Heading | Prose | Items | Code | Facts | Table | Chart
+
+
+class Document(NamedTuple):
+    """A title, which may be empty, and what stands under it."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+    @property
+    def charts(self) -> tuple[Chart, ...]:
+        """The charts among its blocks."""
+        return tuple(block for block in self.blocks if isinstance(block, Chart))
+
+
+# Words.
+
+
+class Span(NamedTuple):
+    """A piece of words in one style."""
+
+    text: str
+    style: Literal["", "bold", "code"] = ""
+
+
+_MARKED = re.compile(r"`([^`]+)`|(?<![\w*])\*\*(?=\S)(.+?)(?<=\S)\*\*(?![\w*])")
+
+
+def spans(text: str) -> Iterator[Span]:
+    """Words in pieces of one style each."""
+    end = 0
+    for found in _MARKED.finditer(text):
+        if found.start() > end:
+            yield Span(text[end : found.start()])
+        yield Span(found[1], "code") if found[1] is not None else Span(found[2], "bold")
+        end = found.end()
+    if end < len(text):
+        yield Span(text[end:])
+
+
+def slug(text: str) -> str:
+    """A heading's anchor, as web sites make it from Markdown."""
+    return re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-")
+
+
+# What has a document.
+
+
+class Saved(NamedTuple):
+    """What `Showable.save` wrote.
+
+    Attributes:
+        files: where they are.
+        note: what was left out and why, or nothing.
+    """
+
+    files: tuple[Path, ...]
+    note: str = ""
+
+
+class Showable:
+    """Base class of results: whatever has a document can be printed, saved and seen in a notebook."""
+
+    @property
+    def exit_code(self) -> int:
+        """What a command ends with that has this result: 0 where all is well."""
+        return 0
+
+    def document(self) -> Document:
+        """The result in words, tables and charts."""
+        raise NotImplementedError(f"{type(self).__name__} has no document")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain values, for JSON."""
+        raise NotImplementedError(f"{type(self).__name__} has no dictionary")
+
+    def show(self, width: int | None = None) -> None:
+        """Print it; `width` None is the terminal's, or 80 columns where there is none."""
+        from twoaxis.show import terminal
+
+        terminal.show(self.document(), width)
+
+    def _repr_html_(self) -> str:
+        from twoaxis.show import page
+
+        return page.fragment(self.document())
+
+    def save(self, folder: str | Path, stem: str = "report") -> Saved:
+        """Write it as Markdown, as a page and as JSON, and its charts as svg and png beside them."""
+        import json
+
+        from twoaxis.base.files import write_bytes
+        from twoaxis.show import figures, markdown, page
+
+        document, note = self.document(), ""
+        drawn: dict[str, bytes] = {}
+        try:
+            for chart in document.charts:
+                drawn[f"{stem}-{chart.name}.svg"] = figures.svg(chart).encode()
+                drawn[f"{stem}-{chart.name}.png"] = figures.png(chart)
+        except figures.NoFiguresError as missing:
+            note = str(missing)
+        files = {
+            f"{stem}.md": markdown.render(document, figures=None if note else f"{stem}-").encode(),
+            f"{stem}.html": page.render(document).encode(),
+            f"{stem}.json": json.dumps(self.to_dict(), indent=1, allow_nan=False, ensure_ascii=False).encode() + b"\n",
+            **drawn,
+        }
+        for name, data in files.items():
+            write_bytes(Path(folder) / name, data)
+        return Saved(tuple(Path(folder) / name for name in files), note)

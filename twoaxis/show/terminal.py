@@ -1,0 +1,203 @@
+"""A document as text of a given width, with colours on a terminal.
+
+A table wider than the page wraps the words of its cells, and long names after : and , too; where even that leaves
+columns too narrow to read, it becomes several tables with the first column repeated. Charts are left out.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import sys
+import textwrap
+from typing import TYPE_CHECKING, NamedTuple
+
+from twoaxis.show.charts import Chart
+from twoaxis.show.document import Block, Code, Document, Facts, Heading, Items, Prose, Table, spans
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+GAP = 2
+"""Blank columns between the columns of a table."""
+READABLE = 14
+"""A column of words is not made narrower than this to fit one more beside it."""
+PROSE = 100
+"""Paragraphs are not wider than this however wide the terminal."""
+WIDTH = 80
+"""Columns where standard output is no terminal; COLUMNS in the environment says otherwise."""
+
+STYLES = {"": "", "bold": "bold", "code": "cyan", "better": "green", "worse": "red", "warn": "yellow"}
+
+
+def show(document: Document, width: int | None = None) -> None:
+    """Print to standard output, in colour if somebody watches."""
+    width = shutil.get_terminal_size((WIDTH, 24)).columns if width is None else width
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a drawing must not fail where the encoding is narrow
+    print(render(document, width, colour=sys.stdout.isatty()), end="", flush=True)
+
+
+def render(document: Document, width: int = WIDTH, *, colour: bool = False) -> str:
+    """The document as text; only code may be wider than `width`."""
+    from rich.console import Console
+    from rich.text import Text
+
+    file = io.StringIO()
+    console = Console(file=file, width=width, force_terminal=colour, highlight=False, markup=False, emoji=False)
+    if document.title:
+        console.print(
+            Text(document.title, "bold"), Text("═" * min(len(document.title), width), "bright_black"), sep="\n"
+        )
+    for number, block in enumerate(block for block in document.blocks if not isinstance(block, Chart)):
+        if number or document.title:
+            console.print()
+        _print(console, block)
+    text = file.getvalue()
+    return text if colour else "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def _print(console: Console, block: Block) -> None:
+    from rich.text import Text
+
+    width = min(console.width, PROSE)
+    match block:
+        case Heading(text, level):
+            console.print(Text(text.upper() if level == 2 else text, "bold"))
+        case Prose(text):
+            console.print(_words(text), width=width)
+        case Items(items):
+            _list(console, [("-", item) for item in items], width)
+        case Code(text):
+            console.print(Text(textwrap.indent(text, "    "), "cyan"), soft_wrap=True)
+        case Facts(pairs):
+            _list(console, list(pairs), console.width)
+        case Table(notes=notes):
+            for order, (columns, widths) in enumerate(fit(block, console.width)):
+                if order:
+                    console.print()
+                console.print(_table(block, columns, widths))
+            for note in notes:
+                console.print(_words(note), width=width, style="bright_black")
+
+
+def _words(text: str) -> Text:
+    """Words with their styles; code keeps its backticks, which set it apart without colours too."""
+    from rich.text import Text
+
+    pieces = [(f"`{piece}`" if style == "code" else piece, STYLES[style]) for piece, style in spans(text)]
+    return Text.assemble(*pieces)
+
+
+def _list(console: Console, pairs: list[tuple[str, str]], width: int) -> None:
+    """Names and words beside them, each wrapped under itself."""
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    grid = Grid.grid(padding=(0, 1 if pairs[0][0] == "-" else GAP, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, words in pairs:
+        grid.add_row(Text(name, "" if name == "-" else "bright_black"), _words(words))
+    console.print(grid, width=width)
+
+
+# Tables.
+
+
+class Fit(NamedTuple):
+    """A part of a table: which columns, and how wide each is."""
+
+    columns: list[int]
+    widths: list[int]
+
+
+def plain(text: str) -> str:
+    """Words as they stand on a terminal without styles."""
+    return "".join(f"`{piece}`" if style == "code" else piece for piece, style in spans(text))
+
+
+def pieces(text: str) -> list[str]:
+    """Words that are not broken: what stands between spaces, and in a long name up to each : and ,."""
+    return [piece for word in text.split() for piece in re.findall(r"[^:,]+[:,]*|[:,]+", word)] or [""]
+
+
+def fold(text: str, width: int) -> list[str]:
+    """Words in lines of at most `width`, broken at spaces, in longer names after : and ,, and else where they must."""
+    lines = [""]
+    for number, word in enumerate(text.split()):
+        gap = " " if number and lines[-1] else ""
+        if len(lines[-1]) + len(gap) + len(word) <= width:
+            lines[-1] += gap + word
+            continue
+        for order, piece in enumerate(pieces(word) if len(word) > width else [word]):
+            gap = gap if order == 0 else ""
+            if lines[-1] and len(lines[-1]) + len(gap) + len(piece) > width:
+                lines.append("")
+                gap = ""
+            lines[-1] += gap + piece
+            while len(lines[-1]) > width:
+                lines[-1:] = [lines[-1][:width], lines[-1][width:]]
+    return lines
+
+
+def fit(table: Table, width: int) -> list[Fit]:
+    """The parts in which a table fits into `width`, each with the first column."""
+    natural, needed = [], []
+    for place, column in enumerate(table.columns):
+        cells = [plain(row[place].text) for row in table.rows]
+        split = str.split if column.number or column.code else pieces
+        words = [*column.head.split(), *(word for cell in cells for word in split(cell))]  # a head folds at its words
+        longest = max((len(word) for word in words), default=1)
+        natural.append(max(longest, *map(len, cells), 1))
+        needed.append(min(natural[-1], max(longest, READABLE)))
+    parts = [[0]]
+    for place in range(1, len(table.columns)):
+        if len(parts[-1]) > 1 and sum(needed[i] + GAP for i in parts[-1]) + needed[place] > width:
+            parts.append([0])
+        parts[-1].append(place)
+    return [Fit(part, _share([natural[i] for i in part], [needed[i] for i in part], width)) for part in parts]
+
+
+def _share(natural: list[int], needed: list[int], width: int) -> list[int]:
+    """Widths up to a common cap, the largest that fits; none below what its column needs, if that is possible."""
+    free = width - GAP * (len(natural) - 1)
+    if sum(needed) > free:  # one column beside the first
+        first = min(needed[0], max(free // 2, free - needed[-1]))
+        return [first, *(max(free - first, 1) for _ in natural[1:])]
+    widths = list(needed)
+    while sum(widths) < free and widths != natural:
+        smallest = min(w for w, most in zip(widths, natural, strict=True) if w < most)
+        for place, most in enumerate(natural):
+            if widths[place] == smallest < most and sum(widths) < free:
+                widths[place] += 1
+    return widths
+
+
+def _table(table: Table, columns: list[int], widths: list[int]) -> RichTable:
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    # a column of the box is one blank wide, the padding is the rest of the gap
+    made = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), expand=False)
+    for place, width in zip(columns, widths, strict=True):
+        column = table.columns[place]
+        style = "cyan" if column.code else ""
+        head = Text("\n".join(fold(column.head, width)), "bold")
+        made.add_column(head, width=width, justify="right" if column.number else "left", style=style, vertical="top")
+    rows = [[fold(plain(row[i].text), w) for i, w in zip(columns, widths, strict=True)] for row in table.rows]
+    tall = any(len(lines) > 1 for row in rows for lines in row)
+    for number, row in enumerate(rows):
+        if number in table.sections:
+            made.add_row()
+            made.add_row(Text(table.sections[number], "bold"))
+        elif tall and number:
+            made.add_row()  # rows of several lines need air between them
+        styles = [STYLES[table.rows[number][place].tone] for place in columns]
+        base = "italic" if number == table.baseline else ""
+        made.add_row(*(Text("\n".join(lines), style) for lines, style in zip(row, styles, strict=True)), style=base)
+    return made

@@ -1,0 +1,1 @@
+"""One training run: its configuration, model, optimizer, loop, checkpoints and result."""

@@ -1,0 +1,118 @@
+"""The fields of a run as they are said: in Python, on the command line, and in a file, which counts less.
+
+    preset = "nano"                  run.toml; JSON and YAML alike
+    stream = "deep_delta"
+    steps = 2000
+    model = { hidden_size = 96 }
+
+The run.json of a folder is such a file too. Only what is said is in a mapping of fields, so that a default never
+displaces what a file says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from twoaxis.base import options
+from twoaxis.base.spec import parse_value, split
+from twoaxis.training.config import TrainConfig
+
+
+class RunFields(TypedDict, total=False):
+    """Names and types of `TrainConfig` for editors and type checkers; a test holds them equal."""
+
+    preset: str
+    stream: str
+    mixer: str | None
+    model: Mapping[str, Any] | Sequence[str]
+    source: str | None
+    train: str
+    data: Sequence[str]
+    tokenizer: str
+    text_field: str
+    context: int
+    held_out: float
+    isolate: bool
+    steps: int | None
+    tokens: int | None
+    batch: int
+    accumulate: int
+    lr: float
+    schedule: Literal["cosine", "wsd", "constant"]
+    warmup: float | None
+    decay: float
+    final_lr: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    clip: float
+    seed: int
+    init_seed: int | None
+    dtype: Literal["float32", "bfloat16"]
+    compile: bool
+    recompute: int
+    eval_every: int | None
+    eval_examples: int
+    log_every: int
+    save_seconds: float
+    save_every: int | None
+    keep: int
+    save_model: bool
+    report_to: Sequence[str]
+    measure_memory: bool
+    threads: int | None
+    device: str | None
+    cache: str | None
+
+
+def read_fields(path: str | Path) -> dict[str, Any]:
+    """The fields in a TOML, JSON or YAML file; of a run.json those of its run."""
+    fields = options.read_fields(path)
+    if "config" in fields and "key" in fields:
+        fields = fields["config"]
+    if "from" in fields:  # as the command line calls it
+        fields = {name: value for name, value in fields.items() if name != "from"} | {"source": fields["from"]}
+    if not isinstance(fields.get("model", {}), dict):
+        raise ValueError(f"model in {path} must be a table of fields and values, got {fields['model']!r}")
+    return fields
+
+
+def parse_model(changes: Iterable[str]) -> dict[str, Any]:
+    """Fields of the model from `FIELD=VALUE[,FIELD=VALUE...]`, each once."""
+    fields: dict[str, Any] = {}
+    for change in (part for text in changes for part in split(text)):
+        name, equals, value = (word.strip() for word in change.partition("="))
+        if not equals or not name:
+            raise ValueError(f"--model {change} changes nothing; write --model FIELD=VALUE[,FIELD=VALUE]")
+        if name in fields:
+            raise ValueError(f"--model gives {name} twice")
+        fields[name] = parse_value(value)
+    return fields
+
+
+def merge(file: Mapping[str, Any], said: Mapping[str, Any]) -> TrainConfig:
+    """A run from a file's fields and from what is said, which counts more.
+
+    Fields of the model are merged one by one. Steps and tokens stand for one another: what is said displaces the
+    file's.
+
+    Args:
+        file: from `read_fields`; empty where there is none.
+        said: fields by name.
+    """
+    fields = dict(file) | dict(said)
+    model = fields.get("model", {})
+    model = model if isinstance(model, Mapping) else parse_model(model)
+    fields["model"] = {**(file.get("model", {}) if "model" in said else {}), **model}
+    if "steps" in said or "tokens" in said:
+        for name in {"steps", "tokens"} - set(said):
+            fields.pop(name, None)
+    listed = {name: (value,) if isinstance(value, str) and name in LISTS else value for name, value in fields.items()}
+    return TrainConfig.from_dict(listed, "a training run")
+
+
+LISTS = ("data", "report_to")
+"""Fields that are lists, of which one entry may be said alone."""

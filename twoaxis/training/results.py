@@ -1,0 +1,137 @@
+"""What a run leaves behind, as files that can be reloaded.
+
+RUN/run.json        resolved configuration, versions, hardware, data, parameters, FLOPs per token
+RUN/log.jsonl       a record per logged step and per evaluation
+RUN/checkpoints/    while it trains
+RUN/model/          the final model, as save_pretrained writes it
+RUN/result.json     written last: a run with one is finished and never done again
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from twoaxis.base.files import JsonLines, read_json, write_json
+from twoaxis.show.charts import Axis, Chart, Line, Panel
+from twoaxis.show.document import Document, Facts, Showable
+from twoaxis.show.numbers import count, loss, percent, si, whole
+
+RUN, LOG, RESULT, CHECKPOINTS, MODEL = "run.json", "log.jsonl", "result.json", "checkpoints", "model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Showable):
+    """The outcome of a finished run."""
+
+    status: Literal["finished", "diverged"]
+    """Whether it came to its end, or its loss stopped being a number."""
+    steps: int
+    """Optimiser steps made."""
+    tokens: int
+    """Training tokens seen."""
+    flops: float
+    """Training operations, by the convention of `twoaxis.model.flops`."""
+    seconds: float
+    """Spent in training steps, evaluation and saving left out, summed over interruptions."""
+    tokens_per_second: float
+    """Over the last half of the steps."""
+    parameters: int
+    """Numbers learned."""
+    peak_memory: int | None
+    """Bytes at the peak of a training step, where it was measured."""
+    loss: float | None
+    """Held-out nats per token at the end; None if it diverged."""
+    bits_per_byte: float | None
+    """The same per byte of text, where tokens stand for text."""
+    accuracy: float | None
+    """Part of the held-out answers that are right, for diagnostic tasks."""
+    chance: float | None
+    """What guessing would score."""
+    train_loss: float | None
+    """Mean training loss over the last tenth of the steps."""
+    weights: str | None
+    """SHA-256 of the final weights."""
+    message: str = ""
+    """What went wrong, if something did."""
+    folder: str | None = field(default=None, compare=False)
+    """Where the run is; the same run in another place is the same result."""
+
+    @property
+    def exit_code(self) -> int:
+        """Whether it diverged."""
+        return 1 if self.status == "diverged" else 0
+
+    def document(self) -> Document:
+        """The numbers of the run, and its losses against the tokens it has seen."""
+        curves = None if self.folder is None else loss_chart(load_log(self.folder))
+        return Document("", (Facts(tuple(self._facts())), *(() if curves is None else (curves,))))
+
+    def _facts(self) -> list[tuple[str, str]]:
+        if self.status == "diverged":
+            facts = [("diverged", self.message)]
+        else:
+            perplexity = math.exp(min(self.loss or 0.0, 700))
+            facts = [("held-out loss", f"{loss(self.loss)} nats per token, perplexity {perplexity:.6g}")]
+            if self.bits_per_byte is not None:
+                facts.append(("bits per byte", loss(self.bits_per_byte)))
+            if self.accuracy is not None:
+                facts.append(("accuracy", f"{percent(self.accuracy, 2)} (chance {percent(self.chance, 2)})"))
+            facts.append(("training loss", f"{loss(self.train_loss)} over the last tenth"))
+        trained = f"{whole(self.steps)} steps, {whole(self.tokens)} tokens, {si(self.flops, 'FLOP')}"
+        speed = f"{self.seconds:.1f} s, {whole(self.tokens_per_second)} tokens/s over the last half"
+        peak = "" if self.peak_memory is None else f", {si(self.peak_memory)} at the peak of a step"
+        facts += [("trained", trained), ("time", speed), ("learned", f"{whole(self.parameters)} parameters{peak}")]
+        if self.weights is not None:
+            facts.append(("weights", f"sha256 {self.weights}"))
+        if self.folder is not None:
+            model = Path(self.folder) / MODEL
+            facts.append(("folder", self.folder + (f", model in {model}" if model.exists() else "")))
+        return facts
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Result:
+        """The inverse of `to_dict`."""
+        return Result(**values)
+
+
+def save_result(folder: str | Path, result: Result) -> None:
+    """Mark a run as finished."""
+    stored = {name: value for name, value in result.to_dict().items() if name != "folder"}  # a folder may be moved
+    write_json(Path(folder) / RESULT, stored)
+
+
+def load_result(folder: str | Path) -> Result | None:
+    """The outcome of a run, or None where it is not finished."""
+    path = Path(folder) / RESULT
+    return Result.from_dict(read_json(path) | {"folder": str(folder)}) if path.exists() else None
+
+
+def load_log(folder: str | Path) -> list[dict[str, Any]]:
+    """The log of a run.
+
+    Training records have step, tokens, flops, seconds, loss, lr, grad_norm, tokens_per_second; records of an evaluation
+    have step, tokens, flops, seconds, held_out_loss and, for diagnostic tasks, accuracy.
+    """
+    return JsonLines(Path(folder) / LOG).read()
+
+
+def loss_chart(log: list[dict[str, Any]]) -> Chart | None:
+    """Training and held-out loss against tokens; None where nothing was logged."""
+    lines = []
+    for label, key in (("training", "loss"), ("held-out", "held_out_loss")):
+        points = [(record["tokens"], record[key]) for record in log if record.get(key) is not None and record["tokens"]]
+        if points:
+            lines.append(Line(label, tuple(x for x, _ in points), tuple(y for _, y in points)))
+    if not lines:
+        return None
+    panel = Panel("lines", "", Axis("training tokens", "count", "log"), Axis("loss (nats per token)"), tuple(lines))
+    last = max(line.x[-1] for line in lines)
+    return Chart("loss", f"Loss over {count(last)} tokens", ((panel,),))

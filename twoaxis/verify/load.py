@@ -1,0 +1,105 @@
+"""Run the kit on a file: every stream and mixer that it defines."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from twoaxis.base.registry import Registry
+from twoaxis.depth.registry import STREAMS
+from twoaxis.depth.stream import Stream
+from twoaxis.sequence.mixer import Mixer
+from twoaxis.sequence.registry import MIXERS
+from twoaxis.verify.mixer import check_mixer
+from twoaxis.verify.report import Report
+from twoaxis.verify.stream import check_stream
+
+T = TypeVar("T")
+
+
+def check_file(path: str | Path, *, compile: bool = False, seed: int = 0) -> list[Report]:
+    """Import a Python file and check every `Stream` and `Mixer` subclass that it defines, in the order of the file.
+
+    The file is run, like any import: check only files you trust. What it registers is forgotten again afterwards.
+
+    Args:
+        path: the file.
+        compile: also compile each subject with `fullgraph=True`; slow.
+        seed: of parameters, inputs and sub-layers.
+
+    Raises:
+        ValueError: there is no such file, it cannot be imported, or it defines neither a stream nor a mixer.
+    """
+    with _as_before(STREAMS), _as_before(MIXERS), _loaded(Path(path)) as module:
+        subjects = defined_in(module)
+        if not subjects:
+            raise ValueError(f"{path} defines no subclass of twoaxis.Stream or of twoaxis.sequence.mixer.Mixer")
+        return [
+            check_stream(s, seed=seed, compile=compile)
+            if issubclass(s, Stream)
+            else check_mixer(s, seed=seed, compile=compile)
+            for s in subjects
+        ]
+
+
+@contextmanager
+def _as_before(registry: Registry[T]) -> Iterator[None]:
+    """Forget what is registered inside the block."""
+    entries = dict(registry.entries)
+    try:
+        yield
+    finally:
+        registry.entries.clear()
+        registry.entries.update(entries)
+
+
+@contextmanager
+def _loaded(path: Path) -> Iterator[ModuleType]:
+    """The file as a module, under a name of its own; an error of the file is shown with its line."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    if path.suffix != ".py":
+        raise ValueError(f"{path} is no Python file: its name does not end in .py")
+    name = f"twoaxis_checked_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up by name
+    try:
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}{_line(error, path)}"
+            raise ValueError(f"{path} cannot be imported: {said}") from error
+        yield module
+    finally:
+        sys.modules.pop(name, None)
+
+
+def _line(error: BaseException, path: Path) -> str:
+    """Where in the file the error arose."""
+    frame, line = error.__traceback__, getattr(error, "lineno", None)
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == str(path):
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return "" if line is None else f" (line {line})"
+
+
+def defined_in(module: ModuleType) -> list[type[Stream] | type[Mixer]]:
+    """The streams and mixers a module defines itself; a class that others in it build on is theirs, not a subject."""
+    found = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Stream | Mixer) and value.__module__ == module.__name__
+    ]
+    unique = list(dict.fromkeys(found))
+    bases = {base for cls in unique for base in cls.__mro__[1:]}
+    return [cls for cls in unique if hasattr(cls, "Config") or cls not in bases]
