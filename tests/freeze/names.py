@@ -22,7 +22,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "TrainConfig": "twoaxis.training.config:TrainConfig",
+    "train": "twoaxis.training.train:train",
+    "Interrupted": "twoaxis.base.interrupt:Interrupted",
+    "resolve": "twoaxis.training.build:resolve",
+    "make_model": "twoaxis.training.build:make_model",
+    "load_data": "twoaxis.data.load:load_data",
+    "weights": "twoaxis.training.checkpoint:weights",
+    "checkpoints": "twoaxis.training.checkpoint:checkpoints",
+    "rank": "twoaxis.training.machine:rank",
+    "retrofit": "twoaxis.pretrained.convert:retrofit",
+    "peak_memory": "twoaxis.training.measure:peak_memory",
+    "make_fake": "tests.comparison.fake_comparison:make_fake",
+}
 """Paths of today for names of before.json that live elsewhere now, as "module:attribute"."""
 
 RENAMED: list[tuple[str, str]] = []
@@ -158,7 +171,8 @@ def initial_weights(fields: dict[str, Any]) -> dict[str, Tensor]:
     """The weights of a run before its first step."""
     config = find("resolve")(find("TrainConfig")(**fields))
     data = find("load_data")(config)
-    return find("weights")(find("make_model")(config, data.vocabulary, data.end))
+    vocabulary = data.vocabulary if frozen() else data.vocab_size
+    return find("weights")(find("make_model")(config, vocabulary, data.end))
 
 
 def final_weights(folder: Path) -> dict[str, Tensor]:
