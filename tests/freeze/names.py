@@ -1,0 +1,220 @@
+"""How the recorders reach the package: the only file of `tests.freeze` that depends on the names of the package.
+
+`before.json` has the paths at the frozen commit and never changes. What has moved since stands in `MOVED`, renamed
+parameters in `RENAMED`, renamed options in `FIELDS`. Where more than a name has changed, the functions below branch on
+`frozen()`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+MOVED: dict[str, str] = {
+    "TrainConfig": "twoaxis.training.config:TrainConfig",
+    "train": "twoaxis.training.train:train",
+    "Interrupted": "twoaxis.base.interrupt:Interrupted",
+    "resolve": "twoaxis.training.build:resolve",
+    "make_model": "twoaxis.training.build:make_model",
+    "load_data": "twoaxis.data.load:load_data",
+    "weights": "twoaxis.training.checkpoint:weights",
+    "checkpoints": "twoaxis.training.checkpoint:checkpoints",
+    "rank": "twoaxis.training.machine:rank",
+    "retrofit": "twoaxis.pretrained.convert:retrofit",
+    "peak_memory": "twoaxis.training.measure:peak_memory",
+    "make_fake": "tests.comparison.fake_comparison:make_fake",
+}
+"""Paths of today for names of before.json that live elsewhere now, as "module:attribute"."""
+
+RENAMED: list[tuple[str, str]] = []
+"""Regular expression and replacement, tried in order on a frozen parameter's name; all that match are applied."""
+
+FIELDS: dict[str, str] = {}
+"""Names of today for options of the decoder's configuration."""
+
+GIVEN_UP: dict[str, str] = {}
+"""What changed on purpose, by "part/item" (`*` matches any text): why `compare` passes over it."""
+
+LOOSER: dict[str, float] = {}
+"""Items that may differ more than their part allows, by "part/item" (`*` matches any text): the relative bound."""
+
+ROOT = Path(__file__).resolve().parents[2]
+"""Of the tree this file is in."""
+
+_PATHS: dict[str, str] = json.loads(Path(__file__).with_name("before.json").read_text())
+
+
+def check_tree() -> None:
+    """Refuse a process that imports the package of another tree than its recorders'."""
+    import twoaxis
+
+    if (there := Path(twoaxis.__file__).resolve().parents[1]) != ROOT:
+        raise RuntimeError(f"twoaxis is imported from {there}, the recorders are in {ROOT}; set PYTHONPATH")
+
+
+def frozen() -> bool:
+    """Whether this process runs in the frozen tree; `make` sets the variable."""
+    return os.environ.get("TWOAXIS_FREEZE_SIDE") == "before"
+
+
+def find(name: str) -> Any:
+    """The object that before.json calls `name`, in the tree that this process imports."""
+    path = _PATHS[name] if frozen() else MOVED.get(name, _PATHS[name])
+    module, _, attribute = path.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def parameter(name: str) -> str:
+    """Today's name of a parameter that had `name` at the frozen commit."""
+    for pattern, replacement in RENAMED:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+# the decoder
+
+
+def decoder_config(fields: dict[str, Any]) -> Any:
+    """A decoder's configuration from fields of the frozen commit; lists of JSON become tuples."""
+    made = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    if not frozen():
+        made = {FIELDS.get(name, name): value for name, value in made.items()}
+    return find("DecoderConfig")(**made)
+
+
+def decoder(fields: dict[str, Any], seed: int) -> Any:
+    """A decoder with its own initial weights."""
+    return find("Decoder")(decoder_config(fields), seed)
+
+
+def load_parameters(model: Any, weights: dict[str, Tensor]) -> None:
+    """Copy weights by their names of today; a name that only one side has is a `KeyError`."""
+    here = dict(model.named_parameters())
+    if differing := sorted(set(here) ^ set(weights)):
+        raise KeyError(f"{differing[0]} is a parameter on one side only; say how it is called in names.RENAMED")
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            here[name].copy_(tensor)
+
+
+def with_documents(model: Any, tokens: Tensor, ends: Tensor) -> Tensor:
+    """Logits of packed documents, each of which ends where `ends` is True."""
+    before = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :-1]], dim=1)
+    return model(tokens, reach=find("document_reach")(before.long().cumsum(1)))
+
+
+def in_chunks(model: Any, tokens: Tensor, cuts: Sequence[int]) -> tuple[Tensor, dict[str, int]]:
+    """Logits of a prompt in chunks, and the bytes that are kept after it: of the stream, of windows, of the prefix."""
+    past, rows = model.start(), []
+    for chunk in tokens.split(list(cuts), dim=1):
+        logits, past = model.step(chunk, past)
+        rows.append(logits)
+    rings = [ring for of_site in past.sublayers for ring in of_site]
+    kept = {
+        "stream": sum(ring.nbytes() for ring in past.stream),
+        "local": sum(ring.nbytes() for ring in rings if ring.window is not None),
+        "attention": sum(ring.nbytes() for ring in rings if ring.window is None),
+    }
+    return torch.cat(rows, dim=1), kept
+
+
+def boundaries(model: Any, x: Tensor) -> list[list[list[int]]]:
+    """Shapes per token of the packed state before each block and at the end, with zeros in place of increments."""
+    stream, made = model.stream, []
+    state = stream.open(x)
+    for site in stream.layout.sites:
+        if site.first:
+            made.append([list(t.shape[2:]) for t in stream.pack(state)])
+        if site.index < len(stream.sites):
+            seen = stream.read(state, site)
+            state = stream.write(state, site, torch.zeros_like(x), seen, model.norm(site)(seen))
+    made.append([list(t.shape[2:]) for t in stream.pack(state)])
+    return made
+
+
+def counts(fields: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """Parameters and FLOPs by part, and what the stream declares."""
+    config = decoder_config(fields)
+    return {
+        "parameters": find("count_parameters")(config)._asdict(),
+        "forward": find("forward_flops")(config, tokens)._asdict(),
+        "training": find("training_flops")(config, tokens)._asdict(),
+        "cost": config.make_stream().cost()._asdict(),
+    }
+
+
+# training
+
+
+def train(fields: dict[str, Any], folder: Path, watch: Callable[[int, float | None], None]) -> bool:
+    """Run a training in `folder`; False where it was interrupted and can be continued."""
+    try:
+        find("train")(find("TrainConfig")(**fields), folder, watch=watch)
+    except find("Interrupted"):
+        return False
+    return True
+
+
+def initial_weights(fields: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights of a run before its first step."""
+    config = find("resolve")(find("TrainConfig")(**fields))
+    data = find("load_data")(config)
+    vocabulary = data.vocabulary if frozen() else data.vocab_size
+    return find("weights")(find("make_model")(config, vocabulary, data.end))
+
+
+def final_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of a finished run."""
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def checkpoint(folder: Path) -> dict[str, Tensor]:
+    """Of a stopped run: NAME of every weight, and NAME/exp_avg, NAME/exp_avg_sq of what learns."""
+    newest = find("checkpoints")(folder / "checkpoints")[0]
+    moments = load_file(newest / "optimizer.safetensors")
+    return load_file(newest / "model.safetensors") | {k: v for k, v in moments.items() if not k.endswith("/step")}
+
+
+def retrofit(model: Any, out: Path, stream: str, mixer: str | None) -> None:
+    """Put a method on a transformers model and save it."""
+    find("retrofit")(model, stream=stream, mixer=mixer, out=out, tokens=32)
+
+
+# commands
+
+
+def save_model(folder: Path, fields: dict[str, Any], weights: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    """Save a small language model with these fields of a preset; the weights it has, or the given ones."""
+    torch.manual_seed(3)
+    model = find("TwoAxisForCausalLM")(find("preset")("nano", **fields))
+    if weights is not None:
+        load_parameters(model, {parameter(name): tensor for name, tensor in weights.items()})
+    model.save_pretrained(folder)
+    return {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+
+
+def command(*words: str) -> tuple[int, str]:
+    """Exit code and output of a command of the command line, run in this process."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    before, sys.argv = sys.argv, ["twoaxis", *words]
+    code: Any = 0
+    try:
+        with contextlib.redirect_stdout(output):
+            find("main")()
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.argv = before
+    return int(code or 0), output.buffer.getvalue().decode()  # type: ignore[attr-defined]

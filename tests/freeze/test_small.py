@@ -1,0 +1,33 @@
+"""Three short runs and the counts of every variant against what the frozen commit did; see this package's docstring."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from tests.freeze import names, runs, small
+
+KEPT = small.read()
+
+
+@pytest.mark.parametrize("name", ["standard-2", "isolate-1", "from-all"])
+def test_a_run_has_the_losses_of_the_frozen_commit(name: str, tmp_path: Path) -> None:
+    case = {name: runs.CASES[name]}
+    runs.prepare(tmp_path, case)
+    assert names.train(runs.fields_of(case[name], tmp_path), tmp_path / "run", lambda step, loss: None)
+    found, wanted = small.of_run(tmp_path / "run"), KEPT["runs"][name]
+    for kind in ("losses", "held_out"):
+        assert found[kind] == pytest.approx(wanted[kind], rel=1e-6)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "finished"
+
+
+def test_counts_are_those_of_the_frozen_commit() -> None:
+    from tests.freeze.counts import TOKENS
+
+    for label, wanted in KEPT["counts"].items():
+        found = names.counts(wanted["fields"], TOKENS)
+        assert found == {kind: wanted[kind] for kind in found}, label
