@@ -9,10 +9,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.costs.helpers import FIRST, MIXER_VARIANTS, STREAM_VARIANTS, Fields, label
+from twoaxis.base.meter import ATTENTION
 from twoaxis.costs.calibrate import counted, passes
 from twoaxis.costs.costs import cost
 from twoaxis.costs.deployment import Deployment
-from twoaxis.costs.recorder import ATTENTION, Recorder
+from twoaxis.costs.recorder import Recorder
 from twoaxis.costs.states import closing
 from twoaxis.costs.trace import Model, _run_stream, site_traffic
 from twoaxis.model.config import DecoderConfig

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from twoaxis.base.meter import ATTENTION
 from twoaxis.costs.calibrate import calibrate, errors, methods
 from twoaxis.costs.costs import Costs, cost
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.hardware import find_profile
 from twoaxis.costs.measured import Table, interpolate, op_seconds, product_flops
-from twoaxis.costs.recorder import ATTENTION, Op, Work
+from twoaxis.costs.recorder import Op, Work
 from twoaxis.costs.roofline import work_seconds
 from twoaxis.costs.trace import Model
 from twoaxis.kernels.dispatch import device_of, target

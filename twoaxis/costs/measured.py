@@ -11,8 +11,9 @@ from bisect import bisect_left
 from functools import cache
 from typing import Any
 
+from twoaxis.base.meter import ATTENTION
 from twoaxis.costs.hardware import Profile
-from twoaxis.costs.recorder import ATTENTION, Op
+from twoaxis.costs.recorder import Op
 
 Points = tuple[tuple[float, float], ...]
 

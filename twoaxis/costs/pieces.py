@@ -3,8 +3,7 @@
 A decoder's sub-layers of one kind and shape all cost the same, so each distinct one is run once, forward and backward,
 under a `Recorder`, and multiplied. What is counted is what runs: the model's own modules.
 
-Attention over a full prefix is one fused kernel that reads q, k, v, writes its output and keeps a number per query for
-the backward pass, as on the CPU and on every accelerator.
+Attention over a full prefix is one fused kernel, as on the CPU and on every accelerator.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.costs.recorder import Recorder, Work, extent, meta
+from twoaxis.base.meter import extent
+from twoaxis.costs.recorder import Recorder, Work, meta
 from twoaxis.depth.stream import Seen
 from twoaxis.model.sublayers import Sublayer, TokenInfo
 from twoaxis.ring import Ring

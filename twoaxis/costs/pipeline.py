@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from twoaxis.costs.recorder import extent, key_of
+from twoaxis.base.meter import extent
+from twoaxis.costs.recorder import key_of
 from twoaxis.costs.states import boundaries
 from twoaxis.model.decoder import Trunk
 

@@ -23,12 +23,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
-"""What fused attention is called, forward; its backward ends in `_backward`."""
-PARTLY_READ = {"embedding", "index", "index_select", "gather", "take_along_dim"}
-"""Operations that read no more of their first input than they return."""
-OVERWRITE = {"copy_", "zero_", "fill_"}
-"""Operations that write their first input without reading it."""
+from twoaxis.base.meter import ATTENTION, OVERWRITE, PARTLY_READ, extent, tensors_in
+
 ROOM = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
 """Operations that make room and move nothing."""
 
@@ -315,17 +311,6 @@ def signature(func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> Any:
     return key
 
 
-def tensors_in(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors among some arguments or results, in lists and tuples too."""
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += tensors_in(value)
-    return found
-
-
 def _plain(out: Any, fresh: list[Tensor]) -> bool:
     """Whether a result is one new tensor or a tuple of them."""
     return isinstance(out, Tensor) or (isinstance(out, tuple) and len(out) == len(fresh))
@@ -334,14 +319,6 @@ def _plain(out: Any, fresh: list[Tensor]) -> bool:
 def key_of(tensor: Tensor) -> int:
     """Stands for the storage behind a tensor as long as it lives."""
     return tensor.untyped_storage()._cdata
-
-
-def extent(tensor: Tensor) -> int:
-    """Bytes of the distinct elements of a tensor: an expanded one has fewer than it shows."""
-    count = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        count *= size if stride else min(size, 1)
-    return count * tensor.element_size()
 
 
 def describe(

@@ -20,16 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.costs.pieces import (
-    Piece,
-    Step,
-    infer_piece,
-    make_info,
-    pass_piece,
-    train_piece,
-    ways_of,
-)
-from twoaxis.costs.recorder import Recorder, Work, extent, meta, total
+from twoaxis.base.meter import extent
+from twoaxis.costs.pieces import Piece, Step, infer_piece, make_info, pass_piece, train_piece, ways_of
+from twoaxis.costs.recorder import Recorder, Work, meta, total
 from twoaxis.costs.states import at_the_end, boundaries, closing, first, forms, packed
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Seen, State
