@@ -153,20 +153,20 @@ def probe(
     """
     say, config = say or (lambda _: None), config or ProbeConfig()
     from twoaxis.data.tokenizer import need_transformers
+    from twoaxis.model.load import quietly
 
     need_transformers()
-    from twoaxis.base.machine import physical_cores
+    from twoaxis.base.machine import physical_cores, reproducible
     from twoaxis.comparison.probe_report import write_report
     from twoaxis.pretrained.families import check_config
     from twoaxis.pretrained.source import open_source
-    from twoaxis.training.machine import prepared
 
     out = Path(out)
     _check_out(out)
     rungs = choose_rungs(streams, mixers)
     found = open_source(source)
     check_config(found.config)
-    with prepared(1), claim(out):
+    with reproducible(1), quietly(), claim(out):
         remove_partial(out)
         costs = _check_rungs(found, rungs, config.context)
         say("reading text")
