@@ -78,7 +78,7 @@ TO_GO: dict[str, int] = {
 """Files that a rebuilt room replaces, and how many lines each may have until then."""
 
 REPEATED: dict[str, tuple[str, int]] = {
-    "did-you-mean": (r"difflib\.get_close", 4),
+    "did-you-mean": (r"difflib\.get_close", 2),
     "type check in an option class": (r"check_types\(self\)", 8),
     "hash of a file": (r"hashlib\.(file_digest|sha256\([^)]*read)", 3),
     "drawing": (r"(import|from) matplotlib", 6),

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from twoaxis.base.files import FileError, claim, read_json, remove_partial, write_json
+from twoaxis.base.interrupt import allow, deferred
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -421,10 +422,10 @@ def _run_forked(
             while waiting and len(running) < jobs:
                 task = waiting.pop()
                 ours, theirs = fork.Pipe(duplex=False)
-                process = fork.Process(
-                    target=_child, args=(theirs, os.getpid(), out, material, plan, task), daemon=True
-                )
-                process.start()
+                arguments = (theirs, os.getpid(), out, material, plan, task)
+                process = fork.Process(target=_child, args=arguments, daemon=True)
+                with deferred():
+                    process.start()
                 theirs.close()
                 running[ours] = (task, process)
             for pipe in connection.wait(list(running)):
@@ -453,6 +454,7 @@ def _child(pipe: Any, parent: int, out: Path, material: Material, plan: dict[str
     from twoaxis.comparison.fork_server import die_with
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and ends this process
+    allow()
     die_with(parent)
     try:
         _run(out, material, plan, task, lambda: pipe.send_bytes(b""))
@@ -462,5 +464,4 @@ def _child(pipe: Any, parent: int, out: Path, material: Material, plan: dict[str
 
 
 def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

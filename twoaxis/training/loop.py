@@ -69,7 +69,8 @@ def fit(job: Job) -> bool:
     run, engine, counters, optimizer = job.run, job.engine, job.counters, job.optimizer
     eval_every = run.eval_every or max(1, run.total_steps // 10)
     engine.start(job.examples)
-    saved, stop = time.perf_counter(), False
+    saved = time.perf_counter()
+    (stop,) = engine.mean(job.stop.requested)
     job.on_step(counters.step, None)
     while counters.step < run.total_steps and not stop:
         step, started = counters.step + 1, time.perf_counter()

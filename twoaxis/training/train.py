@@ -208,6 +208,7 @@ def _train(job: Job, data: Data) -> Result:
     from twoaxis.training.loop import Diverged, fit
 
     counters = job.counters
+    job.stop.patient = True  # from here on a checkpoint can be written first
     try:
         whole = fit(job)
     except Diverged as error:
