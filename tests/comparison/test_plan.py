@@ -157,7 +157,7 @@ def test_labels_of_data_become_folders_that_differ() -> None:
 )
 def test_flops_are_matched_within_one_percent(steps: int, batch: int, own: int, channels: int) -> None:
     from twoaxis.model.flops import training_flops
-    from twoaxis.training.build import model_config
+    from twoaxis.training.setup import model_config
 
     plan = make_plan(
         f"deep_delta:value_channels={channels}",

@@ -25,9 +25,9 @@ from tests.support.commands import run
 from twoaxis.data.tokenizer import load_tokenizer
 from twoaxis.depth.registry import stream_names
 from twoaxis.model.evaluate import evaluate
+from twoaxis.model.groups import param_groups, trainable
 from twoaxis.model.load import load_model
-from twoaxis.pretrained.groups import optimizer_groups, parameter_roles, trainable
-from twoaxis.pretrained.record import read_record
+from twoaxis.pretrained.record import learning_rates, new_parameters, parameter_origins, read_record
 from twoaxis.pretrained.source import open_source
 from twoaxis.sequence.registry import mixer_names
 
@@ -140,9 +140,9 @@ def test_a_few_steps_move_the_new_parameters_and_lower_the_loss(
     model: Any = made.model
     assert made.tokenizer is not None
     tokens = made.tokenizer(source["text"], return_tensors="pt").input_ids[:, :96]
-    trainable(model, "new")
+    trainable(model, new_parameters(model))
     before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.AdamW(optimizer_groups(model, lr=rate))
+    optimizer = torch.optim.AdamW(param_groups(model, lr=rate, rates=learning_rates(model)))
     losses = []
     for _ in range(6):
         optimizer.zero_grad()
@@ -151,7 +151,7 @@ def test_a_few_steps_move_the_new_parameters_and_lower_the_loss(
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.001, losses
-    for name, role in parameter_roles(model).items():
+    for name, role in parameter_origins(model).items():
         if role == "new" and name not in made.record.still:
             assert not torch.equal(model.get_parameter(name), before[name]), name
 

@@ -14,8 +14,8 @@ from tests.support.commands import run
 from tests.support.foreign import byte_llama, save
 from twoaxis.model.load import load_model
 from twoaxis.pretrained.record import read_record
-from twoaxis.training.build import learn
 from twoaxis.training.config import TrainConfig
+from twoaxis.training.setup import make_optimizer
 
 STREAM = "model.trunk.stream."
 
@@ -63,7 +63,8 @@ def test_pretrained_parameters_learn_at_a_tenth_of_the_rate(tmp_path: Path) -> N
     record = read_record(made)
     assert record is not None
     model = load_model(made, "cpu")
-    rates = {name: g.rate for g in learn(TrainConfig(source=str(made), train="all"), model) for name in g.names}
+    optimizer = make_optimizer(TrainConfig(source=str(made), train="all", lr=1.0), model)
+    rates = {name: group["peak_lr"] for group in optimizer.param_groups for name in group["names"]}
     assert {rates[name] for name in record.new} == {1.0}
     assert {rate for name, rate in rates.items() if name not in set(record.new)} == {0.1}
     assert set(rates) == set(weights(made))

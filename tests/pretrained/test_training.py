@@ -14,8 +14,9 @@ pytest.importorskip("transformers")
 import twoaxis
 from tests.pretrained.helpers import library_bytes
 from tests.support.foreign import byte_llama
+from twoaxis.model.groups import param_groups, trainable
 from twoaxis.pretrained.gradient import CLOSED
-from twoaxis.pretrained.groups import optimizer_groups, parameter_roles, trainable
+from twoaxis.pretrained.record import learning_rates, new_parameters, parameter_origins
 
 STEPS, BATCH, LENGTH = 50, 8, 48
 CODE = library_bytes("argparse.py", 40_000)
@@ -48,6 +49,10 @@ def train(model: Any, optimizer: torch.optim.Optimizer, text: Tensor, steps: int
         optimizer.step()
 
 
+def optimizer(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(param_groups(model, lr=3e-3, rates=learning_rates(model)))
+
+
 @torch.no_grad()
 def measure(model: Any) -> float:
     """The loss on the part of the new text that is not trained on."""
@@ -72,11 +77,17 @@ def test_new_parameters_learn(source: Any, name: str) -> None:
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     loss = measure(model)
     assert loss == pytest.approx(measure(source), abs=1e-5)
-    trainable(model, "new")
-    train(model, torch.optim.AdamW(optimizer_groups(model, lr=3e-3)), PROSE[:TRAINED], STEPS, seed=1)
+    trainable(model, new_parameters(model))
+    train(
+        model,
+        optimizer(model),
+        PROSE[:TRAINED],
+        STEPS,
+        seed=1,
+    )
     after = measure(model)
     assert after < loss - 0.01, (loss, after)
-    for parameter, role in parameter_roles(model).items():
+    for parameter, role in parameter_origins(model).items():
         moved = not torch.equal(model.get_parameter(parameter), before[parameter])
         assert moved == (role == "new" and parameter not in made.record.still), parameter
 
@@ -86,7 +97,7 @@ def test_all_parameters_learn_at_their_own_rates(source: Any) -> None:
     model = made.model
     loss = measure(model)
     trainable(model, "all")
-    train(model, torch.optim.AdamW(optimizer_groups(model, lr=3e-3)), PROSE[:TRAINED], 20, seed=1)
+    train(model, optimizer(model), PROSE[:TRAINED], 20, seed=1)
     assert measure(model) < loss - 0.05
     gates: Any = model.get_parameter("model.trunk.stream.gate")
     assert bool((gates[1:] != 0).all())
@@ -99,8 +110,14 @@ def test_a_trained_retrofit_is_saved_and_loaded(source: Any, tmp_path: Path) -> 
 
     model = twoaxis.retrofit(source, stream="hyper_connections", out=tmp_path / "made", tokens=8).model
     loaded: Any = load_model(tmp_path / "made", "cpu")
-    trainable(loaded, "new")
-    train(loaded, torch.optim.AdamW(optimizer_groups(loaded, lr=3e-3)), PROSE[:TRAINED], 5, seed=1)
+    trainable(loaded, new_parameters(loaded))
+    train(
+        loaded,
+        optimizer(loaded),
+        PROSE[:TRAINED],
+        5,
+        seed=1,
+    )
     loaded.save_pretrained(tmp_path / "trained")
     again = load_model(tmp_path / "trained", "cpu")
     assert measure(again) == measure(loaded) != measure(model)

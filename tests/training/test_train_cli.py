@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 
 from transformers.utils import logging
 
-from tests.training.train_helpers import SHAPE, numbers
+from tests.training.runs import SHAPE, numbers
 from twoaxis import cli
 from twoaxis.depth.registry import STREAMS
 from twoaxis.show.charts import Line

@@ -29,10 +29,14 @@ class StopSignal:
 
     Attributes:
         signal: the number of the signal that came; None before.
+        patient: whether a first signal waits for the end of a step, where the flag is looked at. Until this is set a
+            signal interrupts at once. It sets the flag all the same: Python drops an exception that is raised inside a
+            fork hook or a finaliser.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.patient = False
 
     @property
     def requested(self) -> bool:
@@ -47,9 +51,10 @@ class StopSignal:
             return
 
         def handler(number: int, frame: FrameType | None) -> None:
-            if self.requested:
-                raise Interrupted("interrupted before the step was done; what was saved before is kept", number)
+            waits = self.patient and not self.requested
             self.signal = number
+            if not waits:
+                raise Interrupted("interrupted before the step was done; what was saved before is kept", number)
 
         # What is ignored stays ignored: nohup asks for that.
         heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -59,3 +64,21 @@ class StopSignal:
         finally:
             for number, previous in before.items():
                 signal.signal(number, signal.SIG_DFL if previous is None else previous)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Context manager that holds signals back to its end, as around a fork, whose hooks would drop a Ctrl-C.
+
+    A process that is forked inside has to `allow` them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def allow() -> None:
+    """Let signals through again, in a process that was forked while they were held back."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

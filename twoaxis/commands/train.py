@@ -41,23 +41,24 @@ def train(
 
 def _train(run: TrainConfig, out: str) -> Result:
     """Load the data and train, with a bar for each."""
-    from twoaxis.training.train import finished
+    from twoaxis.training.folder import RunFolder
+    from twoaxis.training.setup import check, resolve
 
-    done = finished(run, out)  # before anything heavy
+    run = resolve(run)
+    done = RunFolder(out).finished(run)  # before anything heavy
     if done is not None:
         return done
     from twoaxis.data.load import bars, load_data
     from twoaxis.model.load import quiet
-    from twoaxis.training.build import check, resolve
-    from twoaxis.training.machine import rank
+    from twoaxis.training.engines.place import rank
     from twoaxis.training.train import train
 
     quiet()
-    check(resolve(run))
+    check(run)
     with bars() if rank() == 0 else contextlib.nullcontext() as watch:
-        data = load_data(resolve(run), watch=watch)
+        data = load_data(run, watch=watch)
     with training_bar(run) as show:
-        return train(run, out, watch=show, data=data)
+        return train(run, out, on_step=show, data=data)
 
 
 @contextlib.contextmanager

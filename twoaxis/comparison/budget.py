@@ -110,7 +110,7 @@ def with_rate(plan: Plan, row: Row) -> Row:
 def count_contender(plan: Plan, contender: Contender, size: Size, sources: Sequence[str], vocabulary: int) -> Counted:
     """Parameters and FLOPs of a contender; a method or option that does not exist is an error that names it."""
     from twoaxis.model.flops import count_parameters, training_flops
-    from twoaxis.training.build import model_config
+    from twoaxis.training.setup import model_config
 
     def config(other: Contender, resolved: dict[str, Any]) -> TrainConfig:
         return contender_config(plan.base, other, size, sources, resolved)

@@ -224,9 +224,9 @@ def measure(
     import torch
 
     from twoaxis.base.machine import pick_device
-    from twoaxis.training.build import learn, make_model
-    from twoaxis.training.groups import make_optimizer
+    from twoaxis.training.engines.engine import autocast
     from twoaxis.training.measure import next_token_loss, throughputs
+    from twoaxis.training.setup import make_model, make_optimizer
 
     first = next(iter(configs.values()))
     device = pick_device(first.device)
@@ -236,21 +236,12 @@ def measure(
         model: Any = make_model(config, vocabulary)
         model.to(device)
         owners[id(model)] = config
-        if config.recompute:
-            model.gradient_checkpointing_enable(every_n_layers=config.recompute)
         if config.compile:
             model.compile()
         return model
 
-    def optimizer(model: Any) -> torch.optim.Optimizer:
-        config = owners[id(model)]
-        betas = (config.beta1, config.beta2)
-        return make_optimizer(
-            model, learn(config, model), lr=config.lr, betas=betas, epsilon=config.epsilon, weight_decay=0.0
-        )
-
     def loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=first.dtype == "bfloat16"):
+        with autocast(first, device):
             return next_token_loss(model, tokens)
 
     with _threads(first):
@@ -262,7 +253,7 @@ def measure(
             steps=steps,
             accumulate=first.accumulate,
             loss=loss,
-            optimizer=optimizer,
+            optimizer=lambda model: make_optimizer(owners[id(model)], model),
         )
     return {name: speed.median for name, speed in found.items()}
 

@@ -80,7 +80,7 @@ def serve(events: int, use: list[str]) -> None:
 
 def preload(use: list[str]) -> None:
     """Import what a run imports, and the files with methods of one's own."""
-    for name in ("data.load", "training.measure", "training.train", "training.trainer"):
+    for name in ("data.load", "training.measure", "training.train", "training.loop"):
         import_module(f"twoaxis.{name}")
     from twoaxis.base.plugins import use_files
     from twoaxis.model.load import quiet
@@ -155,14 +155,14 @@ def run(order: dict[str, Any], events: int) -> int:
         config = dataclasses.replace(config, device=only_gpu(config.device))
     told = 0.0
 
-    def watch(step: int, loss: float | None) -> None:
+    def on_step(step: int, loss: float | None) -> None:
         nonlocal told
         now = time.monotonic()
         if now - told >= PAUSE:
             told = now
             send(events, {"job": order["start"], "step": step, "loss": loss})
 
-    train(config, order["folder"], watch=watch)
+    train(config, order["folder"], on_step=on_step)
     return 0
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from twoaxis.base.files import FileError, claim, read_json, remove_partial, write_json
+from twoaxis.base.interrupt import allow, deferred
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -153,20 +154,20 @@ def probe(
     """
     say, config = say or (lambda _: None), config or ProbeConfig()
     from twoaxis.data.tokenizer import need_transformers
+    from twoaxis.model.load import quietly
 
     need_transformers()
-    from twoaxis.base.machine import physical_cores
+    from twoaxis.base.machine import physical_cores, reproducible
     from twoaxis.comparison.probe_report import write_report
     from twoaxis.pretrained.families import check_config
     from twoaxis.pretrained.source import open_source
-    from twoaxis.training.machine import prepared
 
     out = Path(out)
     _check_out(out)
     rungs = choose_rungs(streams, mixers)
     found = open_source(source)
     check_config(found.config)
-    with prepared(1), claim(out):
+    with reproducible(1), quietly(), claim(out):
         remove_partial(out)
         costs = _check_rungs(found, rungs, config.context)
         say("reading text")
@@ -421,10 +422,10 @@ def _run_forked(
             while waiting and len(running) < jobs:
                 task = waiting.pop()
                 ours, theirs = fork.Pipe(duplex=False)
-                process = fork.Process(
-                    target=_child, args=(theirs, os.getpid(), out, material, plan, task), daemon=True
-                )
-                process.start()
+                arguments = (theirs, os.getpid(), out, material, plan, task)
+                process = fork.Process(target=_child, args=arguments, daemon=True)
+                with deferred():
+                    process.start()
                 theirs.close()
                 running[ours] = (task, process)
             for pipe in connection.wait(list(running)):
@@ -453,6 +454,7 @@ def _child(pipe: Any, parent: int, out: Path, material: Material, plan: dict[str
     from twoaxis.comparison.fork_server import die_with
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and ends this process
+    allow()
     die_with(parent)
     try:
         _run(out, material, plan, task, lambda: pipe.send_bytes(b""))
@@ -462,5 +464,4 @@ def _child(pipe: Any, parent: int, out: Path, material: Material, plan: dict[str
 
 
 def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

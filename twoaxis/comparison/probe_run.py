@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.comparison.ladder import Rung, group_names, make_model, sizes, switched
-from twoaxis.pretrained.families import TRUNK
+from twoaxis.model.groups import param_groups
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -121,20 +121,16 @@ def _train(
     model: TwoAxisForCausalLM, rung: Rung, text: ProbeText, seed: int, amounts: Amounts, watch: Callable[[], None]
 ) -> Iterator[float]:
     """Train what gets gradients; the loss of each step."""
-    rates = dict.fromkeys((name for name, p in model.named_parameters() if p.requires_grad), rung.rate)
-    for group in model.model.trunk.stream.parameter_groups():
-        for name in group.names:
-            rates[f"{TRUNK}stream.{name}"] = rung.rate * group.rate
-    groups = [{"params": [model.get_parameter(name)], "lr": rate, "top": rate} for name, rate in rates.items()]
-    optimizer = torch.optim.Adam(groups, betas=(0.9, 0.95))
+    optimizer = torch.optim.Adam(param_groups(model, lr=rung.rate), betas=(0.9, 0.95))
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for step in range(amounts.steps):
         for group in optimizer.param_groups:
-            group["lr"] = group["top"] * schedule(step, amounts.steps)
+            group["lr"] = group["peak_lr"] * schedule(step, amounts.steps)
         rows = text.training_batch(seed, step, amounts.batch)
         loss = model(input_ids=rows, labels=rows, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_([model.get_parameter(name) for name in rates], 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(learning, 1.0)
         if bool(norm.isfinite()):  # a step along NaN would hide at which step it diverged
             optimizer.step()
         watch()

@@ -6,7 +6,9 @@ What is missing or does not fit is a `ValueError` that says what to do.
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,24 @@ def quiet() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Context manager that does the same while it is active."""
+    from twoaxis.data.tokenizer import need_transformers
+
+    need_transformers()
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    quiet()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def load_model(folder: str | Path, device: str | None = None) -> TwoAxisForCausalLM:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from twoaxis.base.files import read_json, write_json
 
 FILE = "retrofit.json"
+Origin = Literal["new", "pretrained"]
+
+RATES: dict[Origin, float] = {"new": 1.0, "pretrained": 0.1}
+"""Multipliers of the learning rate: new parameters have everything to learn. A stream's groups multiply on top."""
 SHOWN = 3
 """Parameters that a line names before it counts the rest."""
 
@@ -78,6 +83,30 @@ def record_of(model: Any) -> Record | None:
         return found
     name = getattr(model, "name_or_path", "")
     return read_record(name) if name else None
+
+
+def parameter_origins(model: Any) -> dict[str, Origin]:
+    """Whether each parameter is new or pretrained; a model that is no retrofit is an error."""
+    record = record_of(model)
+    if record is None:
+        raise ValueError(
+            "this model is no retrofit: there is no retrofit.json in the folder it was loaded from, so nobody knows "
+            "which of its parameters are new"
+        )
+    new, names = set(record.new), [name for name, _ in model.named_parameters()]
+    if lost := sorted(new - set(names)):
+        raise ValueError(f"retrofit.json speaks of another model: {lost[0]} is none of its {len(names)} parameters")
+    return {name: "new" if name in new else "pretrained" for name in names}
+
+
+def new_parameters(model: Any) -> list[str]:
+    """Names of the parameters that a retrofit added, for `twoaxis.model.groups.trainable`."""
+    return [name for name, origin in parameter_origins(model).items() if origin == "new"]
+
+
+def learning_rates(model: Any, rates: Mapping[Origin, float] = RATES) -> dict[str, float]:
+    """Multipliers of the learning rate of a retrofit by parameter, for `twoaxis.model.groups.param_groups`."""
+    return {name: {**RATES, **rates}[origin] for name, origin in parameter_origins(model).items()}
 
 
 def closed_paths(still: dict[str, str]) -> list[str]:

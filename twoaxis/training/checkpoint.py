@@ -3,12 +3,13 @@
     checkpoints/step-00000120/
       model.safetensors        every weight
       optimizer.safetensors    NAME/exp_avg, NAME/exp_avg_sq, NAME/step for every parameter that learns
-      random.safetensors       states of torch's generators and of NumPy's
-      trainer_state.json       what transformers' Trainer keeps
-      state.json               the run's account, its configuration, Python's generator, SHA-256 of the files above
+      random.safetensors       states of torch's generators
+      log.jsonl                the run's log up to this step
+      state.json               counters and configuration
+      SHA256SUMS               digests of all files above, as `sha256sum --check` reads them
 
-A folder appears whole or not at all. Should the disk damage one all the same, `state.json` tells, and the one before it
-is taken.
+A folder appears whole or not at all. Should the disk damage one all the same, in whatever file, its sums do not fit,
+and the checkpoint before it is used.
 """
 
 from __future__ import annotations
@@ -16,33 +17,129 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import random
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from twoaxis.base.files import atomic_folder, file_errors, file_sha256, read_json, write_json, write_text
+from twoaxis.base.files import atomic_folder, file_errors, file_sha256, read_json, write_bytes, write_json, write_text
+
+if TYPE_CHECKING:
+    from twoaxis.training.loop import Job
 
 WEIGHTS, OPTIMIZER, RANDOM = "model.safetensors", "optimizer.safetensors", "random.safetensors"
-TRAINER, STATE = "trainer_state.json", "state.json"
-FORMAT = 1
+LOG, STATE, SUMS = "log.jsonl", "state.json", "SHA256SUMS"
+FORMAT = 2
+"""Number in state.json; a checkpoint with another one is passed over."""
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint whose files are what was written.
+
+    Attributes:
+        path: its folder.
+        step: after which it was saved.
+        counters: of the run at that step, see `Counters.to_dict`.
+        log: the run's log up to that step.
+    """
+
+    path: Path
+    step: int
+    counters: dict[str, Any]
+    log: bytes
+
+
+def save_checkpoint(job: Job) -> None:
+    """Write a checkpoint and remove the oldest ones; only the first process does."""
+    if job.engine.rank != 0:
+        return
+    job.folder.check_claim()
+    model, folder = job.engine.model, job.folder.checkpoints
+    random = {"torch": torch.get_rng_state()}
+    if job.engine.device.type == "cuda":
+        random["cuda"] = torch.cuda.get_rng_state(job.engine.device)
+    with atomic_folder(_place(folder, job.counters.step), replace=True) as made:
+        save_tensors(made / WEIGHTS, weights(model))
+        save_tensors(made / OPTIMIZER, optimizer_tensors(job.optimizer, model))
+        save_tensors(made / RANDOM, random)
+        write_bytes(made / LOG, job.folder.log.read_bytes() if job.folder.log.exists() else b"")
+        state = {"format": FORMAT, "counters": job.counters.to_dict(), "key": job.run.key, "config": job.run.to_dict()}
+        write_json(made / STATE, state)
+        write_text(made / SUMS, _sums(made))
+    for old in checkpoints(folder)[job.run.keep :]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def load_checkpoint(checkpoint: Checkpoint, job: Job) -> None:
+    """Put weights, moments, generators and counters back to what they were."""
+    model, device = job.engine.model, job.engine.device
+    load_weights(model, load_file(checkpoint.path / WEIGHTS))
+    load_optimizer(job.optimizer, model, load_file(checkpoint.path / OPTIMIZER))
+    random = load_file(checkpoint.path / RANDOM)
+    torch.set_rng_state(random["torch"])
+    if "cuda" in random and device.type == "cuda":
+        torch.cuda.set_rng_state(random["cuda"], device)
+    job.counters.restore(checkpoint.counters)
+
+
+def newest_checkpoint(folder: Path, key: str, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest sound checkpoint of a run; None where there is none, and the run starts from the beginning.
+
+    Args:
+        folder: of the checkpoints.
+        key: the run's.
+        warn: called with a line for each one that is passed over.
+    """
+    found = checkpoints(folder)
+    for path in found:
+        try:
+            return read_checkpoint(path, key)
+        except ValueError as error:
+            warn(f"{path.name} is damaged and passed over: {error}")
+    if found:
+        warn("no checkpoint is left to go on from: the run starts from the beginning")
+    return None
+
+
+def read_checkpoint(path: Path, key: str) -> Checkpoint:
+    """A checkpoint of the run with this key; a `ValueError` says why where it is not sound."""
+    with file_errors(path / SUMS, "read"):
+        sums = (path / SUMS).read_bytes()
+    if sums != _sums(path).encode():
+        raise ValueError(f"the files are not those that {path / SUMS} lists")
+    state = read_json(path / STATE)
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise ValueError(f"{path / STATE} is not of format {FORMAT}")
+    step = state["counters"]["step"]
+    if state["key"] != key or path != _place(path.parent, step):
+        raise ValueError(f"it is step {step} of another run")
+    return Checkpoint(path, step, state["counters"], (path / LOG).read_bytes())
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The folders of checkpoints, the newest first."""
+    return sorted(folder.glob("step-????????"), reverse=True) if folder.is_dir() else []
+
+
+def remove_after(folder: Path, step: int) -> None:
+    """Remove checkpoints of later steps, which were passed over: they would count among those to keep."""
+    for path in checkpoints(folder):
+        if path > _place(folder, step):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """Every weight of a model once, by the first of its names; what is not saved with a model is left out."""
-    found = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    named = {name: parameter.detach() for name, parameter in model.named_parameters()}
     tied = {id(parameter) for parameter in model.parameters()}
     kept = model.state_dict(keep_vars=True)
-    found |= {name: tensor.detach() for name, tensor in kept.items() if name not in found and id(tensor) not in tied}
-    return found
+    return named | {name: t.detach() for name, t in kept.items() if name not in named and id(t) not in tied}
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -55,15 +152,55 @@ def weights_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def load_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Set the weights of a model, in place."""
+    here = weights(model)
+    if set(tensors) != set(here):
+        name = sorted(set(tensors) ^ set(here))[0]
+        raise ValueError(f"the checkpoint does not fit the model: {name} is in one of them only")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            here[name].copy_(tensor)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The moments and step counts of an optimiser by the names of the model's parameters."""
+    return {
+        f"{name}/{kind}": value.detach().to("cpu")
+        for name, parameter in model.named_parameters()
+        for kind, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """The inverse of `optimizer_tensors`; the learning rates are the loop's to set."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    by_name: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        name, _, kind = key.rpartition("/")
+        by_name.setdefault(name, {})[kind] = tensor
+    if unknown := sorted(set(by_name) - set(order)):
+        raise ValueError(f"the checkpoint has moments of {unknown[0]}, which does not learn in this run")
+    state = {number: by_name[name] for number, name in enumerate(order) if name in by_name}
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+
+
+def save_model(folder: Path, model: Any) -> None:
+    """`save_pretrained` into a folder; a file that the system refuses is a `FileError` that names it."""
+    with _system_errors(folder / WEIGHTS):
+        model.save_pretrained(folder)
+
+
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """A safetensors file; what the system refuses is a `FileError` that names it."""
-    with _translated(path):
+    """Write a safetensors file; one that the system refuses is a `FileError` that names it."""
+    with _system_errors(path):
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
 @contextlib.contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    """Turn the refusals that safetensors reports in words of its own into the system's, with the file's name."""
+def _system_errors(path: Path) -> Iterator[None]:
+    """Turn the refusals that safetensors words itself into the system's."""
     with file_errors(path):
         try:
             yield
@@ -74,149 +211,10 @@ def _translated(path: Path) -> Iterator[None]:
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
-def save_model(folder: Path, model: Any) -> None:
-    """`save_pretrained` into a folder, with the same errors."""
-    with _translated(folder / WEIGHTS):
-        model.save_pretrained(folder)
+def _place(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
 
 
-def optimizer_tensors(optimizer: Any, model: nn.Module) -> dict[str, Tensor]:
-    """The moments and step counts of an optimiser by the names of the model's parameters."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {
-        f"{names[id(parameter)]}/{kind}": value.detach().to("cpu").reshape(value.shape)
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        for kind, value in optimizer.state.get(parameter, {}).items()
-    }
-
-
-def load_optimizer(optimizer: Any, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors`; the learning rates are the scheduler's to set."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    state = optimizer.state_dict()
-    order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-    by_name: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        name, _, kind = key.rpartition("/")
-        by_name.setdefault(name, {})[kind] = tensor
-    if unknown := sorted(set(by_name) - set(order)):
-        raise ValueError(f"the checkpoint's optimizer knows {unknown[0]}, which does not learn in this run")
-    state["state"] = {number: by_name[name] for number, name in enumerate(order) if name in by_name}
-    optimizer.load_state_dict(state)
-
-
-def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The states of all generators: tensors, and what is not a tensor."""
-    numpy_state = cast(dict[str, Any], np.random.get_state(legacy=False))  # noqa: NPY002  it is the global one
-    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(numpy_state["state"]["key"].astype(np.int64))}
-    if torch.cuda.is_available():
-        tensors["cuda"] = torch.cuda.get_rng_state()
-    rest = {
-        "numpy": [numpy_state["state"]["pos"], numpy_state["has_gauss"], numpy_state["gauss"]],
-        "python": random.getstate(),
-    }
-    return tensors, rest
-
-
-def restore_random(tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
-    """The inverse of `random_states`."""
-    torch.set_rng_state(tensors["torch"])
-    if "cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["cuda"])
-    position, has_gauss, gauss = rest["numpy"]
-    key = tensors["numpy"].numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", key, position, has_gauss, gauss))  # noqa: NPY002
-    version, words, gauss = rest["python"]
-    random.setstate((version, tuple(words), gauss))
-
-
-@contextlib.contextmanager
-def own_random() -> Iterator[None]:
-    """Leave all generators as they were found."""
-    kept = random_states()
-    try:
-        yield
-    finally:
-        restore_random(*kept)
-
-
-def save_checkpoint(
-    folder: Path,
-    *,
-    model: nn.Module,
-    optimizer: Any,
-    trainer_state: str,
-    state: dict[str, Any],
-    keep: int,
-) -> None:
-    """Write a checkpoint whole and drop the oldest ones.
-
-    Args:
-        folder: of the checkpoints.
-        model: not wrapped.
-        optimizer: with the parameters of `model`.
-        trainer_state: JSON of transformers' state.
-        state: what else to keep, as JSON values; `state["account"]["step"]` names the checkpoint.
-        keep: how many to keep.
-    """
-    place = folder / f"step-{state['account']['step']:08d}"
-    tensors, rest = random_states()
-    with atomic_folder(place, replace=True) as made:
-        save_tensors(made / WEIGHTS, weights(model))
-        save_tensors(made / OPTIMIZER, optimizer_tensors(optimizer, model))
-        save_tensors(made / RANDOM, tensors)
-        write_text(made / TRAINER, trainer_state)
-        digests = {name: file_sha256(made / name) for name in (WEIGHTS, OPTIMIZER, RANDOM, TRAINER)}
-        write_json(made / STATE, {"format": FORMAT, **state, "random": rest, "files": digests})
-    for old in checkpoints(folder)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, the newest first."""
-    return sorted(folder.glob("step-????????"), reverse=True) if folder.is_dir() else []
-
-
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """The `state` of a checkpoint; a `ValueError` says why where it is not whole."""
-    state = read_json(checkpoint / STATE)
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"{checkpoint / STATE} is not of format {FORMAT}")
-    for name, digest in state["files"].items():
-        if not (checkpoint / name).is_file():
-            raise ValueError(f"{checkpoint / name} is missing")
-        if file_sha256(checkpoint / name) != digest:
-            raise ValueError(f"{checkpoint / name} is not what was written")
-    return state
-
-
-def newest(folder: Path, warn: Any) -> tuple[Path, dict[str, Any]] | None:
-    """The newest whole checkpoint and its state, or None.
-
-    Args:
-        folder: of the checkpoints.
-        warn: called with a line for each one that is passed over.
-    """
-    for checkpoint in checkpoints(folder):
-        try:
-            return checkpoint, read_state(checkpoint)
-        except (ValueError, KeyError) as error:
-            warn(f"{checkpoint.name} is damaged and passed over: {error}")
-    return None
-
-
-def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Set the weights of a model."""
-    there, here = load_file(checkpoint / WEIGHTS), weights(model)
-    if set(there) != set(here):
-        name = sorted(set(there) ^ set(here))[0]
-        raise ValueError(f"{checkpoint} does not fit the model: {name} is in one of them only")
-    with torch.no_grad():
-        for name, tensor in there.items():
-            here[name].copy_(tensor)
-
-
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file."""
-    return load_file(path)
+def _sums(folder: Path) -> str:
+    """What `SHA256SUMS` has to say about the files of a checkpoint."""
+    return "".join(f"{file_sha256(folder / name)}  {name}\n" for name in (WEIGHTS, OPTIMIZER, RANDOM, LOG, STATE))

@@ -111,13 +111,19 @@ def save_result(folder: str | Path, result: Result) -> None:
 def load_result(folder: str | Path) -> Result | None:
     """The outcome of a run, or None where it is not finished."""
     path = Path(folder) / RESULT
-    return Result.from_dict(read_json(path) | {"folder": str(folder)}) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return Result.from_dict(read_json(path) | {"folder": str(folder)})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}. Remove it, and the run is made again") from error
 
 
 def load_log(folder: str | Path) -> list[dict[str, Any]]:
     """The log of a run.
 
-    Training records have step, tokens, flops, seconds, loss, lr, grad_norm, tokens_per_second; records of an evaluation
+    Training records have step, tokens, flops, seconds, loss, lr, grad_norm, tokens_per_second
+    (and auxiliary_loss, of models that have one); records of an evaluation
     have step, tokens, flops, seconds, held_out_loss and, for diagnostic tasks, accuracy.
     """
     return JsonLines(Path(folder) / LOG).read()

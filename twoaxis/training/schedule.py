@@ -16,7 +16,6 @@ memory of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from twoaxis.training.config import TrainConfig
 
@@ -40,8 +39,3 @@ def rate(config: TrainConfig, step: int) -> float:
         passed = (step - (steps - decay)) / decay
         return 1 - (1 - config.final_lr) * passed
     return 1.0
-
-
-def rates(config: TrainConfig) -> Callable[[int], float]:
-    """The same for torch's `LambdaLR`, which asks for the number of steps done before."""
-    return lambda done: rate(config, done + 1)

@@ -6,9 +6,10 @@ import contextlib
 import io
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from twoaxis.base.interrupt import Interrupted
 from twoaxis.data.load import Data
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.results import load_log
-from twoaxis.training.train import Interrupted, train
+from twoaxis.training.train import train
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 TIMES = ("seconds", "tokens_per_second")
@@ -40,6 +42,20 @@ def small(**changes: Any) -> TrainConfig:
         "save_model": False,
     }
     return TrainConfig(**fields | changes)
+
+
+def stop_at(step: int) -> Callable[[int, float | None], None]:
+    """An `on_step` that ends the run after a step, without a checkpoint."""
+
+    def on_step(done: int, loss: float | None) -> None:
+        if done == step:
+            raise Broken
+
+    return on_step
+
+
+class Broken(Exception):
+    """Ends a run from within."""
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
@@ -135,6 +151,20 @@ class Fork:
     @property
     def text(self) -> str:
         return self.output.read_text()
+
+
+def processes(config: TrainConfig, folders: Sequence[Path]) -> list[Fork]:
+    """A run in as many processes as there are folders, as torchrun starts them; all folders are one, or should be."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"WORLD_SIZE": len(folders), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+    def environment(rank: int) -> Callable[[], None]:
+        own = {name: str(value) for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        return lambda: os.environ.update(own)
+
+    return [Fork(config, folder, before=environment(rank)) for rank, folder in enumerate(folders)]
 
 
 def _child(config: TrainConfig, folder: Path, before: Callable[[], None] | None) -> int:

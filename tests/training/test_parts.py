@@ -1,0 +1,142 @@
+"""Schedule, counters, digests of weights and files of fields, each by itself."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("transformers")
+
+from tests.training.runs import SHAPE, small
+from twoaxis.training import checkpoint as saving
+from twoaxis.training.config import TrainConfig
+from twoaxis.training.counters import Counters
+from twoaxis.training.fields import merge, parse_model, read_fields
+from twoaxis.training.schedule import rate
+from twoaxis.training.setup import make_model
+
+
+def test_cosine() -> None:
+    config = TrainConfig(steps=20, warmup=0.2, final_lr=0.1)
+    wanted = [1 / 4, 2 / 4, 3 / 4, 1.0]
+    wanted += [0.1 + 0.9 * (1 + math.cos(math.pi * k / 16)) / 2 for k in range(1, 17)]
+    assert [rate(config, step) for step in range(1, 21)] == wanted
+    assert wanted[-1] == pytest.approx(0.1)
+    assert rate(config, 21) == rate(config, 20)
+
+
+def test_wsd() -> None:
+    config = TrainConfig(steps=20, warmup=0.1, decay=0.25, final_lr=0.2, schedule="wsd")
+    found = [rate(config, step) for step in range(1, 21)]
+    assert found[:15] == [0.5, *[1.0] * 14]
+    assert found[15:] == pytest.approx([0.84, 0.68, 0.52, 0.36, 0.2])
+
+
+def test_constant_and_extremes() -> None:
+    assert [TrainConfig(steps=n).warmup_steps for n in (1, 2, 20, 118, 600, 2000)] == [0, 1, 10, 30, 30, 100]
+    assert TrainConfig(steps=100, schedule="wsd", decay=0.9).warmup_steps == 10  # what the decay leaves
+    assert [rate(TrainConfig(steps=4, warmup=0.5, schedule="constant"), n) for n in range(1, 5)] == [0.5, 1, 1, 1]
+    assert [rate(TrainConfig(steps=4, warmup=1.0), n) for n in range(1, 6)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rate(TrainConfig(steps=1, warmup=0.0), 1) == pytest.approx(0.1)
+    assert rate(TrainConfig(steps=3, warmup=0.0, decay=0.0, schedule="wsd"), 3) == 1.0
+
+
+@given(
+    steps=st.integers(1, 60),
+    warmup=st.floats(0, 1),
+    decay=st.floats(0, 1),
+    final=st.floats(0, 1),
+    schedule=st.sampled_from(["cosine", "wsd", "constant"]),
+)
+def test_rates_rise_then_fall(steps: int, warmup: float, decay: float, final: float, schedule: Any) -> None:
+    decay = min(decay, 1 - warmup)
+    config = TrainConfig(steps=steps, warmup=warmup, decay=decay, final_lr=final, schedule=schedule)
+    found = [rate(config, step) for step in range(1, steps + 1)]
+    assert all(0 <= value <= 1 for value in found)
+    top = found.index(max(found))
+    assert found[: top + 1] == sorted(found[: top + 1])
+    assert found[top:] == sorted(found[top:], reverse=True)
+
+
+def test_counters_survive_an_interruption_anywhere() -> None:
+    given: dict[str, Any] = {"steps": 20, "tokens_per_step": 10, "flops_per_token": 3.0}
+    counters = Counters(**given)
+    for step in range(1, 21):
+        counters.add_step(loss=float(step), seconds=2.0 if step <= 10 else 1.0)
+        saved = json.loads(json.dumps(counters.to_dict()))
+        assert not set(saved) & set(given)  # they follow from the configuration
+        counters = Counters(**given)
+        counters.restore(saved)
+        if step == 8:
+            record = counters.training_record(lr=0.5, grad_norm=0.25)
+            position = {"step": 8, "tokens": 80, "flops": 240.0, "seconds": 16.0}
+            assert record == position | {"loss": 4.5, "lr": 0.5, "grad_norm": 0.25, "tokens_per_second": 5.0}
+    assert counters.training_record(0.1, 1.0)["loss"] == sum(range(9, 21)) / 12
+    assert (counters.tokens_per_second, counters.train_loss, counters.seconds) == (10.0, 19.5, 30.0)
+
+
+def test_weights_digest() -> None:
+    model = make_model(small(), 29)
+    found = saving.weights_digest(model)
+    assert len(found) == 64
+    assert "lm_head.weight" not in saving.weights(model)  # tied: counted once
+    assert saving.weights_digest(make_model(small(), 29)) == found
+    with torch.no_grad():
+        model.model.trunk.final_norm.weight[3] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
+    assert saving.weights_digest(model) != found
+    untied = make_model(small(model=SHAPE | {"tie_word_embeddings": False}), 29)
+    assert "lm_head.weight" in saving.weights(untied)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.toml", 'steps = 7\nlr = 0.01\ndata = ["a", "b"]\n[model]\nhidden_size = 64\n'),
+        ("run.json", '{"steps": 7, "lr": 0.01, "data": ["a", "b"], "model": {"hidden_size": 64}}'),
+        ("run.yaml", "steps: 7\nlr: 0.01\ndata: [a, b]\nmodel:\n  hidden_size: 64\n"),
+    ],
+)
+def test_files_of_fields(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    config = merge(read_fields(tmp_path / name), {"lr": 0.002, "model": {"num_hidden_layers": 3}})
+    assert config == TrainConfig(steps=7, lr=0.002, data=("a", "b"), model={"hidden_size": 64, "num_hidden_layers": 3})
+    assert merge(read_fields(tmp_path / name), {"tokens": 9}) == TrainConfig(
+        tokens=9, lr=0.01, data=("a", "b"), model={"hidden_size": 64}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stepps = 7", r"no field 'stepps' \(did you mean 'steps'\?\)"),
+        ("steps = 7\ntokens = 9", r"steps \(7\) and tokens \(9\) are both given"),
+        ('steps = "7"', "steps must be an integer or None, got '7'"),
+        ("model = 3", "model in .* must be a table"),
+        ("steps = ", "cannot be read"),
+    ],
+)
+def test_files_with_mistakes(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        merge(read_fields(tmp_path / "run.toml"), {})
+
+
+def test_from_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('from = "there"')
+    assert merge(read_fields(tmp_path / "run.toml"), {}).source == "there"
+
+
+def test_parse_model() -> None:
+    found = parse_model(["hidden_size=32,tie_word_embeddings=false", "attention_windows=[3,null]", "hidden_act=gelu"])
+    assert found == dict(hidden_size=32, tie_word_embeddings=False, attention_windows=[3, None], hidden_act="gelu")
+    with pytest.raises(ValueError, match="--model hidden_size changes nothing"):
+        parse_model(["hidden_size"])
+    with pytest.raises(ValueError, match="--model gives a twice"):
+        parse_model(["a=1", "a=2"])

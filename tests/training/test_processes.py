@@ -1,0 +1,147 @@
+"""Several processes: the same batch as one, the same bits after an interruption, and one folder for all."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers")
+
+from tests.training.runs import SHAPE, Uneven, numbers, processes, small
+from twoaxis.training.checkpoint import checkpoints
+from twoaxis.training.engines.engine import Engine
+from twoaxis.training.engines.place import Place
+from twoaxis.training.results import load_log, load_result
+from twoaxis.training.setup import make_model
+from twoaxis.training.train import train
+
+RUN: dict[str, Any] = {"batch": 12, "accumulate": 2, "log_every": 1, "device": "cpu", "stream": "deep_delta"}
+
+
+def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
+    """Up to the order of summation; the six held-out examples do not divide evenly."""
+    train(small(**RUN), tmp_path / "one")
+    for fork in processes(small(**RUN), [tmp_path / "two"] * 2):
+        assert fork.wait() == 0, fork.text
+    one, two = numbers(tmp_path / "one"), numbers(tmp_path / "two")
+    for ours, theirs in zip(one, two, strict=True):
+        assert ours == {name: pytest.approx(value, rel=1e-4) for name, value in theirs.items()}
+    refused = processes(small(**RUN | {"batch": 6}), [tmp_path / "refused"] * 2)
+    assert [fork.wait() for fork in refused] == [2, 2]
+    assert "accumulate (2) times the 2 processes must divide it" in refused[1].text
+
+
+def test_three_processes_repeat_the_same_bits(tmp_path: Path) -> None:
+    """From three on, the order in which gradients are added up decides last bits. A signal reaches one process only."""
+    config = small(**RUN, steps=30)
+    for fork in processes(config, [tmp_path / "whole"] * 3):
+        assert fork.wait() == 0, fork.text
+    folder = tmp_path / "run"
+    forks = processes(config, [folder] * 3)
+    forks[0].wait_for(lambda: (folder / "log.jsonl").exists() and len(load_log(folder)) >= 5)
+    forks[2].kill(signal.SIGINT)
+    assert [fork.wait() for fork in forks] == [130] * 3, forks[0].text
+    assert len(checkpoints(folder / "checkpoints")) == 1
+    for fork in processes(config, [folder] * 3):
+        assert fork.wait() == 0, fork.text
+    assert numbers(folder) == numbers(tmp_path / "whole")
+    results = [load_result(path) for path in (folder, tmp_path / "whole")]
+    assert len({result.weights for result in results if result is not None}) == 1
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_processes_need_one_folder(resumed: bool, tmp_path: Path) -> None:
+    config = small(**RUN, steps=2000, save_every=1)
+    if resumed:
+        forks = processes(config, [tmp_path / "a"] * 2)
+        forks[0].wait_for(lambda: bool(checkpoints(tmp_path / "a" / "checkpoints")))
+        forks[0].kill(signal.SIGTERM)
+        assert [fork.wait() for fork in forks] == [130] * 2
+    first, second = processes(config, [tmp_path / "a", tmp_path / "b"])
+    assert second.wait() == 2
+    assert ("process 1 sees other files in" if resumed else "which process 0 has written: share") in second.text
+    first.kill()
+    first.wait()
+    assert not (tmp_path / "b").exists()
+
+
+class Counting(Engine):
+    """An engine that does not wait for others and counts its passes."""
+
+    passes = 0
+
+    def build(self, make: Any) -> Any:
+        model = super().build(make)
+        model.register_forward_pre_hook(self.count)
+        return model
+
+    def count(self, *_: Any) -> None:
+        self.passes += 1
+
+    def _sum(self, values: Tensor) -> Tensor:
+        return values
+
+
+def test_every_process_makes_as_many_held_out_passes() -> None:
+    run, scores, passes = small(batch=6, context=16), [], []
+    for rank in range(3):
+        engine = Counting(run, Place(rank, 3, torch.device("cpu")))
+        engine.build(lambda: make_model(run, Uneven.vocab_size))
+        scores.append(engine.score(Uneven().held_out(7)))  # two each: 2 2 2, then 1 and nothing and nothing
+        passes.append(engine.passes)
+    assert passes == [2, 2, 2]
+    alone = Counting(run, Place(0, 1, torch.device("cpu")))
+    alone.build(lambda: make_model(run, Uneven.vocab_size))
+    assert [sum(column) for column in zip(*scores, strict=True)] == pytest.approx(alone.score(Uneven().held_out(7)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["parent", "worker", "group"])
+def test_killed_under_torchrun(victim: str, tmp_path: Path) -> None:
+    """Whoever is killed, and whatever goes on for a while without it, the same command ends in the same bits."""
+    options = {"steps": "240", "batch": "4", "context": "24", "eval-examples": "4", "save-every": "4", "device": "cpu"}
+    model = ",".join(f"{name}={value}" for name, value in SHAPE.items())
+    line = ["-m", "twoaxis", "train", "--no-measure-memory", "--data", "task:recall:pairs=3", "--model", model]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *line]
+    launch += [word for name, value in options.items() for word in (f"--{name}", value)]
+
+    def start(out: Path) -> subprocess.Popen[Any]:
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        return subprocess.Popen([*launch, "--out", str(out)], env=environment, start_new_session=True, **quiet)
+
+    assert start(tmp_path / "whole").wait(600) == 0
+    folder, chance, kills = tmp_path / "run", random.Random(victim), 0
+    deadline = time.monotonic() + 1200
+    while load_result(folder) is None and time.monotonic() < deadline:
+        run, seen = start(folder), len(checkpoints(folder / "checkpoints"))
+        while kills < 5 and run.poll() is None and len(checkpoints(folder / "checkpoints")) <= min(seen, 1):
+            time.sleep(0.02)
+        if kills < 5 and run.poll() is None:
+            time.sleep(chance.uniform(0.0, 2.0))
+            workers = [int(pid) for pid in children(run.pid)]
+            if victim == "group":
+                os.killpg(run.pid, signal.SIGKILL)
+            else:
+                os.kill(run.pid if victim == "parent" or not workers else chance.choice(workers), signal.SIGKILL)
+            kills += 1
+        run.wait(600)
+        time.sleep(1.0)
+    assert kills >= 3
+    assert numbers(folder) == numbers(tmp_path / "whole")
+    results = [load_result(path) for path in (folder, tmp_path / "whole")]
+    assert len({result.weights for result in results if result is not None}) == 1
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -1,0 +1,1 @@
+"""How a step is computed: `place` says which process this is, `engine` trains a model or replicas of it."""

@@ -1,0 +1,179 @@
+"""The engine: one process, or several that each hold a replica of the model and train on a part of every batch.
+
+Everything that knows about processes is in this room. The loop asks an engine for a step's gradients and never for a
+forward or a backward pass, because a pipeline schedules the passes of all micro-batches itself: a sharded or pipelined
+engine overrides `build`, `gradients`, `clip` and `score`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from twoaxis.training.config import TrainConfig
+from twoaxis.training.engines.place import Place
+from twoaxis.training.loss import IGNORED, auxiliary_loss, labelled, score, summed_loss
+
+Batch = dict[str, Tensor]
+"""Tensors of a forward pass, and `labels`."""
+
+
+class Losses(NamedTuple):
+    """Losses of a step in one process; their means over all processes are those of the step.
+
+    Attributes:
+        tokens: per labelled token.
+        auxiliary: of the model itself, such as the balance of experts; None where it has none.
+    """
+
+    tokens: Tensor
+    auxiliary: Tensor | None
+
+
+def autocast(run: TrainConfig, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Context manager for the precision of a run's passes; weights and optimiser stay in float32."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.dtype == "bfloat16")
+
+
+def load_batch(examples: Any, numbers: range, device: torch.device) -> Batch:
+    """The examples of these numbers as one batch."""
+    items = [examples[number] for number in numbers]
+    return {name: torch.stack([item[name] for item in items]).to(device) for name in items[0]}
+
+
+class Engine:
+    """A model on its device, with a replica in every process (DistributedDataParallel).
+
+    Args:
+        run: the run.
+        place: this process.
+
+    Attributes:
+        model: the model itself; its parameters are what the optimiser and checkpoints see.
+    """
+
+    model: Any
+
+    def __init__(self, run: TrainConfig, place: Place) -> None:
+        self.run = run
+        self.rank, self.world, self.device = place
+        self.size, rest = divmod(run.batch, run.accumulate * self.world)
+        if rest:
+            raise ValueError(
+                f"batch ({run.batch}) is the batch of all processes: accumulate ({run.accumulate}) times the "
+                f"{self.world} processes must divide it"
+            )
+
+    def build(self, make: Callable[[], Any]) -> Any:
+        """Make the model and put it where it is trained."""
+        self.model = make().to(self.device)
+        return self.model
+
+    def start(self, examples: Any) -> None:
+        """Make ready for the first step of this process.
+
+        DistributedDataParallel sums gradients in the order of the parameters in its first pass and in the order of
+        their arrival in all later ones. From three processes on that changes last bits, and a resumed run would not
+        repeat an uninterrupted one: one pass that nobody uses comes first.
+        """
+        if self.run.compile:
+            self.model.compile()
+        self.replica = self.model
+        if self.world > 1:
+            self.replica = DistributedDataParallel(self.model, broadcast_buffers=False)
+        if self.world > 2:
+            batches = [load_batch(examples, range(self.size), self.device)]
+            self.gradients(batches, self.labelled(batches))
+            self.model.zero_grad(set_to_none=True)
+
+    def micro_batches(self, examples: Any, step: int) -> list[Batch]:
+        """This process's examples of a step; the micro-batches of a step are dealt out to the processes in turn."""
+        first = (step - 1) * self.run.batch + self.rank * self.size
+        starts = (first + number * self.world * self.size for number in range(self.run.accumulate))
+        return [load_batch(examples, range(start, start + self.size), self.device) for start in starts]
+
+    def labelled(self, micro_batches: Sequence[Batch]) -> Tensor:
+        """Labelled tokens of a step, of all processes."""
+        return self._sum(torch.stack([labelled(batch["labels"]) for batch in micro_batches]).sum())
+
+    def gradients(self, micro_batches: Sequence[Batch], tokens: Tensor) -> Losses:
+        """Leave a step's gradients in the parameters.
+
+        Args:
+            micro_batches: of this process.
+            tokens: labelled tokens of the step, of all processes: what the loss is divided by.
+        """
+        self.model.train()
+        total, auxiliary = torch.zeros((), device=self.device), None
+        for number, batch in enumerate(micro_batches, start=1):
+            last = number == len(micro_batches)
+            inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+            with contextlib.nullcontext() if last or self.world == 1 else self.replica.no_sync():
+                with autocast(self.run, self.device):
+                    output = self.replica(**inputs, use_cache=False)
+                    # replicas average their gradients, and the shares of the processes are to be added
+                    loss = summed_loss(output.logits, batch["labels"]) / tokens * self.world
+                total += loss.detach()
+                extra = auxiliary_loss(self.model, output)
+                if extra is not None:
+                    extra = extra / len(micro_batches)
+                    auxiliary = extra.detach() + (0 if auxiliary is None else auxiliary)
+                    loss = loss + extra
+                loss.backward()
+        return Losses(total, auxiliary)
+
+    def clip(self, largest: float) -> Tensor:
+        """Scale all gradients together to a norm of at most `largest`; returns the norm before. 0 only measures."""
+        return nn.utils.clip_grad_norm_(self.model.parameters(), largest or math.inf)
+
+    @torch.no_grad()
+    def score(self, examples: Any) -> list[float]:
+        """Nats, tokens predicted right and labelled tokens of held-out examples, of all processes.
+
+        Every process makes as many passes as the others, which a sharded model needs: one that has no examples left
+        scores some whose labels are all ignored.
+        """
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        training = self.model.training
+        self.model.eval()
+        for first in range(0, len(examples), self.world * self.size):
+            start = first + self.rank * self.size
+            mine = range(start, min(start + self.size, len(examples)))
+            batch = load_batch(examples, mine or range(1), self.device)
+            labels = batch.pop("labels")
+            if not mine:
+                labels.fill_(IGNORED)
+            with autocast(self.run, self.device):
+                logits = self.model(**batch, use_cache=False).logits
+            sums += score(logits, labels)
+        self.model.train(training)
+        return self._sum(sums).tolist()
+
+    def mean(self, *values: Any) -> list[float]:
+        """Numbers averaged over all processes, in one exchange."""
+        numbers = [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values]
+        return (self._sum(torch.stack(numbers)) / self.world).tolist()
+
+    def from_first(self, number: int) -> int:
+        """The number that the first process gives, in all of them."""
+        shared = torch.tensor(number, device=self.device)
+        if self.world > 1:
+            dist.broadcast(shared, 0)
+        return int(shared)
+
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+        if self.world > 1:
+            dist.barrier()
+
+    def _sum(self, values: Tensor) -> Tensor:
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
