@@ -8,6 +8,7 @@ parameters in `RENAMED`, renamed options in `FIELDS`. Where more than a name has
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -26,12 +27,12 @@ MOVED: dict[str, str] = {
     "TrainConfig": "twoaxis.training.config:TrainConfig",
     "train": "twoaxis.training.train:train",
     "Interrupted": "twoaxis.base.interrupt:Interrupted",
-    "resolve": "twoaxis.training.build:resolve",
-    "make_model": "twoaxis.training.build:make_model",
+    "resolve": "twoaxis.training.setup:resolve",
+    "make_model": "twoaxis.training.setup:make_model",
     "load_data": "twoaxis.data.load:load_data",
     "weights": "twoaxis.training.checkpoint:weights",
     "checkpoints": "twoaxis.training.checkpoint:checkpoints",
-    "rank": "twoaxis.training.machine:rank",
+    "rank": "twoaxis.training.engines.place:rank",
     "retrofit": "twoaxis.pretrained.convert:retrofit",
     "peak_memory": "twoaxis.training.measure:peak_memory",
     "make_fake": "tests.comparison.fake_comparison:make_fake",
@@ -161,7 +162,9 @@ def counts(fields: dict[str, Any], tokens: int) -> dict[str, Any]:
 def train(fields: dict[str, Any], folder: Path, watch: Callable[[int, float | None], None]) -> bool:
     """Run a training in `folder`; False where it was interrupted and can be continued."""
     try:
-        find("train")(find("TrainConfig")(**fields), folder, watch=watch)
+        train = find("train")
+        told = "watch" if "watch" in inspect.signature(train).parameters else "on_step"
+        train(find("TrainConfig")(**fields), folder, **{told: watch})
     except find("Interrupted"):
         return False
     return True

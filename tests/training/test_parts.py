@@ -115,7 +115,7 @@ def test_files_of_fields(name: str, text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stepps = 7", r"no field 'stepps' \(did you mean 'steps'\?\)"),
+        ("stepps = 7", r"no option 'stepps' \(did you mean 'steps'\?\)"),
         ("steps = 7\ntokens = 9", r"steps \(7\) and tokens \(9\) are both given"),
         ('steps = "7"', "steps must be an integer or None, got '7'"),
         ("model = 3", "model in .* must be a table"),
