@@ -37,9 +37,7 @@ HEIGHT = {room: height for height, rooms in enumerate(reversed(FLOORS)) for room
 WITHOUT_SHOW = {"kernels", "depth", "sequence", "window", "ring", "data", "base"}
 """Rooms that compute and never show anything."""
 
-UPWARD: set[str] = {
-    "costs.calibrate -> training.measure",
-}
+UPWARD: set[str] = set()
 """Upward imports that remain, as `importing module -> imported module`."""
 
 TO_GO: dict[str, int] = {

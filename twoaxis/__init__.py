@@ -9,6 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from twoaxis.commands.check import check as check
+    from twoaxis.commands.methods import methods as methods
+    from twoaxis.commands.train import train as train
     from twoaxis.depth.blend import Blend as Blend
     from twoaxis.depth.compose import compose as compose
     from twoaxis.depth.registry import register as register
@@ -54,8 +57,10 @@ _HOMES = {
     "TwoAxisConfig": "twoaxis.model.hf_config",
     "TwoAxisForCausalLM": "twoaxis.model.hf_model",
     "TwoAxisModel": "twoaxis.model.hf_model",
+    "check": "twoaxis.commands.check",
     "compose": "twoaxis.depth.compose",
     "document_reach": "twoaxis.window",
+    "methods": "twoaxis.commands.methods",
     "mixer": "twoaxis.sequence.registry",
     "mixer_names": "twoaxis.sequence.registry",
     "padding_reach": "twoaxis.window",
@@ -66,6 +71,7 @@ _HOMES = {
     "stream": "twoaxis.depth.registry",
     "stream_names": "twoaxis.depth.registry",
     "trace": "twoaxis.inspection.trace",
+    "train": "twoaxis.commands.train",
     "window_attention": "twoaxis.window",
 }
 

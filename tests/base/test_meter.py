@@ -21,7 +21,8 @@ from twoaxis.base.timer import no_collection
 from twoaxis.kernels.dispatch import target
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.training.measure import next_token_loss, peak_memory
+from twoaxis.model.loss import next_token_loss
+from twoaxis.training.measure import peak_memory
 
 SHAPE: dict[str, Any] = {"vocabulary": 61, "width": 32, "blocks": 3, "heads": 4, "kv_heads": 2}
 BATCH, CONTEXT, N = 2, 128, 1000

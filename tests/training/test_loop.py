@@ -22,6 +22,7 @@ from twoaxis import mixer_names, stream_names
 from twoaxis.base.interrupt import StopSignal
 from twoaxis.data.load import load_data
 from twoaxis.model.load import load_model
+from twoaxis.model.loss import labelled, score, summed_loss
 from twoaxis.training.checkpoint import weights, weights_digest
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.counters import Counters
@@ -29,7 +30,6 @@ from twoaxis.training.engines.engine import Engine, load_batch
 from twoaxis.training.engines.place import Place
 from twoaxis.training.folder import RunFolder
 from twoaxis.training.loop import Job, evaluate
-from twoaxis.training.loss import labelled, score, summed_loss
 from twoaxis.training.results import load_log, load_result
 from twoaxis.training.schedule import rate
 from twoaxis.training.setup import flops_per_token, make_model, make_optimizer, model_config

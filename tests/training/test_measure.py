@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from twoaxis.base.meter import Meter
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
+from twoaxis.model.loss import next_token_loss
 from twoaxis.training.measure import (
     Memory,
     adamw,
-    next_token_loss,
     peak_memory,
     throughputs,
 )

@@ -224,8 +224,9 @@ def measure(
     import torch
 
     from twoaxis.base.machine import pick_device
+    from twoaxis.model.loss import next_token_loss
     from twoaxis.training.engines.engine import autocast
-    from twoaxis.training.measure import next_token_loss, throughputs
+    from twoaxis.training.measure import throughputs
     from twoaxis.training.setup import make_model, make_optimizer
 
     first = next(iter(configs.values()))

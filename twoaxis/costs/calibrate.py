@@ -34,9 +34,9 @@ from twoaxis.costs.trace import Model
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
+from twoaxis.model.loss import next_token_loss
 from twoaxis.sequence.registry import MIXERS
 from twoaxis.show.document import Column, Document, Heading, Prose, table
-from twoaxis.training.measure import next_token_loss
 
 PROBES = (
     ({"vocabulary": 64, "width": 32, "blocks": 3, "heads": 2}, 1, 32),

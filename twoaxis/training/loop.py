@@ -4,7 +4,7 @@
 
 A step depends on the weights, the optimiser's moments and its own number. Examples and learning rate are functions of
 that number, so a run that is resumed from a checkpoint repeats the same bits. How many processes there are is the
-engine's business; the loss is in `twoaxis.training.loss`.
+engine's business; the loss is in `twoaxis.model.loss`.
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from twoaxis.base.meter import Meter, storage_bytes
 from twoaxis.base.timer import Rounds, no_collection, take_turns
+from twoaxis.model.loss import next_token_loss
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 """The loss of a model on tokens (B, context + 1)."""
@@ -57,18 +57,6 @@ class Memory(NamedTuple):
     optimizer: int
     activations: int
     peak: int
-
-
-def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Mean cross-entropy of each token given those before it.
-
-    Args:
-        model: a `Decoder` or a transformers model.
-        tokens: (B, context + 1).
-    """
-    given, target = tokens[:, :-1], tokens[:, 1:]
-    logits = model(given, use_cache=False).logits if hasattr(model, "generation_config") else model(given)
-    return F.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
 def adamw(model: nn.Module) -> Optimizer:

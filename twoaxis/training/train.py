@@ -173,8 +173,9 @@ def _peak_memory(job: Job) -> int:
     """Bytes at the peak of one step of this process, with its own optimiser and precision."""
     from torch import Tensor, nn
 
+    from twoaxis.model.loss import next_token_loss
     from twoaxis.training.engines.engine import autocast
-    from twoaxis.training.measure import next_token_loss, peak_memory
+    from twoaxis.training.measure import peak_memory
 
     run, engine = job.run, job.engine
 

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from twoaxis.model.loss import IGNORED, auxiliary_loss, labelled, score, summed_loss
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.engines.place import Place
-from twoaxis.training.loss import IGNORED, auxiliary_loss, labelled, score, summed_loss
 
 Batch = dict[str, Tensor]
 """Tensors of a forward pass, and `labels`."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 IGNORED = -100
 """Label of a token that does not count."""
@@ -61,3 +61,15 @@ def score(logits: Tensor, labels: Tensor) -> Tensor:
     nats = F.cross_entropy(chosen, answers, reduction="none")
     right = chosen.argmax(-1) == answers
     return torch.stack([nats.double().sum(), right.double().sum(), wanted.double().sum()])
+
+
+def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Mean cross-entropy of each token given those before it.
+
+    Args:
+        model: a `Decoder` or a transformers model.
+        tokens: (B, context + 1).
+    """
+    given, target = tokens[:, :-1], tokens[:, 1:]
+    logits = model(given, use_cache=False).logits if hasattr(model, "generation_config") else model(given)
+    return F.cross_entropy(logits.flatten(0, 1), target.flatten())
