@@ -272,6 +272,9 @@ def test_large_arrays_are_hashed_when_asked(
     assert calls[-1][0] == "tokenise"
     assert np.array_equal(open_(data, cache, tokenizer="bpe:300").train.tokens, copy.train.tokens)
     assert capsys.readouterr().err.count("train.bin is damaged; the data is tokenised again") == 1
+    target.write_bytes(target.read_bytes()[:-2])
+    assert np.array_equal(open_(data, cache, tokenizer="bpe:300").train.tokens, copy.train.tokens)
+    assert capsys.readouterr().err.count("train.bin is damaged; the data is tokenised again") == 1
     tokenizer = built.folder / "tokenizer" / "tokenizer.json"
     tokenizer.write_bytes(tokenizer.read_bytes().replace(b"Merges", b"merges", 1).replace(b'"a"', b'"b"', 1))
     open_(data, cache, tokenizer="bpe:300")
