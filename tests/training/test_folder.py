@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from tests.pretrained.helpers import byte_llama
+from tests.support.foreign import byte_llama
 from tests.training.runs import SHAPE, Broken, Uneven, small, stop_at
 from twoaxis.model.load import load_model
 from twoaxis.pretrained.convert import retrofit

@@ -154,7 +154,6 @@ def probe(
     """
     say, config = say or (lambda _: None), config or ProbeConfig()
     from twoaxis.data.tokenizer import need_transformers
-    from twoaxis.model.load import quietly
 
     need_transformers()
     from twoaxis.base.machine import physical_cores, reproducible
@@ -167,7 +166,7 @@ def probe(
     rungs = choose_rungs(streams, mixers)
     found = open_source(source)
     check_config(found.config)
-    with reproducible(1), quietly(), claim(out):
+    with reproducible(1), claim(out):
         remove_partial(out)
         costs = _check_rungs(found, rungs, config.context)
         say("reading text")
