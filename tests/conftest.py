@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,11 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests.support.durations import Durations
+
+# Started in the background, a shell has these ignored, and what is tested about them would not happen.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 torch.set_num_threads(1)  # two workers share two cores; more threads each only contend
 
