@@ -11,14 +11,15 @@ import pytest
 
 from twoaxis.commands.parsing import Common, parse
 from twoaxis.commands.train import train
-from twoaxis.training.config import SECTIONS, TrainConfig
+from twoaxis.data.options import DataFields, DataOptions
+from twoaxis.training.config import TrainConfig
 from twoaxis.training.fields import RunFields, merge
 
 
 def test_run_fields_are_those_of_a_run() -> None:
     """Names and types for editors are those of the dataclass, lists and tables in the form they may be said."""
     fields, hints = get_type_hints(TrainConfig), get_type_hints(RunFields)
-    assert list(hints) == [each.name for options in SECTIONS.values() for each in dataclasses.fields(options)]
+    assert set(get_type_hints(DataFields)) == {each.name for each in dataclasses.fields(DataOptions)}
     assert set(hints) == {each.name for each in dataclasses.fields(TrainConfig)}
     for name, hint in hints.items():
         if get_origin(fields[name]) is tuple:

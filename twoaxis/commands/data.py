@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
+from twoaxis.data.options import DataFields
 from twoaxis.show.document import Block, Code, Document, Facts, Heading, Showable
 
 if TYPE_CHECKING:
     from twoaxis.data.load import TaskData
-
-
-class DataFields(TypedDict, total=False):
-    """The fields of a run that are about its data."""
-
-    data: Sequence[str]
-    tokenizer: str
-    text_field: str
-    context: int
-    held_out: float
-    isolate: bool
-    cache: str | None
 
 
 def data(*, seed: int = 0, examples: int = 1, check: bool = False, **fields: Unpack[DataFields]) -> Described:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 from twoaxis.base.options import Count, Fraction, Options, at_least
 
@@ -33,3 +34,16 @@ class DataOptions(Options):
         """At least one source."""
         if not self.data:
             raise ValueError("data names nothing; give stdlib, files, folders, hf:DATASET or task:NAME")
+
+
+class DataFields(TypedDict, total=False):
+    """Names and types of `DataOptions` for editors and type checkers; a test holds them equal."""
+
+    data: Sequence[str]
+    tokenizer: str
+    text_field: str
+    context: int
+    held_out: float
+    isolate: bool
+    eval_examples: int
+    cache: str | None

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from twoaxis.base import options
 from twoaxis.base.spec import parse_value, split
+from twoaxis.data.options import DataFields
 from twoaxis.training.config import TrainConfig
 
 
-class RunFields(TypedDict, total=False):
+class RunFields(DataFields, total=False):
     """Names and types of `TrainConfig` for editors and type checkers; a test holds them equal."""
 
     preset: str
@@ -29,14 +30,6 @@ class RunFields(TypedDict, total=False):
     model: Mapping[str, Any] | Sequence[str]
     source: str | None
     train: str
-    data: Sequence[str]
-    tokenizer: str
-    text_field: str
-    context: int
-    held_out: float
-    isolate: bool
-    eval_examples: int
-    cache: str | None
     steps: int | None
     tokens: int | None
     batch: int
