@@ -46,7 +46,7 @@ TO_GO: dict[str, int] = {
     "comparison/page.py": 204,
     "comparison/page_parts.py": 188,
     "comparison/plots.py": 155,
-    "comparison/probe.py": 467,
+    "comparison/probe.py": 466,
     "comparison/probe_plot.py": 81,
     "comparison/probe_report.py": 382,
     "comparison/probe_run.py": 186,
