@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all faults lint bench clean
 
 # torch goes in first and pinned, so that nothing after it pulls another build.
 $(READY): pyproject.toml constraints.txt
@@ -32,6 +32,10 @@ test: lint
 
 test-all: lint
 	$(BIN)/pytest -n 2
+
+# Every fault of tests/faults/faults.toml planted in a copy of the tree: its tests must fail. ONLY="id id" takes some.
+faults: $(READY)
+	$(BIN)/python -m tests.faults.run $(if $(ONLY),--only $(ONLY))
 
 # All figures of docs/performance.md, measured and written: about a quarter of an hour of a quiet machine.
 bench: $(READY)

@@ -48,6 +48,7 @@ def test_held_out_rows_are_fixed_and_apart(tokens: int, context: int) -> None:
 def test_any_example_at_once() -> None:
     order = Order(10_000, 16, 3)
     straight = [order.start(n) for n in range(3 * order.rows)]
+    assert straight == [start for epoch in range(3) for start in order.epoch(epoch).tolist()]
     for example in (2 * order.rows + 5, 0, order.rows - 1, order.rows, 7):
         assert Order(10_000, 16, 3).start(example) == order.start(example) == straight[example]
     assert straight[:6] == [4781, 29, 1357, 813, 941, 4621]  # an order must never change: runs are resumed by it

@@ -267,8 +267,9 @@ def test_checkpoints_hold_no_pickle_and_the_configuration(stopped: Path) -> None
 def test_keep(tmp_path: Path) -> None:
     folder, seen = tmp_path / "run", []
     config = small(steps=9, save_every=1, keep=3)
-    train(config, folder, watch=lambda step, loss: seen.append(len(steps_of(folder))))
-    assert max(seen) == 3
+    train(config, folder, watch=lambda step, loss: seen.append(steps_of(folder)))
+    assert max(map(len, seen)) == 3
+    assert seen[-1] == [8, 7, 6]  # the newest, before the last step is saved
     assert not (folder / "checkpoints").exists()
 
 
