@@ -120,11 +120,12 @@ def test_log_survives_a_cut_line(tmp_path: Path) -> None:
 
 def test_lock_is_for_one_process_and_ends_with_it(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from twoaxis.base import files\n"
+        "import sys; from twoaxis.base import files\n"
         f"with files.claim({str(tmp_path)!r}):\n"
-        "    print('in', flush=True); time.sleep(60)\n"
+        "    print('in', flush=True); sys.stdin.read()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
+    command, pipe = [sys.executable, "-c", program], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "in\n"
         said = f"in use by another process \\(process {other.pid} on "

@@ -355,8 +355,9 @@ def test_what_a_checkpoint_holds(stopped: Path) -> None:
 
 def test_keep(tmp_path: Path) -> None:
     folder, seen = tmp_path / "run", []
-    train(small(steps=9, save_every=1, keep=3), folder, on_step=lambda step, loss: seen.append(len(steps_of(folder))))
-    assert max(seen) == 3
+    train(small(steps=9, save_every=1, keep=3), folder, on_step=lambda step, loss: seen.append(steps_of(folder)))
+    assert max(map(len, seen)) == 3
+    assert seen[-1] == [8, 7, 6]  # the newest, before the last step is saved
     assert not (folder / "checkpoints").exists()
 
 
