@@ -116,7 +116,9 @@ def child(job: Job, tree: Path, answer: Path) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     watch = Watch()
-    options = ["-m", "not slow", "-p", "hypothesispytest", "-p", "no:cacheprovider", "--rootdir", str(tree)]
+    # the options of pyproject.toml name plugins that are not loaded here
+    options = ["-o", "addopts=--strict-markers", "-m", "not slow", "-p", "hypothesispytest", "-p", "no:cacheprovider"]
+    options += ["--rootdir", str(tree)]
     options += ["-x"] if job.fault else []
     code = pytest.main([*options, "--basetemp", str(tree / ".temporary"), "--tb=short", *job.tests], plugins=[watch])
     if not watch.broken and not watch.failed and code != pytest.ExitCode.OK:
@@ -235,7 +237,7 @@ def control(runner: Runner, faults: Sequence[Fault]) -> dict[str, str]:
     runner.run([Job(tuple(some)) for some in by_file.values()], done)
     runner.run(list(alone), done)
     print(f"{len(tests)} tests without a fault: {time.monotonic() - begun:.1f} s", flush=True)
-    for why in filter(None, wrong):
+    for why in dict.fromkeys(filter(None, wrong)):
         print(f"  {why}", flush=True)
     return {test: "does not pass" for test in tests if not _passing(test, passed)}
 
