@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-all durations lint bench clean
+.PHONY: demo test test-all durations faults lint bench clean
 
 # torch goes in first and pinned, so that nothing after it pulls another build.
 $(READY): pyproject.toml constraints.txt
@@ -36,6 +36,10 @@ test-all: lint
 # Prints the slowest test files, in CPU seconds, and writes the table by which `make test` orders them.
 durations: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow" --record-durations
+
+# Every fault of tests/faults/faults.toml planted in a copy of the tree: its tests must fail. ONLY="id id" takes some.
+faults: $(READY)
+	$(BIN)/python -m tests.faults.run $(if $(ONLY),--only $(ONLY))
 
 # All figures of docs/performance.md, measured and written: about a quarter of an hour of a quiet machine.
 bench: $(READY)

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -120,11 +121,12 @@ def test_log_survives_a_cut_line(tmp_path: Path) -> None:
 
 def test_lock_is_for_one_process_and_ends_with_it(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from twoaxis.base import files\n"
+        "import sys; from twoaxis.base import files\n"
         f"with files.claim({str(tmp_path)!r}):\n"
-        "    print('in', flush=True); time.sleep(60)\n"
+        "    print('in', flush=True); sys.stdin.read()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
+    command, pipe = [sys.executable, "-c", program], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "in\n"
         said = f"in use by another process \\(process {other.pid} on "
@@ -135,6 +137,17 @@ def test_lock_is_for_one_process_and_ends_with_it(tmp_path: Path) -> None:
         assert f"pid={os.getpid()}\n" in (tmp_path / files.LEASE).read_text()
         lease.check()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_lost_lease_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LEASE_SECONDS", 0.3)
+    with files.claim(tmp_path) as lease:
+        (tmp_path / files.LEASE).unlink()  # as a process that takes over does first
+        end = time.monotonic() + 10
+        while lease._lock.compromise is None and time.monotonic() < end:
+            time.sleep(0.02)
+        with pytest.raises(files.Claimed, match="was taken over by another process"):
+            lease.check()
 
 
 def test_digest_does_not_depend_on_the_order_of_keys() -> None:

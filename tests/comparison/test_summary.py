@@ -79,6 +79,16 @@ def test_gaps_are_counted_and_named(plain: Path) -> None:
     assert all(len(entry.difference.seeds) == len(entry.finished) for entry in summary.tables[0].contenders)  # type: ignore[union-attr]
 
 
+def test_runs_are_paired_by_their_seed_across_a_gap(tmp_path: Path) -> None:
+    make_fake(tmp_path, (STANDARD, Fake("muddformer", noise=0.02, missing=(1,))))
+    summary = summarise(tmp_path)
+    base, mine = summary.tables[0].baseline, named(summary, "muddformer")
+    assert mine.difference is not None
+    assert mine.difference.seeds == (0, 2, 3)
+    pairs = [mine.losses[seed] - base.losses[seed] for seed in (0, 2, 3)]
+    assert mine.difference.mean == pytest.approx(sum(pairs) / 3)
+
+
 def test_equal_budgets_read_the_longer_curve_where_the_shorter_ends(plain: Path) -> None:
     summary = summarise(plain)
     base, mine = summary.tables[0].baseline, named(summary, "attention_residuals")

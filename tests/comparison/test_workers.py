@@ -175,6 +175,7 @@ def test_ends_are_explained(tmp_path: Path) -> None:
     output.write_text("\n".join(["before", "Fatal Python error: Aborted", *map(str, range(40))]))
     assert explain(-signal.SIGABRT, output).splitlines()[1:4] == ["    Fatal Python error: Aborted", "    0", "    1"]
     assert explain(3, tmp_path / "none") == "ended with code 3"
+    assert explain(-signal.SIGKILL, tmp_path / "none").startswith("killed by the system, which does this when memory")
 
 
 def test_cores_and_devices() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.costs.helpers import FIRST, MIXER_VARIANTS, STREAM_VARIANTS, Fields, label
-from twoaxis.base.meter import ATTENTION
+from twoaxis.base.meter import ATTENTION, extent
 from twoaxis.costs.calibrate import counted, passes
 from twoaxis.costs.costs import cost
 from twoaxis.costs.deployment import Deployment
@@ -90,6 +90,12 @@ def test_uniform_streams_continue_exactly(name: str) -> None:
 def test_growing_streams_are_counted_whole(options: Fields) -> None:
     config = dataclasses.replace(SHAPE, blocks=6, stream="attention_residuals", stream_options=options)
     assert not Model(config, "bfloat16").uniform
+
+
+def test_copies_that_a_tensor_only_shows_are_no_bytes() -> None:
+    one = torch.empty(2, 1, 8)
+    assert extent(one) == extent(one.expand(2, 5, 8)) == 4 * 16
+    assert extent(one.expand(2, 0, 8)) == 0
 
 
 def test_traffic_of_the_plain_residual_is_three_vectors() -> None:

@@ -96,6 +96,11 @@ def test_parallel_devices_share() -> None:
         return cost(shape, method, Deployment(micro_batch=2, context=64, **options)).memory
 
     one, two = memory(), memory(tensor_parallel=2)
+    # two moments of four bytes for every number, and a wide copy of those that are stored in two
+    wide = memory(dtype="float32")
+    assert one.optimizer == pytest.approx(12 / 2 * one.weights)
+    assert wide.optimizer == pytest.approx(8 / 4 * wide.weights)
+    assert one.gradients == one.weights == pytest.approx(wide.weights / 2)
     spread = memory(tensor_parallel=2, sequence_parallel=True)
     assert one.activations / 2 < two.activations < one.activations
     assert spread.activations == pytest.approx(one.activations / 2)

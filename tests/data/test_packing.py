@@ -53,6 +53,7 @@ def rows(tokens: int, context: int, seed: int) -> Rows:
 def test_any_example_at_once() -> None:
     count, order = count_rows(10_000, 16), rows(10_000, 16, 3)
     straight = [order.start(n) for n in range(3 * count)]
+    assert straight == [start for epoch in range(3) for start in epoch_starts(10_000, 16, 3, epoch).tolist()]
     for example in (2 * count + 5, 0, count - 1, count, 7):
         epoch_starts.cache_clear()
         assert rows(10_000, 16, 3).start(example) == straight[example]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -87,6 +87,8 @@ def test_equals_flash_linear_attention(naive_attnres: Callable[..., Tensor], siz
     keep_first=st.booleans(),
     overflow=st.sampled_from(["drop", "sum"]),
 )
+@example(blocks=3, size=1, window=2, keep_first=True, overflow="sum")  # several sources leave the window
+@example(blocks=4, size=2, window=1, keep_first=False, overflow="sum")
 def test_sources_follow_the_window(blocks: int, size: int, window: int | None, keep_first: bool, overflow: str) -> None:
     """With zero queries every read is the mean of the sources a plain state machine finds."""
     stream = make(blocks, spread=0.0, block_size=size, window=window, keep_first=keep_first, overflow=overflow)

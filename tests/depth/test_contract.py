@@ -183,6 +183,19 @@ class TestBlend:
         run(x).square().sum().backward()
         assert all(p.grad is not None and p.grad.abs().max() > 0 for p in blend.method.parameters())
 
+    def test_behind_a_half_open_gate_both_streams_continue_from_their_own_read(self) -> None:
+        blend, x = self.make(), torch.randn(1, 3, 8, dtype=torch.float64)
+        with torch.no_grad():
+            blend.gate.fill_(0.5)
+        state, own, plain = blend.open(x), blend.method.open(x), x
+        for site in blend.sites:
+            seen, alone = blend.read(state, site), blend.method.read(own, site)
+            torch.testing.assert_close(seen.x, (plain + alone.x) / 2)
+            y, c = torch.tanh(seen.x), seen._replace(aux=None)
+            state, own = blend.write(state, site, y, seen, c), blend.method.write(own, site, y, alone, c)
+            plain = plain + y
+        torch.testing.assert_close(blend.close(state), (plain + blend.method.close(own)) / 2)
+
     def test_a_broken_method_behind_a_closed_gate_raises(self) -> None:
         blend = self.make()
         with torch.no_grad():

@@ -13,14 +13,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from twoaxis import Decoder, DecoderConfig, document_reach, padding_reach, stream_names
+from twoaxis.depth.stream import Seen
+from twoaxis.model.sublayers import SiteNorm
 from twoaxis.verify.properties import SMALL, build, instances, sample_tokens
 
 EVERY = [pytest.param(c, id=n) for n, c in instances()]
 TOKEN_MIXING = {"value_channels": 2, "compress": "token", "expand": "conv"}
 ONE_EACH = {c.mixer or c.stream: c for _, c in reversed([*instances()])}
 ONE_EACH["deep_delta TC+EC"] = dataclasses.replace(SMALL, stream="deep_delta", stream_options=TOKEN_MIXING)
-"""The first variant of every method, and the stream that remembers tokens. Four cuts of a prompt are measured on
-every variant by the kit."""
+ONE_EACH["ways inside"] = dataclasses.replace(
+    SMALL,
+    stream="muddformer",
+    mixer="short_conv",
+    mixer_options={"kernel": 3, "where": "branch", "start": "uniform"},
+)
+"""The first variant of every method, the stream that remembers tokens, and a mixer inside the attention branch of a
+stream that gives q, k and v separately: a memory for each of them. Four cuts of a prompt are measured on every variant
+by the kit."""
 
 
 def test_the_trunk_names_no_method() -> None:
@@ -130,6 +139,17 @@ def test_initial_values() -> None:
         small = name.endswith(("output.weight", "down.weight"))
         assert std == pytest.approx(0.02 / 4 if small else 0.02, rel=0.05), name
     assert all(p.min() == p.max() == 1 for name, p in model.named_parameters() if "norm" in name)
+    first = {name: p.flatten()[0].item() for name, p in model.named_parameters() if name in stds}
+    assert len({*first.values()}) == len(first), "every tensor draws numbers of its own"
+
+
+def test_each_way_has_a_scale_of_its_own() -> None:
+    norm, x, k = SiteNorm(("q", "k", "v"), 8, 1e-3), torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(3, 8))
+    seen = norm(Seen(x, q=None, k=k, v=None))
+    for way, scale, read in zip((seen.q, seen.k, seen.v), norm.weight, (x, k, x), strict=True):
+        torch.testing.assert_close(way, read * (read.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * scale)
 
 
 def test_shapes_of_the_options() -> None:

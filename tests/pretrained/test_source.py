@@ -19,6 +19,7 @@ import twoaxis
 from tests.support.foreign import byte_llama, byte_tokenizer, save
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM
+from twoaxis.pretrained.measure import difference
 from twoaxis.pretrained.source import open_source
 
 
@@ -209,6 +210,15 @@ def test_a_model_that_computes_something_else_is_not_written(
     with pytest.raises(ValueError, match=r"does not compute what .* computes: its logits differ by"):
         twoaxis.retrofit(whole, out=tmp_path / "out", tokens=8)
     assert not any(tmp_path.iterdir())
+
+
+def test_the_difference_is_the_largest_of_all_tokens() -> None:
+    theirs = [torch.tensor([[1.0, 4.0], [2.0, 0.0]]), torch.tensor([[0.0, 1.0]])]
+    ours = [theirs[0] + torch.tensor([[0.0, 0.5], [0.0, 3.0]]), theirs[1] - 0.1]
+    found = difference(ours, theirs)
+    assert (found.largest, found.relative, found.agree, found.tokens) == (3.0, 0.75, 2, 3)
+    with pytest.raises(ValueError, match="the logits are not finite"):
+        difference([theirs[0], theirs[1] * torch.nan], theirs)
 
 
 def test_a_source_without_a_tokenizer_is_measured_on_bytes(folder: Path) -> None:

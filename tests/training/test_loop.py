@@ -129,6 +129,21 @@ def test_a_loss_of_the_models_own_is_logged_apart() -> None:
     assert not torch.equal(gradient, without)
 
 
+def test_an_evaluation_leaves_the_mode_of_the_model() -> None:
+    """Steps are computed in training mode and held-out examples are not, whatever mode the model is in."""
+    engine = Engine(small(batch=4, context=16), HERE)
+    model, modes = engine.build(lambda: make_model(small(), Uneven.vocab_size)), []
+    model.register_forward_pre_hook(lambda *_: modes.append(model.training))
+    engine.start(None)
+    batches = engine.micro_batches(Uneven().train(0, 4), 1)
+    for mode in (True, False):
+        model.train(mode)
+        engine.score(Uneven().held_out(4))
+        assert model.training == mode
+        engine.gradients(batches, engine.labelled(batches))
+    assert modes == [False, True, False, True]
+
+
 def test_log_and_result(tmp_path: Path) -> None:
     run = small(steps=14, log_every=4, eval_every=5, batch=6, measure_memory=True, save_model=True)
     seen: list[tuple[int, float | None]] = []

@@ -20,7 +20,7 @@ from twoaxis.training.config import TrainConfig
 from twoaxis.training.counters import Counters
 from twoaxis.training.fields import merge, parse_model, read_fields
 from twoaxis.training.schedule import rate
-from twoaxis.training.setup import make_model
+from twoaxis.training.setup import make_model, make_optimizer
 
 
 def test_cosine() -> None:
@@ -80,6 +80,13 @@ def test_counters_survive_an_interruption_anywhere() -> None:
             assert record == position | {"loss": 4.5, "lr": 0.5, "grad_norm": 0.25, "tokens_per_second": 5.0}
     assert counters.training_record(0.1, 1.0)["loss"] == sum(range(9, 21)) / 12
     assert (counters.tokens_per_second, counters.train_loss, counters.seconds) == (10.0, 19.5, 30.0)
+
+
+def test_the_optimiser_is_that_of_the_configuration() -> None:
+    run = small(lr=0.5, beta1=0.7, beta2=0.8, epsilon=1e-3, weight_decay=0.25)
+    groups = make_optimizer(run, make_model(run, 29)).param_groups
+    assert {(group["lr"], *group["betas"], group["eps"]) for group in groups} == {(0.5, 0.7, 0.8, 1e-3)}
+    assert [group["weight_decay"] for group in groups] == [0.25, 0.0]
 
 
 def test_weights_digest() -> None:

@@ -19,9 +19,10 @@ import pytest
 
 pytest.importorskip("transformers")
 
+import torch
 from safetensors.torch import load_file
 
-from tests.training.runs import Fork, numbers, small
+from tests.training.runs import Broken, Fork, numbers, small
 from twoaxis.base.files import LEASE, FileError, JsonLines
 from twoaxis.base.interrupt import Interrupted
 from twoaxis.training import checkpoint as saving
@@ -357,8 +358,9 @@ def test_what_a_checkpoint_holds(stopped: Path) -> None:
 
 def test_keep(tmp_path: Path) -> None:
     folder, seen = tmp_path / "run", []
-    train(small(steps=9, save_every=1, keep=3), folder, on_step=lambda step, loss: seen.append(len(steps_of(folder))))
-    assert max(seen) == 3
+    train(small(steps=9, save_every=1, keep=3), folder, on_step=lambda step, loss: seen.append(steps_of(folder)))
+    assert max(map(len, seen)) == 3
+    assert seen[-1] == [8, 7, 6]  # the newest, before the last step is saved
     assert not (folder / "checkpoints").exists()
 
 
@@ -369,6 +371,40 @@ def test_saved_by_the_clock(tmp_path: Path) -> None:
         run = small(steps=6, save_seconds=seconds)
         train(run, folder, on_step=lambda step, loss, at=folder: seen.append(max(steps_of(at), default=0)))
     assert seen == [0, 0, 1, 2, 3, 4, 5, *[0] * 7]
+
+
+def test_the_clock_starts_anew_after_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that moves on by a second in each step."""
+    now, seen = [0.0], []
+
+    def on_step(step: int, loss: float | None) -> None:
+        now[0] += loss is not None
+        seen.append(max(steps_of(tmp_path), default=0))
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    train(small(steps=12, save_seconds=2.5), tmp_path, on_step=on_step)
+    assert seen == [0, *[0] * 4, *[4] * 4, *[8] * 4]
+
+
+def test_random_numbers_go_on(tmp_path: Path) -> None:
+    """What a run draws after a checkpoint does not depend on whether it was interrupted there."""
+    drawn: dict[str, dict[int, float]] = {"whole": {}, "run": {}}
+
+    def draw(name: str, stop: int | None = None) -> Callable[[int, float | None], None]:
+        def on_step(step: int, loss: float | None) -> None:
+            if step == stop:
+                raise Broken
+            if loss is not None:
+                drawn[name][step] = torch.rand(()).item()
+
+        return on_step
+
+    config = small(steps=6, save_every=2)
+    train(config, tmp_path / "whole", on_step=draw("whole"))
+    with pytest.raises(Broken):
+        train(config, tmp_path / "run", on_step=draw("run", stop=5))
+    train(config, tmp_path / "run", on_step=draw("run"))
+    assert drawn["run"] == drawn["whole"]
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from twoaxis.depth.site import Site
 from twoaxis.depth.standard import Plain, Standard
 from twoaxis.depth.stream import Seen
 from twoaxis.verify import properties
-from twoaxis.verify.certificate import Certificate, deviation
+from twoaxis.verify.certificate import Certificate, deviation, gradient_deviation
 from twoaxis.verify.properties import blends, neutral_classes, sequence_side
 from twoaxis.verify.run import FAMILIES, certificates
 
@@ -104,6 +104,13 @@ def test_missing_numbers_are_not_small() -> None:
     assert deviation(torch.zeros(2), torch.zeros(3)) == float("inf")
     assert deviation(torch.tensor([3.0]), torch.tensor([2.0])) == 0.5
     assert not Certificate("x", "y", float("nan"), 1.0).holds
+
+
+def test_every_leaf_is_compared() -> None:
+    a, b, c = leaves = [torch.ones(2, requires_grad=True) for _ in range(3)]
+    assert gradient_deviation(a + 2 * b, a + 3 * b, leaves, torch.ones(2)) == pytest.approx(1 / 3)
+    assert gradient_deviation(1.1 * a + 4 * b, a + b, leaves, torch.ones(2)) == pytest.approx(3.0)
+    assert gradient_deviation(a * b, a * b + c - c, leaves, torch.ones(2)) == 0.0
 
 
 def test_flops_are_counted() -> None:
