@@ -115,3 +115,8 @@ def test_mistakes_end_in_a_message_not_a_traceback(arguments: tuple[str, ...], m
     done = run(*arguments)
     assert done.code == 2
     assert message in done.err + done.out
+
+
+def test_of_several_processes_the_first_one_speaks() -> None:
+    assert run("methods", "standard", env={"RANK": "0"}).out
+    assert run("methods", "standard", env={"RANK": "1"}) == (0, "", "")
