@@ -14,12 +14,14 @@ from twoaxis.show.document import Block, Cell, Column, Document, Heading, Prose,
 from twoaxis.show.numbers import error
 from twoaxis.verify.algebra import algebra
 from twoaxis.verify.certificate import Certificate, Family
+from twoaxis.verify.definition import definitions
 from twoaxis.verify.duality import duality
 from twoaxis.verify.orders import orders
 from twoaxis.verify.properties import blends, neutral_classes, sequence_side
 from twoaxis.verify.reductions import reductions
 
 FAMILIES: dict[str, Family] = {
+    "definition": definitions,
     "duality": duality,
     "neutral": neutral_classes,
     "blend": blends,
