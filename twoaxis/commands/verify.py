@@ -15,7 +15,7 @@ def verify(*, seed: int = 0, only: Annotated[tuple[str, ...], tyro.conf.arg(meta
 
     Args:
         seed: Seed of the random instances.
-        only: Families to measure: definition, duality, neutral, blend, algebra, reduction, sequence, orders. None
+        only: Families to measure: duality, neutral, blend, algebra, reduction, sequence, orders, definition. None
             named is all.
     """
     import torch

@@ -9,8 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from twoaxis.show.numbers import error
-
 
 class Certificate(NamedTuple):
     """One measured statement.
@@ -33,12 +31,6 @@ class Certificate(NamedTuple):
     def holds(self) -> bool:
         """Whether the deviation is a number within the bound."""
         return math.isfinite(self.error) and self.error <= self.bound
-
-    def line(self) -> str:
-        """The certificate in one line, aligned with others."""
-        mark = "holds" if self.holds else "FAILS"
-        numbers = f"{error(self.error):>8} <= {error(self.bound):<8} {self.instances:4d}x"
-        return f"{mark}  {numbers}  {self.family:10s} {self.statement}"
 
 
 Family = Callable[[int], Iterator[Certificate]]

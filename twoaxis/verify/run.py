@@ -21,7 +21,6 @@ from twoaxis.verify.properties import blends, neutral_classes, sequence_side
 from twoaxis.verify.reductions import reductions
 
 FAMILIES: dict[str, Family] = {
-    "definition": definitions,
     "duality": duality,
     "neutral": neutral_classes,
     "blend": blends,
@@ -29,6 +28,7 @@ FAMILIES: dict[str, Family] = {
     "reduction": reductions,
     "sequence": sequence_side,
     "orders": orders,
+    "definition": definitions,
 }
 
 
