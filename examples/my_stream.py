@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Cost, Layout, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Cost, Layout, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype
 from twoaxis.kernels.weighted_sum import weighted_sum
 
@@ -67,6 +67,17 @@ class MemoryMix(Stream):
         with torch.no_grad():
             for theta in self.theta.values():
                 theta.zero_()[-1] = self.config.start
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        """The equation, on a list of memories."""
+        memories: list[Tensor] = []
+        for site in self.sites:
+            read = x
+            if site.kind in ("attention", "parallel"):
+                memories.append(x)
+                read = torch.tensordot(self.theta[str(site.index)].softmax(0), torch.stack(memories), 1)
+            x = x + apply(site, Seen(read)).y
+        return x
 
     def _arrive(self, x: Tensor, kept: tuple[Tensor, ...], index: int) -> Memories:
         """The state on arrival at site `index`."""

@@ -160,57 +160,6 @@ def test_decoding_equals_the_pass_over_all_tokens(options: dict[str, Any]) -> No
     assert (weights - listed).abs().max() <= 1e-12
 
 
-def test_sum_form_is_the_average_times_the_sources() -> None:
-    x = torch.randn(1, 3, 8, dtype=torch.float64)
-    average, total = make(block_size=2), make(block_size=2, read="sum")
-    state, other = average.open(x), total.open(x)
-    for site in average.sites[:4]:
-        a, b = average.read(state, site), total.read(other, site)
-        assert (b.x - a.x * len(average.sources(site))).abs().max() <= 1e-12
-        y = torch.tanh(a.x)
-        state, other = average.write(state, site, y, a, a), total.write(other, site, y, b, b)
-
-
-def test_heads_weigh_channel_groups_on_their_own() -> None:
-    stream = make(heads=2)
-    assert stream.query is not None
-    assert stream.norm_weight is not None
-    x = torch.randn(1, 3, 8, dtype=torch.float64)
-    reads, outs, _ = run(stream, x)
-    sources = torch.stack([x, outs[0], outs[1]])
-    keys = stream.norm_weight[2] * sources * torch.rsqrt(sources.square().mean(-1, keepdim=True) + 1e-6)
-    for group in (slice(0, 4), slice(4, 8)):
-        alpha = torch.softmax(keys[..., group] @ stream.query[2, group], dim=0)
-        assert (reads[2][..., group] - (alpha.unsqueeze(-1) * sources[..., group]).sum(0)).abs().max() <= 1e-12
-
-
-def test_input_dependent_query_maps_the_newest_source() -> None:
-    stream = make(query="input", block_size=2)
-    assert stream.query_map is not None
-    assert stream.norm_weight is not None
-    x = torch.randn(1, 3, 8, dtype=torch.float64)
-    reads, outs, _ = run(stream, x)
-    sources = torch.stack([x, outs[0] + outs[1], outs[2]])
-    keys = stream.norm_weight[3] * sources * torch.rsqrt(sources.square().mean(-1, keepdim=True) + 1e-6)
-    query = outs[2] @ stream.query_map[3].mT
-    alpha = torch.softmax((keys * query).sum(-1), dim=0)
-    assert (reads[3] - (alpha.unsqueeze(-1) * sources).sum(0)).abs().max() <= 1e-12
-
-
-def test_scalars_and_sigmoid() -> None:
-    x = torch.randn(1, 3, 8, dtype=torch.float64)
-    scalars = make(query="none")
-    reads, outs, _ = run(scalars, x)
-    alpha = torch.softmax(scalars.scalars[1], dim=0)
-    assert (reads[1] - (alpha[0] * x + alpha[1] * outs[0])).abs().max() <= 1e-13
-    sigmoid = make(weighting="sigmoid", key_norm=False)
-    assert sigmoid.norm_weight is None
-    assert sigmoid.query is not None
-    reads, outs, _ = run(sigmoid, x)
-    weights = [torch.sigmoid(s @ sigmoid.query[1]).unsqueeze(-1) for s in (x, outs[0])]
-    assert (reads[1] - (weights[0] * x + weights[1] * outs[0])).abs().max() <= 1e-13
-
-
 def test_published_parameter_count() -> None:
     kimi_k3 = Layout.make(93, 7168)
     with torch.device("meta"):

@@ -69,65 +69,6 @@ def standard(x: Tensor, kinds: Sequence[str] = PLAIN_BLOCK) -> Tensor:
     return run(twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH, kinds=kinds), x)
 
 
-def stacked(history: Sequence[Tensor], k: int | None) -> Tensor:
-    """The embedding, the sum of the middle, the last k contributions."""
-    slots = list(history)
-    if k is not None and len(slots) > k + 1:
-        cut = len(slots) - k
-        slots = [slots[0], torch.stack(slots[1:cut]).sum(0), *slots[cut:]]
-    return torch.stack(slots)
-
-
-def grns(stream: DeepCrossAttention, block: int, stack: Tensor) -> list[Tensor]:
-    """Every way of one block as the paper writes it, on a stack (S, B, T, D)."""
-    out = []
-    for way, weights in enumerate(stream.static[str(block)]):
-        weights = weights if stream.config.version > 1 else weights[:, None]
-        coefficient = weights[:, None, None, :]  # (S, 1, 1, D)
-        if stream.config.version == 3:
-            dots = torch.einsum("sbtd,d->sbt", stack, stream.query[str(block)][way])
-            coefficient = coefficient + torch.relu(dots)[..., None]
-        out.append((coefficient * stack).sum(0))
-    return out
-
-
-def reference(stream: DeepCrossAttention, x: Tensor) -> Tensor:
-    """Block by block over the whole history."""
-    history, k, index = [x], stream.config.window, 0
-    for block in range(stream.layout.blocks):
-        ways = grns(stream, block, stacked(history, k))
-        q, key, v = ways if len(ways) == 3 else ways * 3
-        delta = torch.zeros_like(x)
-        for site in stream.sites:
-            if site.block != block:
-                continue
-            reads = [norm(q)]
-            if site.kind in ("attention", "parallel"):
-                reads = [norm(q), norm(key), norm(v), *reads]
-            y = toy(site.kind, index)(*reads)
-            index, delta = index + 1, delta + y
-            q, key, v = q + y, key + y, v + y
-        history.append(delta)
-    return grns(stream, stream.layout.blocks, stacked(history, k))[0]
-
-
-@pytest.mark.parametrize("version", [1, 2, 3])
-@pytest.mark.parametrize("ways", ["qkv", "single"])
-@pytest.mark.parametrize("window", [None, 1, 3, 99])
-@pytest.mark.parametrize("kinds", [PLAIN_BLOCK, MIXED_BLOCK, ("parallel",)])
-def test_equals_the_equations(version: int, ways: str, window: int | None, kinds: tuple[str, ...]) -> None:
-    stream = make(kinds, version=version, ways=ways, window=window)
-    x = embedding()
-    ours, want = run(stream, x), reference(stream, x)
-    close(ours, want)
-    leaves = [x, *stream.parameters()]
-    direction = randn(*want.shape, seed=1)
-    mine = torch.autograd.grad((ours * direction).sum(), leaves)
-    theirs = torch.autograd.grad((want * direction).sum(), leaves)
-    for got, expected in zip(mine, theirs, strict=True):
-        close(got, expected, 1e-10)
-
-
 def test_the_start_is_ones_and_zeros() -> None:
     stream = make(random=False)
     assert all(torch.equal(p, torch.ones_like(p)) for p in stream.static.values())

@@ -89,48 +89,9 @@ def check_gradients(stream: Stream, x: Tensor, want: Callable[[Tensor], Tensor])
         assert (mine - other).abs().max() <= 1e-11 * max(other.abs().max().item(), 1e-3)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_block_forms_under_pre_norms(variant: str) -> None:
-    stream = make(variant=variant)
-    check_gradients(stream, embedding(), lambda x: by_blocks(stream, x, variant, two(variant)))
-
-
 def test_default_variant_is_zero() -> None:
     close(run(make(), embedding()), run(make(variant="zero"), embedding()))
     assert (run(make(), embedding()) - run(make(variant="base"), embedding())).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_leading_mixers_refine_the_input(variant: str) -> None:
-    """x_n + Mixer(x_n) takes the place of x_n; the mixer is not stored by itself."""
-    stream = make(("mixer", "mixer", "attention", "mlp"), variant=variant)
-
-    def block(x: Tensor, f: Sequence[Function]) -> Tensor:
-        for mixer in f[:2]:
-            x = x + mixer(x)
-        return two(variant)(x, f[2:])
-
-    check_gradients(stream, embedding(), lambda x: by_blocks(stream, x, variant, block))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("kinds", [("attention", "mixer", "mlp"), ("mixer", "mixer", "mixer")])
-def test_other_mixers_are_sub_layers_of_the_block(variant: str, kinds: tuple[str, ...]) -> None:
-    stream = make(kinds, variant=variant)
-
-    def block(x: Tensor, f: Sequence[Function]) -> Tensor:
-        stored = f[0](x)
-        for later in f[1:]:
-            stored = stored + later(stored if variant == "base" else x + stored)
-        return stored
-
-    check_gradients(stream, embedding(), lambda x: by_blocks(stream, x, variant, block))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_parallel_site_stores_its_increment_alone(variant: str) -> None:
-    stream = make(("parallel",), variant=variant)
-    check_gradients(stream, embedding(), lambda x: by_blocks(stream, x, variant, lambda x, f: f[0](x)))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

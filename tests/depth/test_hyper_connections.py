@@ -149,67 +149,6 @@ def test_published_flops() -> None:
 # The weights.
 
 
-def literal(stream: HyperConnections, h: Tensor, row: int) -> tuple[Tensor, Tensor]:
-    """α and β of one site, entry by entry."""
-    config, n = stream.config, stream.config.streams
-    parameters = dict(stream.named_parameters())
-    alpha = stream.static_alpha[row].expand(*h.shape[:-2], n, n + 1).clone()
-    beta = stream.static_beta[row].expand(*h.shape[:-2], n).clone()
-    for i in range(n):
-        x = h[..., i, :]
-        if config.norm == "layer":
-            x = x - x.mean(-1, keepdim=True)
-        if config.norm != "none":
-            x = x / (x.square().mean(-1, keepdim=True) + config.eps).sqrt()
-        if "norm_weight" in parameters:
-            x = x * parameters["norm_weight"][row]
-        if "norm_bias" in parameters:
-            x = x + parameters["norm_bias"][row]
-        if "dynamic_alpha_fn" in parameters:
-            for j in range(n + 1):
-                t = (x * parameters["dynamic_alpha_fn"][row][:, j]).sum(-1)
-                alpha[..., i, j] += parameters["dynamic_alpha_scale"][row] * (t.tanh() if config.tanh else t)
-        if "dynamic_beta_fn" in parameters:
-            t = (x * parameters["dynamic_beta_fn"][row]).sum(-1)
-            beta[..., i] += parameters["dynamic_beta_scale"][row] * (t.tanh() if config.tanh else t)
-    return alpha, beta
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"tanh": False},
-        {"norm": "rms"},
-        {"norm": "none"},
-        {"affine": False},
-        {"norm": "rms", "affine": False, "tanh": False},
-        {"eps": 0.5},
-        {"streams": 1},
-        {"dynamic": False},
-        {"frozen": "width"},
-        {"frozen": "depth"},
-        {"frozen": "both"},
-    ],
-    ids=str,
-)
-def test_every_option_entry_by_entry(options: dict[str, Any]) -> None:
-    stream, x = scatter(build(**{"streams": 3, **options}).double()), embedding()
-    out, steps, _ = trace(stream, x, sublayers(len(stream.sites), x.dtype))
-    h = x.unsqueeze(-2).repeat(1, 1, stream.config.streams, 1)
-    for row, step in enumerate(steps):
-        alpha, beta = literal(stream, h, row)
-        read = sum(alpha[..., i, 0, None] * h[..., i, :] for i in range(h.shape[-2]))
-        torch.testing.assert_close(step["seen"].x, read, rtol=1e-12, atol=1e-12)
-        new = torch.empty_like(h)
-        for j in range(h.shape[-2]):
-            mixed = sum(alpha[..., i, j + 1, None] * h[..., i, :] for i in range(h.shape[-2]))
-            new[..., j, :] = mixed + beta[..., j, None] * step["y"]
-        h = new
-        torch.testing.assert_close(step["state"].value.h, h, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(out, h.sum(-2), rtol=1e-12, atol=1e-12)
-
-
 def test_options_matter() -> None:
     """No two of these settings give the same output from the same parameters."""
     x = embedding()

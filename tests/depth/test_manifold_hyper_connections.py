@@ -65,62 +65,6 @@ def plain(x: Tensor, eps: float | None = None) -> Tensor:
 # The equations.
 
 
-def literal(stream: ManifoldHyperConnections, h: Tensor, row: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Equations 7 to 9, the norm before the projection, H_res[to, from], epsilons where DeepSeek has them."""
-    config, n = stream.config, stream.config.streams
-    v = h.flatten(-2)
-    v = v / (v.square().mean(-1, keepdim=True) + (config.norm_eps or 0.0)).sqrt()
-    if stream.norm_weight is not None:
-        v = v * stream.norm_weight[row]
-    z = v @ stream.fn[row].T
-    scale, base = stream.scale[row], stream.base[row]
-    pre = 1 / (1 + (-(scale[0] * z[..., :n] + base[:n])).exp()) + (config.pre_eps or 0.0)
-    post = config.post_scale / (1 + (-(scale[1] * z[..., n : 2 * n] + base[n : 2 * n])).exp())
-    res = (scale[2] * z[..., 2 * n :] + base[2 * n :]).unflatten(-1, (n, n)).mT.exp()
-    eps = config.sinkhorn_eps or 0.0
-    columns, rows = (-2, -1) if config.order == "rows_last" else (-1, -2)
-    for t in range(config.iterations):
-        res = res / (res.sum(columns, keepdim=True) + (eps if t else 0.0)) + (0.0 if t else eps)
-        res = res / (res.sum(rows, keepdim=True) + eps)
-    return pre, post, res
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"form": "deepseek"},
-        {"form": "deepseek", "norm_weight": True, "pre_eps": 0.1, "sinkhorn_eps": 0.05, "norm_eps": 0.3},
-        {"iterations": 1},
-        {"iterations": 3, "order": "columns_last"},
-        {"post_scale": 1.0, "readout": "mean"},
-        {"streams": 1},
-        {"streams": 2, "readout": "head"},
-    ],
-    ids=str,
-)
-def test_every_option_against_the_equations(options: dict[str, Any]) -> None:
-    stream, x = scatter(build(**{"streams": 3, **options}).double()), embedding()
-    out, steps, _ = trace(stream, x, sublayers(len(stream.sites), x.dtype))
-    n = stream.config.streams
-    h = x.unsqueeze(-2).repeat(1, 1, n, 1)
-    for row, step in enumerate(steps):
-        pre, post, res = literal(stream, h, row)
-        read = sum(pre[..., i, None] * h[..., i, :] for i in range(n))
-        torch.testing.assert_close(step["seen"].x, read, rtol=1e-12, atol=1e-12)
-        h = res @ h + post.unsqueeze(-1) * step["y"].unsqueeze(-2)
-        torch.testing.assert_close(step["state"].value.h, h, rtol=1e-12, atol=1e-12)
-    if stream.config.readout == "head":
-        v = h.flatten(-2)
-        v = v / (v.square().mean(-1, keepdim=True) + (stream.config.norm_eps or 0.0)).sqrt()
-        v = v if stream.head_norm_weight is None else v * stream.head_norm_weight
-        w = torch.sigmoid(stream.head_scale * (v @ stream.head_fn.T) + stream.head_base) + (stream.config.pre_eps or 0)
-        expected = (w.unsqueeze(-1) * h).sum(-2)
-    else:
-        expected = h.sum(-2) if stream.config.readout == "sum" else h.mean(-2)
-    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
-
-
 def test_options_matter() -> None:
     x = embedding()
     changes: list[dict[str, Any]] = [

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.sequence.helpers import (
     all_close,
@@ -102,19 +102,6 @@ def test_a_set_is_the_same_in_any_order() -> None:
     assert mixer("canon").points == tuple(LAYERS.values())
     model = small_decoder(mixer="canon", block="parallel")
     assert [site.kind for site in model.stream.sites] == ["parallel", "parallel"]
-
-
-@pytest.mark.parametrize("channels", [1, 5])
-def test_one_layer_equals_conv1d_forward_and_gradients(channels: int) -> None:
-    local = mixer("canon").build("mlp", channels)
-    randomise(local)
-    conv = nn.Conv1d(channels, channels, 4, groups=channels, padding=3, bias=False).double()
-    conv.load_state_dict(local.state_dict())
-    x, g = normal(2, 9, channels, grad=True), normal(2, 9, channels, seed=3)
-    ours, theirs = local(x), x + conv(x.transpose(1, 2))[..., :9].transpose(1, 2)
-    close(ours, theirs)
-    got = torch.autograd.grad((ours * g).sum(), (x, *local.parameters()))
-    all_close(got, torch.autograd.grad((theirs * g).sum(), (x, *conv.parameters())), 1e-9)
 
 
 # Memory.

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -29,79 +28,7 @@ def made(width: int = 8, **options: Any) -> ShortSWA:
     return local
 
 
-def rope(x: Tensor, theta: float) -> Tensor:
-    """(B, T, H, D) turned as complex pairs (i, i + D/2)."""
-    half = x.shape[-1] // 2
-    angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * theta ** (-torch.arange(half, dtype=x.dtype) / half)
-    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)[:, None]
-    return torch.cat([turned.real, turned.imag], dim=-1)
-
-
-def heads(local: ShortSWA, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v (B, H, T, d), key heads repeated."""
-    config, size = local.config, local.head_width
-    q, k, v = ((x @ linear.weight.T).unflatten(-1, (-1, size)) for linear in (local.query, local.key, local.value))
-    if config.qk_norm:
-        assert local.query_norm is not None
-        assert local.key_norm is not None
-        eps = torch.finfo(x.dtype).eps
-        q = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + eps) * local.query_norm
-        k = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + eps) * local.key_norm
-    if config.rope:
-        q, k = rope(q, config.rope_theta), rope(k, config.rope_theta)
-    group = q.shape[2] // k.shape[2]
-    k, v = (t.repeat_interleave(group, dim=2) for t in (k, v))
-    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
-
-def oracle(local: ShortSWA, x: Tensor, documents: Tensor | None = None) -> Tensor:
-    """A dense mask through torch's attention, or an explicit softmax when there is a sink."""
-    q, k, v = heads(local, x)
-    position = torch.arange(x.shape[1])
-    lag = position[:, None] - position[None, :]
-    mask = (lag >= 0) & (lag < local.config.window)
-    if documents is not None:
-        mask = mask & (documents[:, :, None] == documents[:, None, :])[:, None]
-    if local.sink is None:
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    else:
-        scores = (q @ k.transpose(-2, -1) / local.head_width**0.5).exp() * mask
-        mixed = scores / (scores.sum(-1, keepdim=True) + local.sink.exp()[:, None, None]) @ v
-    y = mixed.transpose(1, 2).flatten(-2) @ local.output.weight.T
-    return x + y if local.config.where == "branch" else y
-
-
-# Against the dense mask.
-
-
-@pytest.mark.parametrize("length", [1, 2, 9, 60], ids=lambda n: f"T{n}")
-@pytest.mark.parametrize("window", [1, 2, 5, 100], ids=lambda n: f"w{n}")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"heads": 2},
-        {"heads": 4, "kv_heads": 2},
-        {"heads": 4, "kv_heads": 1, "sink": True},
-        {"heads": 2, "rope": False, "head_width": 3},
-        {"heads": 2, "qk_norm": True},
-        {"heads": 2, "head_width": 2, "where": "branch", "rope_theta": 100.0},
-        {"heads": 4, "kv_heads": 2, "head_width": 6, "sink": True, "qk_norm": True, "where": "branch"},
-    ],
-    ids=str,
-)
-def test_equals_a_dense_mask_forward_and_gradients(options: dict[str, Any], window: int, length: int) -> None:
-    local, x = made(window=window, **options), normal(2, length, 8, grad=True)
-    g, leaves = normal(2, length, 8, seed=6), [x, *local.parameters()]
-    ours, theirs = local(x), oracle(local, x)
-    close(ours, theirs)
-    got, want = (torch.autograd.grad((y * g).sum(), leaves) for y in (ours, theirs))
-    largest = max(grad.abs().max().item() for grad in want)
-    for mine, other in zip(got, want, strict=True):
-        # queries and keys have no gradient where every softmax is over one token
-        if other.abs().max() > 1e-12 * largest:
-            close(mine, other, 1e-9)
-        else:
-            assert mine.abs().max() <= 1e-12 * largest
+# The operator.
 
 
 def test_gradients_reach_every_parameter() -> None:
@@ -118,29 +45,9 @@ def test_window_one_is_the_value_alone() -> None:
         close(local(x), x @ local.value.weight.T @ local.output.weight.T)
 
 
-def test_a_window_beyond_the_sequence_is_full_causal_attention() -> None:
-    local, x = made(window=50, heads=2), normal(2, 9, 8)
-    q, k, v = heads(local, x)
-    full = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    close(local(x), full.transpose(1, 2).flatten(-2) @ local.output.weight.T)
-    short = made(window=3, heads=2)
-    assert (short(x) - local(x))[:, 3:].abs().max() > 1e-3
-
-
 def test_only_distances_count() -> None:
     local, x = made(window=4, heads=2), normal(2, 12, 8)
     close(local(x)[:, 8:], local(x[:, 5:])[:, 3:])
-
-
-def test_the_sink_is_a_sigmoid_of_the_log_sum() -> None:
-    local, x = made(window=3, heads=2, sink=True), normal(2, 8, 8)
-    q, k, v = heads(local, x)
-    lag = torch.arange(8)[:, None] - torch.arange(8)[None, :]
-    scores = (q @ k.transpose(-2, -1) / 2).masked_fill((lag < 0) | (lag >= 3), -torch.inf)
-    assert local.sink is not None
-    share = torch.sigmoid(scores.logsumexp(-1, keepdim=True) - local.sink[:, None, None])
-    mixed = (scores.softmax(-1) @ v * share).transpose(1, 2).flatten(-2)
-    close(local(x), mixed @ local.output.weight.T)
 
 
 # Forms.
@@ -172,7 +79,7 @@ def test_residual_form_is_the_papers_block() -> None:
     def norm(x: Tensor, weight: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
 
-    s = h + oracle(local, norm(h, p["norms.0.mixer.weight"][0]))
+    s = h + local.definition(norm(h, p["norms.0.mixer.weight"][0]))
     attention: Any = model.blocks[0]["attention"]  # type: ignore[index]
     mlp: Any = model.blocks[0]["mlp"]  # type: ignore[index]
     info = model.info(ids, 0, None)
@@ -237,7 +144,11 @@ def test_packed_documents(window: int, repeats: int) -> None:
     documents = (documents.diff(dim=1, prepend=documents[:, :1]) != 0).cumsum(1)
     x = normal(*documents.shape, 8)
     reach = document_reach(documents)
-    want = oracle(local, x, documents)
+    rows = [
+        [local.definition(row[None, marks == mark]) for mark in marks.unique()]
+        for row, marks in zip(x, documents, strict=True)
+    ]
+    want = torch.cat([torch.cat(parts, dim=1) for parts in rows])
     close(local(x, reach=reach), want)
     lengths = [len(part) for part in torch.arange(x.shape[1]).split(4)]
     close(in_chunks(local, x, lengths, reach)[0], want)

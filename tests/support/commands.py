@@ -151,16 +151,16 @@ def run(*words: str, **options: Any) -> Done:
     return call(cli.main, ["twoaxis", *words], **options)
 
 
-def run_line(line: str) -> Done:
+def run_line(line: str, **options: Any) -> Done:
     """Run a line of the documentation in this process, from the project's folder: `twoaxis ...` or `python ...`."""
     program, *words = shlex.split(line)
     if program == "twoaxis":
-        return run(*words, folder=ROOT)
+        return run(*words, folder=ROOT, **options)
     if program != "python":
         raise ValueError(f"{line!r}: no known way to run it in a test")
     if words[0] == "-m":
-        return run_module(*words[1:], folder=ROOT)
-    return call(lambda: runpy.run_path(str(ROOT / words[0]), run_name="__main__"), words, folder=ROOT)
+        return run_module(*words[1:], folder=ROOT, **options)
+    return call(lambda: runpy.run_path(str(ROOT / words[0]), run_name="__main__"), words, folder=ROOT, **options)
 
 
 def run_module(module: str, *words: str, **options: Any) -> Done:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Cost, Layout, Neutral, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen, Stream, Tokens
 from twoaxis.kernels.weighted_sum import weighted_sum
 
 
@@ -32,6 +32,11 @@ class Gain(Stream):
         super().__init__(config, layout)
         self.rows = {site.index: row for row, site in enumerate(s for s in layout.sublayers if self.uses(s))}
         self.gain = nn.Parameter(torch.empty(len(self.rows)))
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        for site in self.sites:
+            x = x + self.gain[site.index] * apply(site, Seen(x)).y
+        return x
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         with torch.no_grad():
@@ -82,6 +87,14 @@ class Pair(Gain):
         del self.gain
         self.mix = nn.Parameter(torch.empty(len(self.rows), 2, 2))
 
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        first, second = x, x
+        for site in self.sites:
+            (a, b), (c, d) = self.mix[site.index]
+            y = apply(site, Seen(first)).y
+            first, second = a * first + b * second + y, c * first + d * second
+        return first
+
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         with torch.no_grad():
             self.mix.copy_(torch.tensor([[1.0, 0.0], [1.0, 0.0]]).expand_as(self.mix))
@@ -124,6 +137,13 @@ class History(Gain):
         del self.gain
         self.theta = nn.ParameterList(torch.empty(site.index + 1) for site in layout.sites if self.uses(site))
         self.rows = {site.index: row for row, site in enumerate(layout.used())}
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        states = [x]
+        for site in self.sites:
+            read = states[-1] + torch.tensordot(self.theta[site.index], torch.stack(states), 1)
+            states.append(states[-1] + apply(site, Seen(read)).y)
+        return states[-1] + torch.tensordot(self.theta[len(self.sites)], torch.stack(states), 1)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         with torch.no_grad():

@@ -11,7 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.verify.streams import Bank, Gain, History, NoOptions, One, Pair, Past, Runs, Two
+from twoaxis.depth.deep_delta import DeepDelta
+from twoaxis.depth.manifold_hyper_connections import ManifoldHyperConnections
+from twoaxis.depth.parallel_streams import Route
 from twoaxis.depth.registry import STREAMS
+from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.ring import Ring
@@ -23,6 +27,8 @@ from twoaxis.verify import check_mixer, check_stream
 from twoaxis.verify.mixer import MIXER_CHECKS
 from twoaxis.verify.stream import STREAM_CHECKS
 
+DEFINITION = "definition: values and every gradient"
+DIFFERENCES = "gradients: finite differences"
 MODULE = "purity: nothing is kept on the module"
 INPUTS = "purity: inputs and old states are untouched"
 INTERLEAVE = "purity: passes interleave"
@@ -122,6 +128,57 @@ class TransposesItsMixing(Pair):
 
     def matrix(self, site: Site) -> Tensor:
         return super().matrix(site).mT
+
+
+class _Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return 2.0 * grads[0]
+
+
+class HasABackwardOffByTwo(Gain):
+    """The numbers are right; the gradient of one gain is doubled by a backward pass written by hand."""
+
+    def _scaled(self, site: Site, y: Tensor) -> Tensor:
+        gain = self.gain[self.rows[site.index]] if self.uses(site) else None
+        if gain is None or site.index != 1:
+            return super()._scaled(site, y)
+        twice: Tensor = _Twice.apply(gain)  # type: ignore[assignment]
+        return (y * twice).to(y.dtype)
+
+
+class DetachesASource(History):
+    """Reads after the first site take the embedding as a constant; every increment still arrives."""
+
+    def mixed(self, value: Past, theta: Tensor) -> Tensor:
+        first, *rest = value.states
+        return super().mixed(Past(value.x, (first.detach() if rest else first, *rest)), theta)
+
+
+class ScalesItsReadWrongly(History):
+    """One per cent too much of the history; neutral all the same, because the weights are then zero."""
+
+    def mixed(self, value: Past, theta: Tensor) -> Tensor:
+        return 1.01 * super().mixed(value, theta)
+
+
+class MixesTransposed(ManifoldHyperConnections):
+    """Carries stream j to stream i: every sum over rows and columns is still one."""
+
+    def _route(self, h: Tensor, row: int, rows: Rows) -> Route:
+        route = super()._route(h, row, rows)
+        return route._replace(mix=route.mix.mT)
+
+
+class TakesTheValueFromTheNormalisedRead(DeepDelta):
+    """The value is a map of the read before its norm."""
+
+    def _rewrite(self, state: Tensor, row: int, y: Tensor, x_in: Tensor, c: Tensor, rows: Rows) -> Tensor:
+        return super()._rewrite(state, row, y, c, c, rows)
 
 
 class DropsTheEmbedding(Runs):
@@ -291,7 +348,12 @@ FAULTS: dict[type[Stream], tuple[str, ...]] = {
     KeepsTheHistoryInAList: (INTERLEAVE, MODULE),
     CachesOnTheClass: (MODULE,),
     ForgetsTheOutputRead: (DEPTH, NEUTRAL),
-    TransposesItsMixing: (NEUTRAL,),
+    TransposesItsMixing: (NEUTRAL, DEFINITION),
+    HasABackwardOffByTwo: (DEFINITION, DIFFERENCES),
+    DetachesASource: (DEFINITION, DIFFERENCES),
+    ScalesItsReadWrongly: (DEFINITION,),
+    MixesTransposed: (DEFINITION,),
+    TakesTheValueFromTheNormalisedRead: (DEFINITION,),
     DropsTheEmbedding: (DEPTH, NEUTRAL),
     AbsentPartialIsZero: (NEUTRAL, "weights match sources"),
     MutatesItsInput: (INPUTS,),
@@ -326,7 +388,7 @@ def test_a_planted_fault_is_caught(cls: type[Stream]) -> None:
 
 def test_a_fault_is_caught_by_the_check_that_names_it() -> None:
     assert {check.name for check in check_stream(MiscountsItsParameters).failed} == {"cost: parameters", ANYWHERE}
-    assert {check.name for check in check_stream(TransposesItsMixing).failed} == {NEUTRAL}
+    assert {check.name for check in check_stream(TransposesItsMixing).failed} == {NEUTRAL, DEFINITION}
     assert {check.name for check in check_stream(StacksAtEveryLayer).failed} == {MEMORY}
 
 
@@ -355,6 +417,10 @@ class Shift(Local):
     def reset_parameters(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
         self.inner.reset_parameters(std, generator)
 
+    def definition(self, x: Tensor) -> Tensor:
+        before, now = self.inner.weight[:, 0].unbind(-1)
+        return x * now + torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1) * before
+
     def cost(self) -> LocalCost:
         return self.inner.cost()
 
@@ -380,6 +446,15 @@ class LooksAhead(Shift):
         return y + 0.1 * x.flip(1), ring
 
 
+class ForgetsTheCurrentTokenInItsBackward(Shift):
+    """Right numbers, and no gradient along the tap of the current token."""
+
+    def step(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> tuple[Tensor, Ring]:
+        y, ring = super().step(x, past, reach=reach)
+        share = x * self.inner.weight[:, 0, 1]
+        return y - share + share.detach(), ring
+
+
 class IgnoresItsMemory(Shift):
     """What a published implementation does: chunks after the first begin from nothing."""
 
@@ -403,6 +478,7 @@ class KeepsNothingToSpare(Shift):
 
 
 MIXER_FAULTS = {
+    ForgetsTheCurrentTokenInItsBackward: (DEFINITION, DIFFERENCES),
     LooksAhead: ("the past does not see the future",),
     IgnoresItsMemory: ("chunks = one pass", "reorder and repeat"),
     IgnoresDocuments: ("packed documents = separate documents", "left padding"),

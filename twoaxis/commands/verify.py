@@ -15,7 +15,8 @@ def verify(*, seed: int = 0, only: Annotated[tuple[str, ...], tyro.conf.arg(meta
 
     Args:
         seed: Seed of the random instances.
-        only: Families to measure: duality, neutral, blend, algebra, reduction, sequence, orders. None named is all.
+        only: Families to measure: duality, neutral, blend, algebra, reduction, sequence, orders, definition. None
+            named is all.
     """
     import torch
 

@@ -45,7 +45,7 @@ from twoaxis.base.method import Card, Published
 from twoaxis.base.options import Count, NotNegative, Options
 from twoaxis.depth.bank import Ahead, Bank, Slot, decodes, spent
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype, widen
 from twoaxis.kernels.softmax_read import open_source, softmax_and_lse, softmax_read, token_read
 from twoaxis.kernels.weighted_sum import rms_logits, share, source_dots, weighted_sum
@@ -191,6 +191,37 @@ class AttentionResiduals(Stream):
             self.scalars.extend(nn.Parameter(torch.empty(n)) for n in self.counts.values())
         if config.query != "none" and config.key_norm:
             self.norm_weight = nn.Parameter(torch.empty(len(used), width))
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        """Sources are the embedding, the sums of finished runs of sub-layers and the sum of the run begun."""
+        runs: list[list[Tensor]] = [[x], []]
+        for site in self.sites:
+            runs[-1].append(apply(site, Seen(self._defined_read(runs, site.index))).y)
+            if len(runs[-1]) == self.config.block_size:
+                runs.append([])
+        return self._defined_read(runs, self.layout.out.index)
+
+    def _defined_read(self, runs: list[list[Tensor]], row: int) -> Tensor:
+        """The read of one site, for `definition`: everything is stacked anew."""
+        sources = [torch.stack(run).sum(0) for run in runs if run]
+        first, rest = (sources[:1], sources[1:]) if self.config.keep_first else ([], sources)
+        window = self.config.window or len(sources)
+        lost, kept = rest[:-window], rest[-window:]
+        if lost and self.config.overflow == "sum":
+            first = [*first, torch.stack(lost).sum(0)]
+        v = torch.stack([*first, *kept])  # (S, B, T, D)
+        config, heads = self.config, (self.config.heads, -1)
+        if config.query == "none":
+            logits = self.scalars[row][:, None, None, None]
+        else:
+            keys = v
+            if self.norm_weight is not None:
+                keys = v / torch.sqrt(v.square().mean(-1, keepdim=True) + config.eps) * self.norm_weight[row]
+            w = v[-1] @ self.query_map[row].T if self.query_map is not None else self.query[row]
+            logits = config.scale * (w * keys).unflatten(-1, heads).sum(-1)  # (S, B, T, H)
+        weights, full = (logits.softmax(0), len(v)) if config.weighting == "softmax" else (logits.sigmoid(), 2)
+        weights = full * weights if config.read == "sum" else weights
+        return (weights.unsqueeze(-1) * v.unflatten(-1, heads)).sum(0).flatten(-2)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Queries and scalars zero, the key norm's scale one: every read is the plain average."""

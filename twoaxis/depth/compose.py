@@ -16,7 +16,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from twoaxis.depth.stream import Seen, Stream
+from twoaxis.depth.site import Site
+from twoaxis.depth.stream import Applied, Seen, Stream
 
 Norm = Callable[[Tensor], Tensor] | Sequence[Callable[[Tensor], Tensor]] | None
 Sublayer = tuple[str, Norm, Callable[..., Tensor]]
@@ -44,9 +45,8 @@ class Composed(nn.Module):
                 "build it with blocks= and kinds= that match"
             )
         self.stream = stream
-        self._norms = [
-            _per_way(norm, stream.ways(site)) for site, (_, norm, _) in zip(stream.sites, sublayers, strict=True)
-        ]
+        self._ways = [stream.ways(site) for site in stream.sites]
+        self._norms = [_per_way(norm, ways) for ways, (_, norm, _) in zip(self._ways, sublayers, strict=True)]
         self._functions = [fn for _, _, fn in sublayers]
         self.norms = nn.ModuleList(m for norms in self._norms for m in norms if isinstance(m, nn.Module))
         self.functions = nn.ModuleList(f for f in self._functions if isinstance(f, nn.Module))
@@ -67,12 +67,17 @@ class Composed(nn.Module):
         """Like `forward`, with the stream's memory of earlier tokens going in and, if `keep`, coming out."""
         stream = self.stream
         state = stream.open(x, past, reach=reach, keep=keep)
-        for site, norms, fn in zip(stream.sites, self._norms, self._functions, strict=True):
+        for site in stream.sites:
             seen = stream.read(state, site)
-            c = normalise(seen, stream.ways(site), norms)
-            y = fn(*(getattr(c, way) for way in stream.ways(site)), **kwargs)
+            c, y = self.sublayer(site, seen, **kwargs)
             state = stream.write(state, site, y, seen, c)
         return stream.close(state), stream.memory(state) if keep else ()
+
+    def sublayer(self, site: Site, seen: Seen, **kwargs: Any) -> Applied:
+        """The norm and the sub-layer of `site` on what it reads."""
+        ways = self._ways[site.index]
+        c = normalise(seen, ways, self._norms[site.index])
+        return Applied(c, self._functions[site.index](*(getattr(c, way) for way in ways), **kwargs))
 
 
 def compose(stream: Stream, sublayers: Sequence[Sublayer]) -> Composed:

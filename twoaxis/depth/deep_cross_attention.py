@@ -46,9 +46,9 @@ from torch import Tensor, nn
 
 from twoaxis.base.method import Card, Published
 from twoaxis.base.options import Count, Options
-from twoaxis.depth.multiway import Waiting, attention_sites, qkv_ways
+from twoaxis.depth.multiway import Waiting, attention_sites, defined_block, qkv_ways
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Cost, Layout, Neutral, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen, Stream, Tokens
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.weighted_sum import rms_logits, weighted_sum
 
@@ -173,6 +173,27 @@ class DeepCrossAttention(Stream):
 
     def _overflows(self, block: int) -> bool:
         return self.config.window is not None and block > self.config.window
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        """Block by block over the list of slots s_0, s_1, ...; the residual of a block is its first GRN, that of q."""
+        slots, window = [x], self.config.window or self.layout.blocks
+        for block in range(self.layout.blocks):
+            reads = self._defined_grns(slots, window, block)
+            slots.append(defined_block(self.sites_of(block), [reads[0], *reads] if len(reads) > 1 else reads, apply))
+        return self._defined_grns(slots, window, self.layout.blocks)[0]
+
+    def _defined_grns(self, slots: list[Tensor], window: int, block: int) -> list[Tensor]:
+        """The GRNs of a block, for `definition`."""
+        embedding, *contributions = slots
+        lost, kept = contributions[:-window], contributions[-window:]
+        s = torch.stack([embedding, *([torch.stack(lost).sum(0)] if lost else []), *kept])  # (S, B, T, D)
+        reads = []
+        for way, weight in enumerate(self.static[str(block)]):
+            b = weight.reshape(len(s), 1, 1, -1)  # a number or a vector per slot
+            if self.config.version == 3:
+                b = b + torch.relu(s @ self.query[str(block)][way]).unsqueeze(-1)
+            reads.append((b * s).sum(0))
+        return reads
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """One for every static weight, zero for w: every read is the sum of the slots."""

@@ -49,7 +49,7 @@ from twoaxis.base.method import Card, NamedRange, Published, Quantity
 from twoaxis.base.options import NotNegative, Options, between
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import OUT, Site
-from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.rewrite import delta_rewrite, read_channels, rewritten_vector
 from twoaxis.kernels.taps import depthwise_taps, with_history
@@ -230,6 +230,43 @@ class DeepDelta(Stream):
         parameter("readout_weight", d, dv, *taps, needed=self.reads_out)
         parameter("readout_read", dv, needed=self.reads_out)
         parameter("expand_weight", d, dv, config.expand_taps, needed=self.expands)
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        """The matrix X (B, T, D, d_v), compressed, rewritten and read out site by site."""
+        config, dv = self.config, self.config.value_channels
+        state = torch.stack([x] * dv, dim=-1)
+        if config.expand == "conv":
+            state = torch.stack([_causal_conv(x, self.expand_weight[:, c]) for c in range(dv)], dim=-1)
+        for site in self.sites:
+            row, x_in = site.index, state[..., 0]
+            if dv > 1:
+                x_in = self._defined_compress(state, self.compress_weight[site.block], self.compress_read[site.block])
+            c, h = apply(site, Seen(x_in))
+            if config.update == "add":
+                state = state + h.unsqueeze(-1)
+                continue
+            direction, source = (h, x_in) if config.map == "k" else (c.x @ self.key_map[row].T, h)
+            k = direction / torch.sqrt(direction.square().sum(-1, keepdim=True) + config.k_eps**2)
+            inner = c.x if self.gate_in is None else torch.tanh(c.x @ self.gate_in[row].T)
+            beta = 2 * torch.sigmoid(inner @ self.gate_weight[row] + self.gate_bias[row])
+            if config.value == "constant":
+                v = torch.full_like(state[..., 0, :], config.value_constant)
+            else:
+                v = source @ self.value_weight[row].T + self.value_bias[row]
+            if config.value == "sigmoid":
+                v = config.value_scale * torch.sigmoid(v)
+            error = v if config.update == "write" else v - torch.einsum("btd,btdv->btv", k, state)
+            state = state + torch.einsum("bt,btd,btv->btdv", beta, k, error)
+        return state[..., 0] if dv == 1 else self._defined_compress(state, self.readout_weight, self.readout_read)
+
+    def _defined_compress(self, state: Tensor, weight: Tensor, read: Tensor) -> Tensor:
+        """A convolution along tokens (TC) or value channels (CC), then the read vector; for `definition`."""
+        if self.config.compress == "token":
+            return _causal_conv(state.flatten(-2), weight.flatten(0, 1)).unflatten(-1, weight.shape[:2]) @ read
+        dv = self.config.value_channels
+        left = dv - 1 if self.config.channel_padding == "causal" else (dv - 1) // 2
+        padded = F.pad(state.flatten(0, 1), (left, dv - 1 - left))  # (BT, D, channels)
+        return (F.conv1d(padded, weight.unsqueeze(1), groups=len(weight)) @ read).unflatten(0, state.shape[:2])
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """The original's start: matrices N(0, 0.5/sqrt(d)), reads 1/d_v, EC the identity, the gate at gate_start."""
@@ -467,3 +504,9 @@ class DeepDelta(Stream):
         kept += calls * (taps - 1) * d * dv
         parameters = sum(p.numel() for p in self.parameters())
         return Cost(parameters=parameters, flops=flops, reads=0, live=d * dv, kept=kept)
+
+
+def _causal_conv(x: Tensor, weight: Tensor) -> Tensor:
+    """Depthwise convolution of (B, T, C) over the current and earlier tokens, weights (C, taps); for `definition`."""
+    padded = F.pad(x.mT, (weight.shape[-1] - 1, 0))
+    return F.conv1d(padded, weight.unsqueeze(1), groups=len(weight)).mT

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from twoaxis.base.method import Card, Published
 from twoaxis.base.options import Count, Options
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.weighted_sum import share, weighted_sum
 
 
@@ -109,6 +109,20 @@ class DenseFormer(Stream):
         self.last_reader = {s: j for j in averaged for s in self.read_slots[j]}
         """For each slot: the last block whose average reads it."""
         self.alpha = nn.ParameterDict({str(j): nn.Parameter(torch.empty(len(s))) for j, s in self.read_slots.items()})
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        """Block by block; X_0, X_1, ... are the slots, Y_j is what block j + 1 starts from."""
+        slots = [x]
+        for j in range(1, self.layout.blocks + 1):
+            for site in self.sites_of(j - 1):
+                x = x + apply(site, Seen(x)).y
+            slots.append(x)
+            if j % self.config.period == 0:
+                averaged = [
+                    slot for s, slot in enumerate(slots) if s % self.config.dilation == j % self.config.dilation
+                ]
+                x = torch.tensordot(self.alpha[str(j)], torch.stack(averaged), 1)
+        return x
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """One on the newest slot, zero on the others: the plain residual."""

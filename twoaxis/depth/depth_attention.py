@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from twoaxis.base.method import Card, Published
 from twoaxis.base.options import Count, Options, between
 from twoaxis.depth.site import OUT, Site
-from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.weighted_sum import source_dots
 from twoaxis.ring import Ring
 from twoaxis.window import attend
@@ -139,6 +139,30 @@ class DepthAttention(Stream):
     def _key_row(self, site: Site) -> int:
         """A state is projected once, by the first set that can see it: its own site's, or the next reading one's."""
         return next(self.rows[i] for i in sorted(self.rows) if i >= site.index)
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        """State by state; keys and values of the states so far are lists, of which a read takes the last K."""
+        config, keys, values, h = self.config, [], [], x
+        for site in self.layout.sites:
+            state = site.first or config.granularity == "sublayer"
+            h = x  # what the site reads
+            if state and (site.kind != OUT or config.read_out):
+                row = 0 if config.shared else len(keys)
+                q, k, v = (
+                    (x @ weight[row].T).unflatten(-1, (-1, self.head_width))  # (B, T, H, D)
+                    for weight in (self.query, self.key, self.value)
+                )
+                group = q.shape[-2] // k.shape[-2]
+                keys.append(k.repeat_interleave(group, -2))
+                values.append(v.repeat_interleave(group, -2))
+                recent = slice(-(config.window or len(keys)), None)
+                logits = (q * torch.stack(keys[recent])).sum(-1) / self.head_width**0.5
+                z = (logits.softmax(0).unsqueeze(-1) * torch.stack(values[recent])).sum(0)
+                read = z.flatten(-2) @ self.output[row].T
+                h = x + read if config.inject == "add" else read
+            if site.kind != OUT:
+                x = (h if config.inject == "add" else x) + apply(site, Seen(h)).y
+        return h
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Projections N(0, 1/width); with `add` the output projection is zero, so the start is the plain residual."""

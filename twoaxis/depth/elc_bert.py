@@ -47,7 +47,7 @@ from torch import Tensor
 from twoaxis.base.method import Card, Published
 from twoaxis.base.options import NotNegative, Options
 from twoaxis.depth.slot_mix import SlotMix
-from twoaxis.depth.stream import Cost, Layout
+from twoaxis.depth.stream import Apply, Cost, Layout, Seen
 from twoaxis.kernels.precision import widen
 
 
@@ -117,6 +117,26 @@ class ElcBert(SlotMix):
             rejoin=config.variant != "base",
             read_out=config.variant == "weighted_output",
         )
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        """Block by block over the list of slots H_0, H_1, ...: what a block stores is the sum of its increments."""
+        variant, slots = self.config.variant, [x]
+        for block in range(self.layout.blocks):
+            sites = self.sites_of(block)
+            ahead = next((i for i, site in enumerate(sites) if site.kind != "mixer"), 0)
+            given = torch.tensordot(self.logits[str(block)].softmax(0), torch.stack(slots), 1)
+            for site in sites[:ahead]:
+                given = given + apply(site, Seen(given)).y
+            total = torch.zeros_like(given)
+            for i, site in enumerate(sites[ahead:]):
+                hidden = variant == "base" and i > 0
+                total = total + apply(site, Seen(total if hidden else given + total)).y
+            if variant == "normalized":
+                total = F.layer_norm(total, (self.layout.width,), eps=self.config.eps)
+            slots.append(total)
+        if variant != "weighted_output":
+            return slots[-1]
+        return torch.tensordot(self.logits[str(self.layout.blocks)].softmax(0), torch.stack(slots), 1)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Logits zero; in base one on the newest slot."""

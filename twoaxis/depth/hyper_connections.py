@@ -35,13 +35,14 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.base.method import Card, Published
 from twoaxis.base.options import NotNegative, Options, between
 from twoaxis.depth.parallel_streams import ParallelStreams, Route
 from twoaxis.depth.rows import Rows
-from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup
+from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, ParameterGroup, Seen
 from twoaxis.kernels.precision import narrowed, widen
 from twoaxis.kernels.streams import few, normalised, stream_logits
 
@@ -156,6 +157,37 @@ class HyperConnections(ParallelStreams):
         parameter("dynamic_beta_scale", needed=beta)
         parameter("norm_weight", d, needed=normed)
         parameter("norm_bias", d, needed=normed and config.norm == "layer")
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        """Algorithm 2, stream by stream: a list of n streams, each of which has its row of α and its β."""
+        n, streams = self.config.streams, [x] * self.config.streams
+        for site in self.sites:
+            row, alpha, beta = site.index, [], []
+            for i, h in enumerate(streams):
+                a, b = self.static_alpha[row, i].expand(*h.shape[:-1], -1), self.static_beta[row, i]
+                normed = self._defined_norm(h, row)
+                bound = torch.tanh if self.config.tanh else _identity
+                if self.dynamic_alpha_fn is not None and self.dynamic_alpha_scale is not None:
+                    a = a + self.dynamic_alpha_scale[row] * bound(normed @ self.dynamic_alpha_fn[row])
+                if self.dynamic_beta_fn is not None and self.dynamic_beta_scale is not None:
+                    b = b + self.dynamic_beta_scale[row] * bound(normed @ self.dynamic_beta_fn[row])
+                alpha.append(a)
+                beta.append(b.expand(h.shape[:-1]).unsqueeze(-1))
+            old = torch.stack(streams)  # (from, B, T, D)
+            weights = torch.stack(alpha).unsqueeze(-1)  # (from, B, T, read and to, 1)
+            y = apply(site, Seen((weights[..., 0, :] * old).sum(0))).y
+            streams = [(weights[..., 1 + j, :] * old).sum(0) + beta[j] * y for j in range(n)]
+        total = torch.stack(streams).sum(0)
+        return total if self.config.readout == "sum" else total / n
+
+    def _defined_norm(self, h: Tensor, row: int) -> Tensor:
+        """What the dynamic weights of a site see of one stream, for `definition`."""
+        width, eps = (self.layout.width,), self.config.eps
+        weight = None if self.norm_weight is None else self.norm_weight[row]
+        bias = None if self.norm_bias is None else self.norm_bias[row]
+        if self.config.norm == "layer":
+            return F.layer_norm(h, width, weight, bias, eps)
+        return F.rms_norm(h, width, weight, eps) if self.config.norm == "rms" else h
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Read stream k mod n, keep every stream, write to all with weight one; no dynamic part: the plain residual."""

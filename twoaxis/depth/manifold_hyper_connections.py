@@ -57,7 +57,7 @@ from twoaxis.base.options import NotNegative, Options, Positive, between
 from twoaxis.depth.parallel_streams import ParallelStreams, Route, Streams
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen
+from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, ParameterGroup, Seen
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.sinkhorn import sinkhorn
 from twoaxis.kernels.streams import stream_logits
@@ -183,6 +183,41 @@ class ManifoldHyperConnections(ParallelStreams):
         parameter("head_base", n, needed=self.has_head)
         parameter("head_scale", 1, needed=self.has_head)
         parameter("head_norm_weight", wide, needed=self.has_head and config.norm_weight)
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        """The equations on a list of n streams, with Sinkhorn's divisions written out."""
+        config, n = self.config, self.config.streams
+        eps, pre_eps = config.sinkhorn_eps or 0.0, config.pre_eps or 0.0
+        rows, columns = (-1, -2) if config.order == "rows_last" else (-2, -1)
+        streams = [x] * n
+        for site in self.sites:
+            row = site.index
+            weight = None if self.norm_weight is None else self.norm_weight[row]
+            z = self._defined_logits(streams, self.fn[row], weight)
+            scale, base = self.scale[row], self.base[row]
+            pre = torch.sigmoid(scale[0] * z[..., :n] + base[:n]) + pre_eps
+            post = config.post_scale * torch.sigmoid(scale[1] * z[..., n : 2 * n] + base[n : 2 * n])
+            comb = (scale[2] * z[..., 2 * n :] + base[2 * n :]).unflatten(-1, (n, n))  # from, to
+            comb = comb.softmax(rows) + eps
+            comb = comb / (comb.sum(columns, keepdim=True) + eps)
+            for _ in range(config.iterations - 1):
+                comb = comb / (comb.sum(rows, keepdim=True) + eps)
+                comb = comb / (comb.sum(columns, keepdim=True) + eps)
+            old = torch.stack(streams, dim=-1)  # (B, T, D, from)
+            y = apply(site, Seen((old * pre.unsqueeze(-2)).sum(-1))).y
+            streams = [(old * comb[..., None, :, j]).sum(-1) + post[..., j, None] * y for j in range(n)]
+        last = torch.stack(streams, dim=-1)
+        if config.readout != "head":
+            return last.sum(-1) if config.readout == "sum" else last.mean(-1)
+        z = self._defined_logits(streams, self.head_fn, self.head_norm_weight)
+        weights = torch.sigmoid(self.head_scale * z + self.head_base) + pre_eps
+        return (last * weights.unsqueeze(-2)).sum(-1)
+
+    def _defined_logits(self, streams: list[Tensor], fn: Tensor, weight: Tensor | None) -> Tensor:
+        """z, the streams of a token as one normalised vector against the rows of fn; for `definition`."""
+        v = torch.cat(streams, dim=-1)
+        v = v / torch.sqrt(v.square().mean(-1, keepdim=True) + (self.config.norm_eps or 0.0))
+        return (v if weight is None else v * weight) @ fn.T
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """The start that the option names.

@@ -47,9 +47,9 @@ from torch import Tensor, nn
 
 from twoaxis.base.method import Card, Published
 from twoaxis.base.options import NotNegative, Options
-from twoaxis.depth.multiway import Waiting, attention_sites, qkv_ways
+from twoaxis.depth.multiway import Waiting, attention_sites, defined_block, qkv_ways
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.weighted_sum import rms_logits, share, weighted_sum
 
@@ -194,6 +194,36 @@ class MuddFormer(Stream):
         ways = 4 if self.config.expand_last and block == self.layout.blocks else len(self.mixes[block])
         hidden = ways * (block + 1)
         return (hidden // 64 + 1) * 64 if self.config.round64 else hidden
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        """Block by block over the list of block outputs X_0, X_1, ...; block 0 reads the embedding in every way."""
+        outputs: list[Tensor] = []
+        for block in range(self.layout.blocks + 1):
+            outputs.append(x)
+            *qkv, r = self._defined_mixes(outputs) if block else [x]
+            x = r
+            if block < self.layout.blocks:
+                x = x + defined_block(self.sites_of(block), [r, *qkv], apply)
+        return x
+
+    def _defined_mixes(self, outputs: list[Tensor]) -> list[Tensor]:
+        """S_c of every way, the residual's last, for `definition`."""
+        config, x, key = self.config, outputs[-1], str(len(outputs) - 1)
+        slots = torch.stack(outputs)  # (n, B, T, D)
+        if config.prenorm:
+            slots = torch.stack([_defined_rms(t, config.eps) * self.pre_scale[str(j)] for j, t in enumerate(outputs)])
+        weights = self.static[key].expand(*x.shape[:-1], -1, -1)  # (B, T, C, n)
+        if config.dynamic:
+            u = _defined_rms(x, config.eps if config.generator_eps is None else config.generator_eps)
+            if key in self.generator_scale:
+                u = u * self.generator_scale[key]
+            hidden = F.gelu(u @ self.generator_in[key], approximate="tanh" if config.gelu == "tanh" else "none")
+            weights = weights + (hidden @ self.generator_out[key]).unflatten(-1, weights.shape[-2:])
+        mixes = list(torch.einsum("btcn,nbtd->cbtd", weights, slots))
+        if config.postnorm:
+            mixes[-1] = _defined_rms(mixes[-1], config.eps) * self.post_scale[key]
+            mixes = [x + mix for mix in mixes]
+        return mixes
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """W1 ~ N(0, 1/D), W2 = 0, a one on the newest slot or zero with postnorm, scales 1, the post-norm's 0.001."""
@@ -358,6 +388,11 @@ class MuddFormer(Stream):
             return 1 + (site.block + self.config.prenorm if self.last_read >= site.block else 0)
         slots = site.block + 1 if self.last_read > site.block else 0
         return 1 + slots + 3 * self._waits(self.layout.sites[site.index - 1])
+
+
+def _defined_rms(x: Tensor, eps: float) -> Tensor:
+    """`x` over its root mean square, for `definition`."""
+    return x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
 def _rms(x: Tensor, eps: float) -> Tensor:

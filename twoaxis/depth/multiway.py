@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Layout
+from twoaxis.depth.stream import Apply, Layout, Seen
 
 
 class Waiting(NamedTuple):
@@ -34,3 +36,21 @@ def attention_sites(layout: Layout) -> dict[int, Site]:
 def qkv_ways(site: Site) -> tuple[str, ...]:
     """What a site with separate queries, keys and values normalises; a parallel one also has its MLP's input."""
     return ("q", "k", "v", "x") if site.kind == "parallel" else ("q", "k", "v")
+
+
+def defined_block(sites: Sequence[Site], ways: Sequence[Tensor], apply: Apply) -> Tensor:
+    """The increments of a block's sub-layers, summed; for definitions.
+
+    Args:
+        sites: of the block.
+        ways: what it starts from: the residual alone, or the residual, q, k and v.
+        apply: runs the pre-norm and the sub-layer of a site.
+    """
+    total, met = torch.zeros_like(ways[0]), False
+    for site in sites:
+        takes = site.kind in ("attention", "parallel") and not met and len(ways) > 1
+        met = met or takes
+        # what came before in the block joins every way that has not been used yet
+        y = apply(site, Seen(*(way + total for way in (ways if takes else ways[:1])))).y
+        total = total + y
+    return total

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from twoaxis.base.method import Card
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Cost, Neutral, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Cost, Neutral, Seen, Stream, Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,12 @@ class Standard(Stream):
         year=2016,
         quirks=("It is a causal depth read with uniform weights, times their number: `twoaxis verify` shows it.",),
     )
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        """x_{l+1} = x_l + f_l(x_l)."""
+        for site in self.sites:
+            x = x + apply(site, Seen(x)).y
+        return x
 
     def _open(self, x: Tensor, tokens: Tokens) -> Plain:
         return Plain(x)

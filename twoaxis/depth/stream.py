@@ -12,13 +12,15 @@ The decoder knows no method by name; its trunk is these lines:
 
 A method is one file with a subclass of `Stream` that fills in `_open`, `_read`, `_write` (and `_pack`, `_unpack`,
 `cost`). They are pure: the state is a value, nothing is kept on the module, so that passes may interleave, be
-recomputed by activation checkpointing, deep-copied and compiled.
+recomputed by activation checkpointing, deep-copied and compiled. `definition` is the same method a second time, as its
+paper has it: plain lists of tensors from the embedding to the head, without a state and without kernels. `twoaxis
+check` and `twoaxis verify` compare the two, values and every gradient.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -51,6 +53,22 @@ class Seen(NamedTuple):
     k: Tensor | None = None
     v: Tensor | None = None
     aux: Any = None
+
+
+class Applied(NamedTuple):
+    """What the pre-norm and the sub-layer of one site return.
+
+    Attributes:
+        c: the normalised read.
+        y: the sub-layer's output, the increment without its residual.
+    """
+
+    c: Seen
+    y: Tensor
+
+
+Apply = Callable[[Site, Seen], Applied]
+"""Function that runs the pre-norm and the sub-layer of a site on what the site reads."""
 
 
 class Tokens(NamedTuple):
@@ -209,6 +227,21 @@ class Stream(nn.Module):
 
     def _quantities(self, value: Any, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Quantity]:
         return {}
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        """Reference implementation: the whole pass as the paper writes it, with the method at every site.
+
+        It uses parameters, options and layout, and neither kernels nor the methods that it is compared with. A method
+        may leave it out; then nothing but its own consistency is checked.
+
+        Args:
+            x: (B, T, D) the embedding, in float64.
+            apply: runs the pre-norm and the sub-layer of a site.
+
+        Returns:
+            (B, T, D) what the final norm gets.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not give its definition")
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Set every parameter to the method's published initial value."""

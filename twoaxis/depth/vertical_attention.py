@@ -48,7 +48,7 @@ from torch import Tensor
 from twoaxis.base.method import Card, Published
 from twoaxis.base.options import NotNegative, Options
 from twoaxis.depth.slot_mix import Slot, SlotMix
-from twoaxis.depth.stream import Cost, Layout
+from twoaxis.depth.stream import Apply, Cost, Layout, Seen
 from twoaxis.kernels.precision import widen
 
 
@@ -119,6 +119,25 @@ class VerticalAttention(SlotMix):
 
     def __init__(self, config: VerticalAttentionConfig, layout: Layout) -> None:
         super().__init__(config, layout, skip=config.inner_residual, rejoin=True, read_out=False)
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        """Block by block over the list of sources X_0, X_1, ..., each divided by its norm."""
+        config, sources = self.config, []
+        for block in range(self.layout.blocks):
+            squares = x.square().sum(-1, keepdim=True)
+            squares = squares / self.layout.width if config.norm == "rms" else squares
+            sources.append(x if config.norm == "none" else x / torch.sqrt(squares + config.eps))
+            h = torch.tensordot(self.logits[str(block)].softmax(0), torch.stack(sources), 1)
+            sites, x = self.sites_of(block), torch.zeros_like(h)  # x is the sum of the block's increments
+            ahead = next((i for i, site in enumerate(sites) if site.kind != "mixer"), 0)
+            for i, site in enumerate(sites):
+                y = apply(site, Seen(h + x)).y
+                if i < ahead:
+                    h = h + y
+                else:
+                    x = x + y
+            x = h + x if config.inner_residual else x
+        return x
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Scalars zero; with init="newest" one on the newest source."""

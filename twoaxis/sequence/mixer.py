@@ -63,6 +63,10 @@ class Local(nn.Module):
         """Mix the next tokens of a sequence of which `past` remembers what is needed."""
         raise NotImplementedError(f"{type(self).__name__} does not define step")
 
+    def definition(self, x: Tensor) -> Tensor:
+        """Reference implementation of `forward` without documents: dense, in float64, without kernels and rings."""
+        raise NotImplementedError(f"{type(self).__name__} does not give its definition")
+
     def start(self, spare: int = 0) -> Ring:
         """The memory before the first token; `spare` positions more than needed are kept, for trimming."""
         raise NotImplementedError(f"{type(self).__name__} does not define start")

@@ -149,6 +149,13 @@ class ShortConv(Local):
         """An empty ring of the last k-1 inputs."""
         return Ring(self.config.kernel, axis=1, spare=spare)
 
+    def definition(self, x: Tensor) -> Tensor:
+        """nn.functional.conv1d over k - 1 zeros and the tokens, the activation, and the input where it is added."""
+        padded = F.pad(x.mT, (self.config.kernel - 1, 0))
+        y = F.conv1d(padded, self.weight, self.bias, groups=self.channels).mT
+        y = F.silu(y) if self.config.activation == "silu" else y
+        return x + y if self.config.adds_input else y
+
     def step(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> tuple[Tensor, Ring]:
         """Mix the next tokens; see `Local.step`."""
         if x.dim() != 3 or x.shape[-1] != self.channels:

@@ -131,6 +131,30 @@ class ShortSWA(Local):
         """An empty ring of keys and values over time."""
         return Ring(self.config.window, axis=1, spare=spare)
 
+    def definition(self, x: Tensor) -> Tensor:
+        """Attention with a dense mask: every query against every key, all but the last w of them left out."""
+        time, width, config = x.shape[1], self.head_width, self.config
+        projected = (x @ linear.weight.T for linear in (self.query, self.key, self.value))
+        q, k, v = (t.unflatten(-1, (-1, width)).transpose(1, 2) for t in projected)  # (B, H, T, D)
+        if self.query_norm is not None and self.key_norm is not None:
+            eps = torch.finfo(x.dtype).eps
+            q, k = (t / torch.sqrt(t.square().mean(-1, keepdim=True) + eps) for t in (q, k))
+            q, k = q * self.query_norm, k * self.key_norm
+        position = torch.arange(time, dtype=x.dtype, device=x.device)
+        if config.rope:
+            frequency = config.rope_theta ** (-2 * torch.arange(width // 2, dtype=x.dtype, device=x.device) / width)
+            turn = torch.polar(torch.ones(1, dtype=x.dtype), position[:, None] * frequency)  # (T, D/2)
+            q, k = (torch.complex(*t.chunk(2, -1)) * turn for t in (q, k))
+            q, k = (torch.cat([t.real, t.imag], dim=-1) for t in (q, k))
+        k, v = (t.repeat_interleave(config.heads // self.kv_heads, 1) for t in (k, v))
+        distance = position[:, None] - position
+        logits = (q @ k.mT / width**0.5).masked_fill((distance < 0) | (distance >= config.window), -torch.inf)
+        if self.sink is not None:
+            logits = torch.cat([logits, self.sink[:, None, None].expand(*logits.shape[:-1], 1)], dim=-1)
+        mixed = logits.softmax(-1)[..., :time] @ v
+        y = mixed.transpose(1, 2).flatten(-2) @ self.output.weight.T
+        return x + y if config.where == "branch" else y
+
     def step(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> tuple[Tensor, Ring]:
         """Mix the next tokens; see `Local.step`."""
         if x.dim() != 3:

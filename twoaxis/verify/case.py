@@ -1,4 +1,4 @@
-"""What every check of a stream starts from: the stream in several layouts, toy sub-layers, and a walk through them.
+"""What every check starts from: streams in several layouts with toy sub-layers, the operators of mixers, and a walk.
 
     toy sub-layer     y = tanh( Σ_ways  rms_norm(way) A_way )         one matrix per way and site, drawn from the seed
 
@@ -17,15 +17,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.base.registry import Registry
-from twoaxis.depth.compose import Composed, compose, normalise
+from twoaxis.depth.compose import Composed, compose
 from twoaxis.depth.registry import stream
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Seen, State, Stream
+from twoaxis.model.config import DecoderConfig
+from twoaxis.sequence.mixer import Local
+from twoaxis.sequence.registry import mixer
+from twoaxis.verify.properties import SMALL
 
 T = TypeVar("T")
 
 WIDTH = 16
-BATCH, TIME = 2, 5
+BATCH, TIME, LONG_TIME = 2, 5, 24
+CHANNELS = {"site": WIDTH, "attention": WIDTH, "qkv": 32, "mlp": WIDTH, "hidden": 40}
+"""Channels of the tensor at each point of a block where a mixer acts."""
 LAYOUTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "sequential": (("attention", "mlp"),) * 3,
     "mixers": (("mixer", "attention", "mlp"),) * 3,
@@ -103,6 +109,46 @@ def shift(module: nn.Module, amount: float, generator: torch.Generator) -> None:
             parameter += amount * draw.to(parameter.dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class MixerCase:
+    """One variant of a mixer under test; see `Case`."""
+
+    name: str
+    options: Mapping[str, Any]
+    seed: int = 0
+    number: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the first of the variants."""
+        return self.number == 0
+
+    def operators(self, dtype: torch.dtype = torch.float64, perturb: float = 0.1) -> Iterator[tuple[str, Local]]:
+        """The operator at each point, with its parameters moved off their initial values."""
+        made = mixer(self.name, **self.options)
+        for point in made.points:
+            operator = made.build(point, WIDTH, CHANNELS[point])
+            generator = torch.Generator().manual_seed(self.seed)
+            operator.reset_parameters(generator=generator)
+            operator = operator.to(torch.float64)
+            shift(operator, perturb, generator)
+            yield point, operator.to(dtype)
+
+    def tensor(self, point: str, *, time: int = LONG_TIME, batch: int = BATCH, offset: int = 0) -> Tensor:
+        """A random input (B, T, C)."""
+        generator = torch.Generator().manual_seed(1000 + self.seed + offset)
+        return torch.randn(batch, time, CHANNELS[point], generator=generator, dtype=torch.float64)
+
+    def decoders(self) -> list[DecoderConfig]:
+        """Small decoders with the mixer: plain, parallel, and around a stream that reads all earlier outputs."""
+        base = dataclasses.replace(SMALL, mixer=self.name, mixer_options=dict(self.options))
+        return [
+            base,
+            dataclasses.replace(base, block="parallel"),
+            dataclasses.replace(base, stream="attention_residuals", mixer_blocks=(0, 2)),
+        ]
+
+
 class ToyNorm(nn.Module):
     """RMSNorm without a scale."""
 
@@ -151,10 +197,8 @@ class Step(NamedTuple):
 def step(run: Composed, state: State, site: Site, made: Stream | None = None) -> Step:
     """Read, normalise, run the toy sub-layer and write, with `made` in place of the stream of `run` where given."""
     made = run.stream if made is None else made
-    ways = made.ways(site)
     seen = made.read(state, site)
-    c = normalise(seen, ways, run._norms[site.index])
-    y = run._functions[site.index](*(getattr(c, way) for way in ways))
+    c, y = run.sublayer(site, seen)
     return Step(site, state, seen, c, y, made.write(state, site, y, seen, c))
 
 

@@ -9,8 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from twoaxis.show.numbers import error
-
 
 class Certificate(NamedTuple):
     """One measured statement.
@@ -34,40 +32,46 @@ class Certificate(NamedTuple):
         """Whether the deviation is a number within the bound."""
         return math.isfinite(self.error) and self.error <= self.bound
 
-    def line(self) -> str:
-        """The certificate in one line, aligned with others."""
-        mark = "holds" if self.holds else "FAILS"
-        numbers = f"{error(self.error):>8} <= {error(self.bound):<8} {self.instances:4d}x"
-        return f"{mark}  {numbers}  {self.family:9s} {self.statement}"
-
 
 Family = Callable[[int], Iterator[Certificate]]
 """A function from a seed to certificates."""
 
 
-def deviation(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference relative to the largest entry; infinite where a number is missing."""
+def deviation(ours: Tensor, theirs: Tensor, least: float = 0.0) -> float:
+    """Largest difference relative to the largest entry or `least`; infinite where a number is missing."""
     if ours.shape != theirs.shape:
         return math.inf
     if ours.numel() == 0:
         return 0.0
     difference = (ours.detach() - theirs.detach()).abs().max().item()
-    scale = theirs.detach().abs().max().item()
+    scale = max(theirs.detach().abs().max().item(), least)
     if math.isnan(difference):
         return math.inf
     return difference / scale if scale > 0 else difference
 
 
-def gradient_deviation(first: Tensor, second: Tensor, leaves: list[Tensor], probe: Tensor) -> float:
-    """Largest deviation between the gradients of two outputs in every leaf, for one random cotangent."""
-    ours = torch.autograd.grad(first, leaves, probe, allow_unused=True, retain_graph=True)
-    theirs = torch.autograd.grad(second, leaves, probe, allow_unused=True, retain_graph=True)
-    worst = 0.0
-    for a, b, leaf in zip(ours, theirs, leaves, strict=True):
-        a = torch.zeros_like(leaf) if a is None else a
-        b = torch.zeros_like(leaf) if b is None else b
-        worst = max(worst, deviation(a, b))
-    return worst
+def gradients(out: Tensor, leaves: list[Tensor], probe: Tensor) -> list[Tensor]:
+    """Gradients of <out, probe> in every leaf; zeros for a leaf that `out` does not depend on."""
+    grads = torch.autograd.grad(out, leaves, probe, allow_unused=True, retain_graph=True)
+    return [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves, strict=True)]
+
+
+def gradient_deviation(
+    first: Tensor, second: Tensor, leaves: list[Tensor], probe: Tensor, *, floor: float = 0.0
+) -> float:
+    """Largest deviation between the gradients of two outputs in every leaf, for one random cotangent.
+
+    Args:
+        first: one output.
+        second: the other one.
+        leaves: what the gradients are taken in.
+        probe: the cotangent.
+        floor: a leaf's differences are relative to its largest gradient, but at least to this part of the largest of
+            all leaves: where terms cancel on paper, only their rounding is left.
+    """
+    ours, theirs = gradients(first, leaves, probe), gradients(second, leaves, probe)
+    least = floor * max((grad.abs().max().item() for grad in theirs if grad.numel()), default=0.0)
+    return max((deviation(a, b, least) for a, b in zip(ours, theirs, strict=True)), default=0.0)
 
 
 def random_tensors(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:

@@ -6,68 +6,27 @@ Each operator is checked at every point of a block where the mixer acts, alone a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from twoaxis.model.config import DecoderConfig
 from twoaxis.ring import Ring
 from twoaxis.sequence.mixer import POINTS, Local, Mixer
 from twoaxis.sequence.registry import MIXERS, mixer
-from twoaxis.verify.case import registered, shift
+from twoaxis.verify.case import BATCH, CHANNELS, LONG_TIME, WIDTH, MixerCase, registered
 from twoaxis.verify.certificate import deviation
+from twoaxis.verify.definition import mixer_equals_definition, mixer_finite_differences
 from twoaxis.verify.gradients import dead_rows, row_faults, row_gradients
-from twoaxis.verify.properties import SMALL, causality_deviation, chunking_deviation, label, random_split
+from twoaxis.verify.properties import causality_deviation, chunking_deviation, label, random_split
 from twoaxis.verify.report import Outcome, Report
 from twoaxis.verify.stream import chosen, run_check
 from twoaxis.verify.values import DTYPE_BOUND
 from twoaxis.window import document_reach, padding_reach
 
-WIDTH, BATCH, TIME = 16, 2, 24
-CHANNELS = {"site": WIDTH, "attention": WIDTH, "qkv": 32, "mlp": WIDTH, "hidden": 40}
+TIME = LONG_TIME
 BOUND = 1e-12
-
-
-@dataclasses.dataclass(frozen=True)
-class MixerCase:
-    """One variant of a mixer under test; see `Case`."""
-
-    name: str
-    options: Mapping[str, Any]
-    seed: int = 0
-    number: int = 0
-
-    @property
-    def first(self) -> bool:
-        """Whether it is the first of the variants."""
-        return self.number == 0
-
-    def operators(self, dtype: torch.dtype = torch.float64, perturb: float = 0.1) -> Iterator[tuple[str, Local]]:
-        """The operator at each point, with its parameters moved off their initial values."""
-        made = mixer(self.name, **self.options)
-        for point in made.points:
-            operator = made.build(point, WIDTH, CHANNELS[point])
-            generator = torch.Generator().manual_seed(self.seed)
-            operator.reset_parameters(generator=generator)
-            operator = operator.to(torch.float64)
-            shift(operator, perturb, generator)
-            yield point, operator.to(dtype)
-
-    def tensor(self, point: str, *, time: int = TIME, batch: int = BATCH, offset: int = 0) -> Tensor:
-        """A random input (B, T, C)."""
-        generator = torch.Generator().manual_seed(1000 + self.seed + offset)
-        return torch.randn(batch, time, CHANNELS[point], generator=generator, dtype=torch.float64)
-
-    def decoders(self) -> list[DecoderConfig]:
-        """Small decoders with the mixer: plain, parallel, and around a stream that reads all earlier outputs."""
-        base = dataclasses.replace(SMALL, mixer=self.name, mixer_options=dict(self.options))
-        return [
-            base,
-            dataclasses.replace(base, block="parallel"),
-            dataclasses.replace(base, stream="attention_residuals", mixer_blocks=(0, 2)),
-        ]
 
 
 def declarations(case: MixerCase) -> Outcome:
@@ -329,8 +288,10 @@ def compiles(case: MixerCase) -> Outcome:
     return Outcome(worst, 1e-9)
 
 
-MIXER_CHECKS: dict[str, Callable[[MixerCase], Outcome]] = {
+MIXER_CHECKS: dict[str, Callable[[MixerCase], Outcome | str]] = {
     "declarations": declarations,
+    "definition: values and every gradient": mixer_equals_definition,
+    "gradients: finite differences": mixer_finite_differences,
     "forward = one step": shapes,
     "the past does not see the future": causal,
     "chunks = one pass": chunks,

@@ -49,10 +49,10 @@ class Check(NamedTuple):
     instances: int = 1
 
 
-def worst_of(name: str, outcomes: list[tuple[str, Outcome]]) -> Check:
-    """The check that stands for `outcomes`, which are labelled by their options."""
+def worst_of(name: str, outcomes: list[tuple[str, Outcome]], absent: str = "") -> Check:
+    """The check that stands for `outcomes`, which are labelled by their options; `absent` says why there are none."""
     if not outcomes:
-        return Check(name, True, 0.0, 0.0, "does not apply", 0)
+        return Check(name, True, 0.0, 0.0, absent, 0)
     label, worst = max(outcomes, key=lambda pair: _severity(pair[1]))
     failed = sum(not outcome.holds for _, outcome in outcomes)
     detail = worst.detail

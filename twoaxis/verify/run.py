@@ -14,6 +14,7 @@ from twoaxis.show.document import Block, Cell, Column, Document, Heading, Prose,
 from twoaxis.show.numbers import error
 from twoaxis.verify.algebra import algebra
 from twoaxis.verify.certificate import Certificate, Family
+from twoaxis.verify.definition import definitions
 from twoaxis.verify.duality import duality
 from twoaxis.verify.orders import orders
 from twoaxis.verify.properties import blends, neutral_classes, sequence_side
@@ -27,6 +28,7 @@ FAMILIES: dict[str, Family] = {
     "reduction": reductions,
     "sequence": sequence_side,
     "orders": orders,
+    "definition": definitions,
 }
 
 

@@ -1,7 +1,7 @@
 """Check a stream: everything the library's own methods must pass, on anybody's.
 
-What cannot be known about a stranger's method is not checked: whether it equals the method of its paper, and the
-orientation of its mixing where no declared neutral class depends on it. For that, compare with the original code.
+Whether it is the method of its paper is checked as far as its `definition` says what that is. Where none is given, the
+orientation of its mixing, for instance, is not known either, unless a declared neutral class depends on it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from twoaxis.depth.registry import STREAMS
 from twoaxis.depth.site import OUT
 from twoaxis.depth.stream import Stream
-from twoaxis.verify import budget, purity, values
+from twoaxis.verify import budget, definition, purity, values
 from twoaxis.verify.case import LAYOUTS, Case, registered
 from twoaxis.verify.properties import label
 from twoaxis.verify.report import Check, Outcome, Report, worst_of
@@ -54,8 +54,10 @@ def packs_anywhere(case: Case) -> Outcome:
     return outcome._replace(detail=f"{placement!r}: {outcome.detail}")
 
 
-STREAM_CHECKS: dict[str, Callable[[Case], Outcome]] = {
+STREAM_CHECKS: dict[str, Callable[[Case], Outcome | str]] = {
     "declarations": declarations,
+    "definition: values and every gradient": definition.stream_equals_definition,
+    "gradients: finite differences": definition.stream_finite_differences,
     "purity: a state reads the same twice": purity.reads_repeat,
     "purity: passes interleave": purity.passes_interleave,
     "purity: nothing is kept on the module": purity.module_unchanged,
@@ -128,9 +130,9 @@ def chosen(table: Mapping[str, C], compiled: C | None, only: Sequence[str]) -> d
     return {name: fn for name, fn in checks.items() if not only or name in only}
 
 
-def run_check(title: str, fn: Callable[[Any], Outcome | None], cases: Sequence[Any]) -> Check:
-    """One check over all variants; an exception is a failure that names it."""
-    outcomes = []
+def run_check(title: str, fn: Callable[[Any], Outcome | str], cases: Sequence[Any]) -> Check:
+    """One check over all variants; an exception is a failure that names it, a text says why it does not apply."""
+    outcomes, absent = [], ""
     for case in cases:
         with torch.random.fork_rng(devices=()):
             try:
@@ -138,6 +140,8 @@ def run_check(title: str, fn: Callable[[Any], Outcome | None], cases: Sequence[A
             except Exception as error:
                 first = str(error).strip().splitlines()[:1] or [""]
                 outcome = Outcome(float("inf"), 0.0, f"raises {type(error).__name__}: {first[0]}")
-        if outcome is not None:
+        if isinstance(outcome, str):
+            absent = outcome
+        else:
             outcomes.append((label("", case.options).lstrip(":") or "defaults", outcome))
-    return worst_of(title, outcomes)
+    return worst_of(title, outcomes, absent)

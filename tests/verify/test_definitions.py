@@ -1,0 +1,189 @@
+"""Every stream and mixer equals its definition, and a definition uses nothing of what it is compared with."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.verify.streams import Runs
+from twoaxis.depth.registry import STREAMS, stream_names
+from twoaxis.depth.stream import Stream
+from twoaxis.sequence.mixer import Local
+from twoaxis.sequence.registry import MIXERS, mixer_names
+from twoaxis.show import terminal
+from twoaxis.verify import check_stream
+from twoaxis.verify.case import LAYOUTS, Case, MixerCase
+from twoaxis.verify.definition import BOUND, PERTURB, disagreement, given, stream_disagreement
+from twoaxis.verify.properties import label
+
+MIXERS_ANYWHERE = (("mixer", "mixer", "attention", "mlp"), ("attention", "mixer", "mlp"), ("mixer",) * 3)
+"""Beside the layouts of the kit: several mixers ahead, one inside a block, a block of nothing else."""
+
+FURTHER: dict[str, list[dict[str, Any]]] = {
+    "depth_attention": [
+        {"window": window, "heads": heads, "kv_heads": kv_heads, "head_width": 4, "inject": inject, "shared": shared}
+        for (window, inject, shared), (heads, kv_heads) in zip(
+            itertools.product((None, 1, 3), ("add", "replace"), (True, False)),
+            itertools.cycle([(1, 1), (2, 2), (4, 2)]),
+            strict=False,
+        )
+    ],
+    "denseformer": [{"dilation": 3}, {"period": 2}],
+    "attention_residuals": [
+        *({"block_size": size} for size in (4, 5, 7, 20)),
+        {"block_size": 4, "evaluation": "two_phase", "group": 8},
+        {"window": 1, "overflow": "sum", "scale": 0.25},
+        {"window": 1, "keep_first": False, "eps": 0.3},
+        {"query": "input", "key_norm": False, "window": 2, "overflow": "sum", "heads": 4},
+        {"weighting": "sigmoid", "heads": 2, "block_size": 2},
+        {"query": "none", "weighting": "sigmoid", "window": 3},
+    ],
+    "deep_delta": [
+        {"value_channels": 4, "map": "v", "gate": "two_layer", "gate_hidden": 3, "value": "linear"},
+        {"value_channels": 3, "compress": "token", "token_taps": 7, "expand": "conv", "expand_taps": 2},
+        {"value_channels": 5, "update": "write", "value_scale": 1.5, "k_eps": 0.3},
+    ],
+    "hyper_connections": [
+        {"streams": 3, **options}
+        for options in (
+            *({"tanh": False}, {"norm": "rms", "affine": False}, {"norm": "none"}, {"affine": False}, {"eps": 0.5}),
+            *({"dynamic": False}, {"frozen": "width"}, {"frozen": "depth"}, {"frozen": "both"}),
+        )
+    ],
+    "manifold_hyper_connections": [
+        {"form": "deepseek", "norm_weight": True, "pre_eps": 0.1, "sinkhorn_eps": 0.05, "norm_eps": 0.3, "streams": 3},
+        {"iterations": 1},
+        {"iterations": 3, "order": "columns_last", "sinkhorn_eps": 0.05},
+        {"post_scale": 1.0, "readout": "mean", "streams": 2},
+        {"streams": 1, "readout": "head"},
+    ],
+    "elc_bert": [{"variant": "normalized", "eps": 0.5}],
+    "vertical_attention": [
+        {"norm": norm, "inner_residual": inner, "eps": eps}
+        for norm, inner, eps in itertools.product(("l2", "rms"), (True, False), (0.0, 0.3))
+    ],
+    "deep_cross_attention": [
+        {"version": version, "ways": ways, "window": window}
+        for version, ways, window in itertools.product((1, 2, 3), ("qkv", "single"), (None, 1, 2, 99))
+    ],
+    "muddformer": [
+        {"expand_last": True},
+        {"ways": "one", "expand_last": True, "round64": True},
+        {"prenorm": True, "postnorm": True, "gelu": "tanh", "eps": 0.3, "generator_eps": 0.01},
+        {"postnorm": True, "eps": 0.1, "ways": "one", "generator_scale": True},
+        {"prenorm": True, "postnorm": True, "dynamic": False},
+        {"prenorm": True, "generator_scale": False, "first_norms": "separate"},
+    ],
+    "short_swa": [
+        {"window": window, **options}
+        for window in (2, 5, 100)
+        for options in (
+            {"heads": 4, "kv_heads": 1, "sink": True},
+            {"heads": 2, "rope": False, "head_width": 3},
+            {"heads": 2, "head_width": 2, "where": "branch", "rope_theta": 100.0},
+            {"heads": 4, "kv_heads": 2, "head_width": 6, "sink": True, "qk_norm": True, "where": "branch"},
+        )
+    ],
+    "short_conv": [
+        {"kernel": kernel, **options}
+        for kernel in (1, 2, 7)
+        for options in ({"bias": True}, {"where": "branch"}, {"where": "qkv", "residual": True, "bias": True})
+    ],
+    "canon": [{"kernel": 6, "activation": True, "residual": False}],
+}
+"""Options beside the variants of a method, so that every option has met most others."""
+
+
+def cases(names: tuple[str, ...], registry: Any) -> list[Any]:
+    """One parameter set per method and variant."""
+    pairs = [(name, options) for name in names for options in (*registry.find(name).variants, *FURTHER.get(name, []))]
+    return [pytest.param(name, dict(options), id=label(name, options)) for name, options in pairs]
+
+
+class Cheated(Exception):
+    pass
+
+
+@contextmanager
+def definitions_alone(cls: type[Stream] | type[Local]) -> Iterator[None]:
+    """Kernels, rings and every method of the class and its bases raise, but `definition` and what it is made of."""
+
+    def cheat(*_: Any, **__: Any) -> Any:
+        raise Cheated("a definition must not use this")
+
+    kernels = ("twoaxis.kernels", "twoaxis.window", "twoaxis.ring", "twoaxis.sequence.rope")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in [m for n, m in sys.modules.items() if n.startswith(("twoaxis.depth.", "twoaxis.sequence."))]:
+            for name, value in list(vars(module).items()):
+                if callable(value) and str(getattr(value, "__module__", "")).startswith(kernels):
+                    patch.setattr(module, name, cheat)
+        for base in cls.__mro__[: cls.__mro__.index(Stream if issubclass(cls, Stream) else Local) + 1]:
+            for name, value in list(vars(base).items()):
+                allowed = name in ("definition", "sites", "sites_of") or name.startswith(("_defined", "__"))
+                if not allowed and (inspect.isfunction(value) or isinstance(value, property)):
+                    patch.setattr(base, name, property(cheat) if isinstance(value, property) else cheat)
+        yield
+
+
+def alone(monkeypatch: pytest.MonkeyPatch, cls: type[Any]) -> None:
+    """Let the definition of a class run with nothing else at hand."""
+    definition = cls.definition
+
+    def guarded(*arguments: Any) -> Any:
+        with definitions_alone(cls):
+            return definition(*arguments)
+
+    monkeypatch.setattr(cls, "definition", guarded)
+
+
+@pytest.mark.parametrize(("name", "options"), cases(stream_names(), STREAMS))
+def test_a_stream_equals_its_definition(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    alone(monkeypatch, STREAMS.find(name))
+    case = Case(name, options, seed=1)
+    found = {str(layout): stream_disagreement(case, layout) for layout in (*LAYOUTS, MIXERS_ANYWHERE)}
+    assert {layout: error for layout, error in found.items() if not error <= BOUND} == {}
+
+
+@pytest.mark.parametrize(("name", "options"), cases(mixer_names(), MIXERS))
+def test_an_operator_equals_its_definition(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    case = MixerCase(name, options, seed=1)
+    operators = list(case.operators(perturb=PERTURB))
+    alone(monkeypatch, type(operators[0][1]))
+    for point, operator in operators:
+        for time in (1, 2, 24, 60):  # a short window over many tokens is computed in a band
+            x = case.tensor(point, time=time).requires_grad_()
+            leaves = [x, *operator.parameters()]
+            assert disagreement(operator(x), operator.definition(x), leaves, case.seed) <= BOUND
+
+
+@pytest.mark.parametrize("name", stream_names())
+def test_the_fast_form_does_not_run_with_the_definition_s_means(name: str) -> None:
+    case = Case(name, STREAMS.find(name).variants[0])
+    run, x = case.run(case.stream()), case.embedding()
+    with definitions_alone(STREAMS.find(name)), pytest.raises(Cheated):
+        run(x)
+    run(x)
+
+
+def test_every_method_of_the_library_gives_a_definition() -> None:
+    assert [name for name in stream_names() if not given(STREAMS.find(name))] == []
+    for name in mixer_names():
+        assert all(given(operator) for _, operator in MixerCase(name, MIXERS.find(name).variants[0]).operators())
+
+
+def test_a_method_without_a_definition_is_said_to_have_none() -> None:
+    report = check_stream(Runs, only=["definition: values and every gradient", "gradients: finite differences"])
+    assert report.ok
+    assert [check.instances for check in report.checks] == [0, 1]
+    assert "none given" in terminal.render(report.document())
+    case = Case("standard", {})
+    run = case.run(case.stream())
+    runs = Runs(Runs.Config(), run.stream.layout)
+    with pytest.raises(NotImplementedError, match="Runs does not give its definition"):
+        runs.definition(case.embedding(), run.sublayer)
