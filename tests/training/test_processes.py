@@ -17,6 +17,7 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
+from tests.support.processes import children, environment
 from tests.training.runs import SHAPE, Uneven, numbers, processes, small
 from twoaxis.training.checkpoint import checkpoints
 from twoaxis.training.engines.engine import Engine
@@ -116,11 +117,12 @@ def test_killed_under_torchrun(victim: str, tmp_path: Path) -> None:
     launch += [word for name, value in options.items() for word in (f"--{name}", value)]
 
     def start(out: Path) -> subprocess.Popen[Any]:
-        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        return subprocess.Popen([*launch, "--out", str(out)], env=environment, start_new_session=True, **quiet)
+        with open(f"{out}.txt", "ab") as said:
+            streams: dict[str, Any] = {"stdout": said, "stderr": subprocess.DEVNULL}
+            return subprocess.Popen([*launch, "--out", str(out)], env=environment(), start_new_session=True, **streams)
 
     assert start(tmp_path / "whole").wait(600) == 0
+    assert (tmp_path / "whole.txt").read_text().count("held-out loss") == 1  # of several processes one speaks
     folder, chance, kills = tmp_path / "run", random.Random(victim), 0
     deadline = time.monotonic() + 1200
     while load_result(folder) is None and time.monotonic() < deadline:
@@ -129,7 +131,7 @@ def test_killed_under_torchrun(victim: str, tmp_path: Path) -> None:
             time.sleep(0.02)
         if kills < 5 and run.poll() is None:
             time.sleep(chance.uniform(0.0, 2.0))
-            workers = [int(pid) for pid in children(run.pid)]
+            workers = children(run.pid)
             if victim == "group":
                 os.killpg(run.pid, signal.SIGKILL)
             else:
@@ -141,7 +143,3 @@ def test_killed_under_torchrun(victim: str, tmp_path: Path) -> None:
     assert numbers(folder) == numbers(tmp_path / "whole")
     results = [load_result(path) for path in (folder, tmp_path / "whole")]
     assert len({result.weights for result in results if result is not None}) == 1
-
-
-def children(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

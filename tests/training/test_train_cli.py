@@ -127,6 +127,7 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["--report-to", "tensorbord"], "unknown report_to 'tensorbord' (did you mean 'tensorboard'?)"),
         (["--model", "hidden_size"], "--model hidden_size changes nothing"),
         (["--stream", "deep_dleta"], "deep_delta"),
+        (["--stream", "deep_delta:train.lr=1"], "give --lr 1"),
         (["--config", str(tmp_path / "none.toml")], f"{tmp_path / 'none.toml'} cannot be read"),
         (["--from", str(tmp_path / "none")], f"there is no folder {tmp_path / 'none'}"),
         (["--use", str(tmp_path / "none.py")], f"there is no file {tmp_path / 'none.py'} to take methods from"),
@@ -173,7 +174,7 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_interrupted(number: int, code: int, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "twoaxis", "train", *SMALL, "--steps", "600", "--out", str(folder)]
@@ -190,29 +191,6 @@ def test_interrupted(number: int, code: int, tmp_path: Path) -> None:
     assert err.startswith("twoaxis: stopped after step ")
     assert err.endswith("of 600; the same command goes on from there\n")
     assert len(list((folder / "checkpoints").iterdir())) == 1
-
-
-@pytest.mark.slow
-def test_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The batch is that of all processes: two of them do what one does, up to the order of summation."""
-    common = [*SMALL, "--steps", "8", "--batch", "8", "--accumulate", "2", "--log-every", "1", "--device", "cpu"]
-    assert run(monkeypatch, *common, "--out", str(tmp_path / "one")) == 0
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "twoaxis", "train"]
-
-    def several(*line: str) -> subprocess.CompletedProcess[str]:
-        whole = [*launch, *common, *line]
-        return subprocess.run(whole, env=environment(), capture_output=True, text=True, timeout=300, check=False)
-
-    done = several("--save-every", "3", "--out", str(tmp_path / "two"))
-    assert done.returncode == 0, done.stderr
-    one, two = numbers(tmp_path / "one"), numbers(tmp_path / "two")
-    for ours, theirs in zip(one, two, strict=True):
-        assert ours == {name: pytest.approx(value, rel=1e-4) for name, value in theirs.items()}
-    assert done.stdout.count("held-out loss") == 1
-    refused = several("--batch", "6", "--out", str(tmp_path / "three"))
-    assert refused.returncode != 0
-    assert "accumulate (2) times the 2 processes must divide it" in refused.stderr
-    capsys.readouterr()
 
 
 def documented() -> list[str]:
