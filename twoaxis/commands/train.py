@@ -41,16 +41,16 @@ def train(
 
 def _train(run: TrainConfig, out: str) -> Result:
     """Load the data and train, with a bar for each."""
+    from twoaxis.training.engines.place import rank, world
     from twoaxis.training.folder import RunFolder
     from twoaxis.training.setup import check, resolve
 
     run = resolve(run)
-    done = RunFolder(out).finished(run)  # before anything heavy
+    done = RunFolder(out).finished(run) if world() == 1 else None  # before anything heavy
     if done is not None:
         return done
     from twoaxis.data.load import bars, load_data
     from twoaxis.model.load import quiet
-    from twoaxis.training.engines.place import rank
     from twoaxis.training.train import train
 
     quiet()

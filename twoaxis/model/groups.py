@@ -54,7 +54,7 @@ class ParamGroup(NamedTuple):
 def roles(model: nn.Module) -> dict[str, Role]:
     """The role of every parameter, by name."""
     streams = [path for path, _ in _streams(model)]
-    found: dict[str, Role] = {}
+    known: dict[str, Role] = {}
     seen: set[int] = set()
     for path, module in model.named_modules():
         inside = any(path == stream or path.startswith(f"{stream}.") for stream in streams)
@@ -63,8 +63,8 @@ def roles(model: nn.Module) -> dict[str, Role]:
             if id(parameter) not in seen:  # a tied parameter has the role of its first place, as it has that name
                 seen.add(id(parameter))
                 full = f"{path}.{name}" if path else name
-                found[full] = "stream" if inside else _role(module, full, parameter.dim(), routes)
-    return found
+                known[full] = "stream" if inside else _role(module, full, parameter.dim(), routes)
+    return known
 
 
 def _role(module: nn.Module, name: str, dimensions: int, routes: bool) -> Role:
@@ -91,11 +91,11 @@ def _routes(model: nn.Module, path: str) -> bool:
 
 def _streams(model: nn.Module) -> list[tuple[str, Stream]]:
     """Streams of a model with their paths; what a stream wraps is part of it."""
-    found: list[tuple[str, Stream]] = []
+    streams: list[tuple[str, Stream]] = []
     for path, module in model.named_modules():
-        if isinstance(module, Stream) and not any(path.startswith(f"{outer}." if outer else "") for outer, _ in found):
-            found.append((path, module))
-    return found
+        if isinstance(module, Stream) and not any(path.startswith(f"{outer}.") for outer, _ in streams):
+            streams.append((path, module))
+    return streams
 
 
 def group_parameters(model: nn.Module, rates: Mapping[str, float] | None = None) -> list[ParamGroup]:
@@ -127,7 +127,7 @@ def _stream_treatment(model: nn.Module, known: Mapping[str, Role]) -> dict[str, 
     treated: dict[str, tuple[bool, float, bool]] = {}
     for path, stream in _streams(model):
         for group in stream.parameter_groups():
-            for name in (f"{path}.{name}" if path else name for name in group.names):
+            for name in (f"{path}.{name}" for name in group.names):
                 if name in treated:
                     raise ValueError(f"{name} is in two parameter groups of its stream {stream.name}")
                 if known.get(name) != "stream":

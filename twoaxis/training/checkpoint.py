@@ -64,14 +64,14 @@ def save_checkpoint(job: Job) -> None:
     random = {"torch": torch.get_rng_state()}
     if job.engine.device.type == "cuda":
         random["cuda"] = torch.cuda.get_rng_state(job.engine.device)
-    with atomic_folder(_place(folder, job.counters.step), replace=True) as made:
-        save_tensors(made / WEIGHTS, weights(model))
-        save_tensors(made / OPTIMIZER, optimizer_tensors(job.optimizer, model))
-        save_tensors(made / RANDOM, random)
-        write_bytes(made / LOG, job.folder.log.read_bytes() if job.folder.log.exists() else b"")
+    with atomic_folder(_place(folder, job.counters.step), replace=True) as place:
+        save_tensors(place / WEIGHTS, weights(model))
+        save_tensors(place / OPTIMIZER, optimizer_tensors(job.optimizer, model))
+        save_tensors(place / RANDOM, random)
+        write_bytes(place / LOG, job.folder.log.read_bytes() if job.folder.log.exists() else b"")
         state = {"format": FORMAT, "counters": job.counters.to_dict(), "key": job.run.key, "config": job.run.to_dict()}
-        write_json(made / STATE, state)
-        write_text(made / SUMS, _sums(made))
+        write_json(place / STATE, state)
+        write_text(place / SUMS, _sums(place))
     for old in checkpoints(folder)[job.run.keep :]:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -96,13 +96,13 @@ def newest_checkpoint(folder: Path, key: str, warn: Callable[[str], None]) -> Ch
         key: the run's.
         warn: called with a line for each one that is passed over.
     """
-    found = checkpoints(folder)
-    for path in found:
+    paths = checkpoints(folder)
+    for path in paths:
         try:
             return read_checkpoint(path, key)
         except ValueError as error:
             warn(f"{path.name} is damaged and passed over: {error}")
-    if found:
+    if paths:
         warn("no checkpoint is left to go on from: the run starts from the beginning")
     return None
 

@@ -32,7 +32,7 @@ class RunFolder:
     """The files of one run.
 
     Args:
-        path: the folder; made when something is written.
+        path: the folder; created when something is written.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -9,7 +9,7 @@
 
 Steps are counted from 1. The warm-up takes the first W = `warmup_steps` of them, rises linearly and is at the peak in
 step W. The cosine falls from there and is at `final_lr` in the last step; wsd stays and falls linearly
-through the last D = round(decay · steps). A rate depends on the step alone, so a run that is taken up again needs no
+through the last D = round(decay · steps). A rate depends on the step alone, so a run that is resumed needs no
 memory of it.
 """
 

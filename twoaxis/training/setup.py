@@ -138,7 +138,7 @@ def _load(run: TrainConfig, source: str, vocabulary: int) -> TwoAxisForCausalLM:
             f"context is {run.context}, the model in {source} is made for {model.config.max_position_embeddings}"
         )
     # Weights lie in the mapped file, at the file's alignment: last bits of matrix products depend on that, and frozen
-    # weights would change with a file that somebody writes anew during the run.
+    # weights would change with a file that somebody rewrites during the run.
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     words = [word.strip() for word in run.train.split(",") if word.strip()]

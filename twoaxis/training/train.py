@@ -43,7 +43,7 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
 
     Args:
         run: its configuration. A folder that holds another run is refused.
-        out: its folder; made if it is not there.
+        out: its folder; created if it is not there.
         data: its data, where they are loaded already; None loads what the configuration names.
         on_step: called with the step and its loss after every step, and once at the start with the step and None.
 
@@ -231,10 +231,10 @@ def _outcome(job: Job, data: Data) -> dict[str, Any]:
     run, folder, model = job.run, job.folder, job.engine.model
     if run.save_model and job.engine.rank == 0:
         folder.check_claim()
-        with atomic_folder(folder.model, replace=True) as made:
-            save_model(made, model)
-            data.save_tokenizer(made)
-            _stay_retrofit(run, made)
+        with atomic_folder(folder.model, replace=True) as place:
+            save_model(place, model)
+            data.save_tokenizer(place)
+            _stay_retrofit(run, place)
     evaluated = job.evaluated or [r for r in load_log(folder.path) if "held_out_loss" in r][-1]
     loss = evaluated["held_out_loss"]
     return {
@@ -246,14 +246,14 @@ def _outcome(job: Job, data: Data) -> dict[str, Any]:
     }
 
 
-def _stay_retrofit(run: TrainConfig, made: Path) -> None:
+def _stay_retrofit(run: TrainConfig, place: Path) -> None:
     """Keep the record of a retrofit with the model that was trained from it: what is new in it stays known."""
     if run.source is not None:
         from twoaxis.pretrained.record import read_record, write_record
 
         record = read_record(run.source)
         if record is not None:
-            write_record(record, made)
+            write_record(record, place)
 
 
 def _finish(job: Job, **outcome: Any) -> Result:
