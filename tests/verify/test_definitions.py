@@ -86,7 +86,7 @@ FURTHER: dict[str, list[dict[str, Any]]] = {
         for options in (
             {"heads": 4, "kv_heads": 1, "sink": True},
             {"heads": 2, "rope": False, "head_width": 3},
-            {"heads": 2, "head_width": 2, "where": "branch", "rope_theta": 100.0},
+            {"heads": 2, "head_width": 4, "where": "branch", "rope_theta": 100.0},
             {"heads": 4, "kv_heads": 2, "head_width": 6, "sink": True, "qk_norm": True, "where": "branch"},
         )
     ],
