@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -226,7 +227,8 @@ def test_without_a_sound_checkpoint_it_starts_from_the_beginning(
     half: Path, whole: Whole, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for step in steps_of(half):
-        DAMAGE["weights cut"](place(half, step))
+        with contextlib.suppress(FileNotFoundError):  # the kill may have come while the oldest one was removed
+            DAMAGE["weights cut"](place(half, step))
     seen: list[int] = []
     train(small(**RUN), half, on_step=lambda step, loss: seen.append(step))
     assert seen == list(range(37))
