@@ -298,7 +298,7 @@ def test_records_are_printed() -> None:
     [
         (("--serving", "2"), "serving must lie between 0 and 1, got 2"),
         (("--max-overhead", "-1"), "max_overhead must not be negative, got -1"),
-        (("--headroom", "-1"), "headroom must not be negative, got -1"),
+        (("--headroom", "-1"), "headroom must not be negative, got -1 GB"),
         (("--top", "0"), "--top must be at least 1, got 0"),
         (("--hardware", "h101"), "unknown hardware 'h101' (did you mean 'h100'?)"),
         (("--evidence", "nowhere.json"), "there is no evidence file nowhere.json"),

@@ -97,6 +97,8 @@ def _advise(given: dict[str, Any], evidence: str | None, top: int, json_output: 
     own = ("goal", "start", "shape", "max_overhead", "headroom", "serving", "kernels")
     asked = {name: given[name] for name in own}
     if asked["headroom"] is not None:
+        if asked["headroom"] < 0:  # in the unit it was given in
+            raise ValueError(f"headroom must not be negative, got {asked['headroom']:g} GB")
         asked["headroom"] *= 1e9
     deployment = Deployment(**{name: value for name, value in given.items() if name not in own})
     question = Question(**asked, deployment=deployment)
