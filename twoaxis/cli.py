@@ -79,12 +79,12 @@ def _run(argv: list[str]) -> int:
         return 0
     name, *rest = argv
     command = find(name)
-    from twoaxis.commands.parsing import parse
-
-    if "json_output" in inspect.signature(command).parameters or name == "generate":
+    if command.__annotations__["return"] == "int":  # it prints by itself and returns its exit code
         import tyro
 
-        return tyro.cli(command, args=rest, prog=f"twoaxis {name}") or 0
+        return tyro.cli(command, args=rest, prog=f"twoaxis {name}")
+    from twoaxis.commands.parsing import parse
+
     arguments, common = parse(command, name, rest)
     if common.use:
         from twoaxis.base.plugins import use_files

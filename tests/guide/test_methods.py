@@ -15,6 +15,7 @@ import torch
 import twoaxis
 from tests.support.commands import run, run_line
 from twoaxis.base.method import Card
+from twoaxis.base.options import field_docs
 from twoaxis.commands.methods import methods
 from twoaxis.depth.registry import METHODS, STREAMS, stream
 from twoaxis.depth.stream import Stream
@@ -188,7 +189,7 @@ def test_docstrings_of_inherited_and_bare_fields() -> None:
         """Its own."""
         third: str
 
-    assert source.field_docs(Derived) == {"first": "Of the base, on two lines.", "second": "Its own."}
+    assert field_docs(Derived) == {"first": "Of the base, on two lines.", "second": "Its own."}
     told = {o.name: (o.type, o.default, o.meaning) for o in source.options(Derived)}
     assert told["bare"] == ("int", "2", "")
     assert told["second"] == ("list[str]", "[]", "Its own.")

@@ -114,7 +114,7 @@ class Options:
 
         Args:
             values: by field; lists stand for tuples, and a float without a fraction for an integer.
-            what: whose options they are, for messages; None is the name of the class.
+            what: whose options they are, for messages; the name of the class if it is empty.
         """
         plain = {name: _plain(value, field_types(cls).get(name)) for name, value in values.items()}
         return from_fields(cls, plain, what or cls.__name__)
@@ -202,13 +202,18 @@ def field_types(options: type) -> dict[str, Any]:
 
 @cache
 def field_docs(options: type) -> dict[str, str]:
-    """The text under each field of a dataclass, from its source."""
+    """The text under each field of a class and of those it inherits from, in one line each, from their source."""
     docs: dict[str, str] = {}
-    for cls in reversed([base for base in options.__mro__ if dataclasses.is_dataclass(base)]):
-        body = cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]).body
+    for cls in reversed(options.__mro__[:-1]):
+        try:
+            body = cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]).body
+        except (OSError, TypeError, IndentationError):
+            continue  # a class that was made without a file
         for field, text in itertools.pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                docs[cast(ast.Name, field.target).id] = inspect.cleandoc(str(text.value.value))
+            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+                continue
+            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                docs[field.target.id] = " ".join(str(text.value.value).split())
     return docs
 
 

@@ -7,9 +7,9 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from twoaxis.base.method import Card
+from twoaxis.base.options import field_docs
 from twoaxis.base.registry import did_you_mean
 from twoaxis.guide.entries import Entry, block_parameters
-from twoaxis.guide.source import field_docs
 from twoaxis.show import document, numbers
 
 

@@ -5,14 +5,13 @@ A docstring under a field is a string that Python forgets, so it is read from th
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import re
 import sys
-import textwrap
 from typing import Any, NamedTuple, get_args, get_type_hints
 
+from twoaxis.base.options import field_docs
 from twoaxis.show.document import Code, Items, Prose
 
 
@@ -42,25 +41,6 @@ class Notes(NamedTuple):
 
     summary: str
     body: tuple[Prose | Code | Items, ...]
-
-
-def field_docs(cls: type) -> dict[str, str]:
-    """The docstrings under the fields of a class and of what it inherits from, one line each."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        try:
-            parsed = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        except (OSError, TypeError, IndentationError):
-            continue  # made without a file
-        definition = parsed.body[0]
-        if not isinstance(definition, ast.ClassDef):
-            continue
-        for field, after in zip(definition.body, definition.body[1:], strict=False):
-            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-                continue
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                found[field.target.id] = " ".join(str(after.value.value).split())
-    return found
 
 
 def options(config: Any) -> tuple[Option, ...]:
