@@ -46,12 +46,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.base.method import Card, NamedRange, ParameterGroup, Published, Quantity
-from twoaxis.base.options import NotNegative, Options, between
+from twoaxis.base.options import Options, between
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen, Stream, Tokens
 from twoaxis.kernels.precision import full_precision, widen
-from twoaxis.kernels.rewrite import delta_rewrite, read_channels, rewritten_vector
+from twoaxis.kernels.rewrite import delta_rewrite, read_channels
 from twoaxis.kernels.taps import depthwise_taps, with_history
 from twoaxis.ring import Ring
 
@@ -88,7 +88,7 @@ class DeepDeltaConfig(Options):
     """Taps of EC's convolution."""
     channel_padding: Literal["same", "causal"] = "same"
     """Padding of CC's convolution along the value channels."""
-    k_eps: NotNegative = 1e-5
+    k_eps: Annotated[float, between(1e-12, 1e3)] = 1e-5
     """In the direction's length."""
 
     def validate(self) -> None:
@@ -405,8 +405,6 @@ class DeepDelta(Stream):
             "bound": config.value_scale if config.value == "sigmoid" else None,
             "erase": config.update == "delta",
         }
-        if not self.wide and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return rewritten_vector(state, h, gate, value, **options)
         after = delta_rewrite(state.mT if self.wide else state.unsqueeze(-2), h, gate.squeeze(-1), value, **options)
         return after.mT if self.wide else after.squeeze(-2)
 

@@ -1,1 +1,9 @@
-"""Fused forms of the maths every stream shares, each with a readable reference beside it."""
+"""The operators that methods are built of, each with its reference and its forms; `operator` says how they meet.
+
+Importing the forms registers them: a form that precedes another is imported before it.
+"""
+
+from twoaxis.kernels.operator import OPERATORS as OPERATORS
+from twoaxis.kernels.operator import using as using
+
+from twoaxis.kernels import rewrite_eager as rewrite_eager  # isort: skip

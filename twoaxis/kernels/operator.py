@@ -1,0 +1,242 @@
+"""Operators: a readable reference, any number of faster forms, and one place that chooses between them.
+
+    @operator                                                # the reference: plain torch, differentiable, any dtype
+    def scaled(x, weight, *, eps): ...                       # tensors by position (or lists of them), options by name
+
+    @scaled.form("eager", serves=lambda x, weight, *, eps: x.numel() > 0)
+    def _(x, weight, *, eps): return out, (small, None)      # the outputs, and what the backward needs besides inputs
+
+    @scaled.backward("eager")
+    def _(inputs, saved, grads, needs, *, eps): ...          # a gradient for each input, shaped like `inputs`
+
+Calling the operator runs the first form, in the order of registration, that serves the inputs, and the reference where
+none does. `serves` gets what the form gets. A form without a backward serves where no gradient is asked for.
+
+The reference alone runs under `torch.func` transforms and in forward mode, which take no hand-written backward. Under a
+compiler the reference runs too, or the form that is registered with `compiled=True`: a function that can be traced and
+that torch differentiates by itself. The backward of a form is never differentiated: where a second derivative or a
+batch of gradients is asked for, the gradients are those of the reference.
+
+In a backward, `grads` holds a gradient for each output, None where an output was not used (not all are None); `needs`
+says which inputs want a gradient, shaped like `inputs`; what it returns is cast to the dtype of the inputs. It must use
+what it is given alone: autograd then notices a saved tensor that was changed in place. Both passes run with autocast
+off and in full float32.
+
+The forms of the operators in NAME.py stand in NAME_FORM.py: NAME_eager.py has those in calls of PyTorch, for every
+device. To add a form, for instance one for a GPU, write NAME_triton.py and import it in this package's __init__ before
+the forms that it precedes. `TWOAXIS_KERNELS` in the environment, or `using` in a program, restricts the choice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import update_wrapper
+from itertools import chain
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from twoaxis.kernels.precision import full_precision
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+OPERATORS: dict[str, Operator[..., Any]] = {}
+"""Every operator by its name."""
+
+_choice = os.environ.get("TWOAXIS_KERNELS", "auto")
+
+
+@contextmanager
+def using(name: str) -> Iterator[None]:
+    """Run the forms called `name` where they serve, the reference elsewhere; `auto` chooses, `reference` is none.
+
+    The choice holds for the whole process: a backward pass that recomputes a block does so in another thread.
+    """
+    global _choice
+    before, _choice = _choice, _known(name)
+    try:
+        yield
+    finally:
+        _choice = before
+
+
+def _known(name: str) -> str:
+    names = {"auto", "reference"}.union(*(op.forms for op in OPERATORS.values()))
+    if name not in names:
+        raise ValueError(f"TWOAXIS_KERNELS={name!r} names no form: choose from {', '.join(sorted(names))}")
+    return name
+
+
+class Form:
+    """One way to compute an operator: a forward, and a backward unless it serves passes without gradients alone."""
+
+    def __init__(self, forward: Callable[..., Any], serves: Callable[..., bool] | None, compiled: bool) -> None:
+        self.forward, self.serves, self.compiled = forward, serves, compiled
+        self.backward: Callable[..., Any] | None = None
+
+
+class Operator(Generic[P, R]):
+    """A function of tensors with several forms; the module's docstring says which of them runs."""
+
+    def __init__(self, reference: Callable[P, R]) -> None:
+        update_wrapper(self, reference)
+        self.reference = full_precision(reference)
+        self.forms: dict[str, Form] = {}
+        self.checked: Callable[P, None] | None = None
+        OPERATORS[reference.__name__] = self
+
+    def form(self, name: str, *, serves: Callable[..., bool] | None = None, compiled: bool = False) -> Callable[[F], F]:
+        """Register the decorated forward: it returns the outputs and what to save besides the inputs."""
+
+        def register(forward: F) -> F:
+            self.forms[name] = Form(forward, serves, compiled)
+            return forward
+
+        return register
+
+    def backward(self, name: str) -> Callable[[F], F]:
+        """Register the decorated backward of the form `name`."""
+
+        def register(backward: F) -> F:
+            self.forms[name].backward = backward
+            return backward
+
+        return register
+
+    def check(self, check: Callable[P, None]) -> Callable[P, None]:
+        """Register a function that raises ValueError on arguments that do not fit each other."""
+        self.checked = check
+        return check
+
+    def __call__(self, *inputs: P.args, **options: P.kwargs) -> R:
+        """Run the form that the inputs, the device and the mode ask for."""
+        if self.checked is not None:
+            self.checked(*inputs, **options)
+        return self._run(inputs, options)
+
+    @full_precision
+    def _run(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> R:
+        if torch.compiler.is_compiling():
+            form = self._serving(inputs, options, compiled=True, differentiated=False)
+            return self.reference(*inputs, **options) if form is None else form.forward(*inputs, **options)[0]
+        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+            return self.reference(*inputs, **options)
+        flat, sizes = _flatten(inputs)
+        differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in flat)
+        form = self._serving(inputs, options, compiled=False, differentiated=differentiated)
+        if form is None:
+            return self.reference(*inputs, **options)
+        if not differentiated:
+            return form.forward(*inputs, **options)[0]
+        return _Apply.apply(self, form, sizes, options, *flat)  # type: ignore[no-any-return]
+
+    def _serving(
+        self, inputs: tuple[Any, ...], options: dict[str, Any], *, compiled: bool, differentiated: bool
+    ) -> Form | None:
+        chosen = _choice if _choice in ("auto", "reference") else _known(_choice)
+        for name, form in self.forms.items():
+            if (
+                form.compiled is compiled
+                and chosen in ("auto", name)
+                and (form.backward is not None or not differentiated)
+                and (form.serves is None or form.serves(*inputs, **options))
+            ):
+                return form
+        return None
+
+
+def operator(reference: Callable[P, R]) -> Operator[P, R]:
+    """Make the decorated reference implementation an operator."""
+    return Operator(reference)
+
+
+class _Apply(torch.autograd.Function):
+    """A form with its backward. Inputs are saved by reference, as second derivatives need them all."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        op: Operator[..., Any],
+        form: Form,
+        sizes: tuple[int, ...] | None,
+        options: dict[str, Any],
+        *flat: Tensor | None,
+    ) -> Any:
+        outputs, saved = form.forward(*_nest(flat, sizes), **options)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*flat, *saved)
+        ctx.call = op, form, sizes, options
+        return outputs
+
+    @staticmethod
+    @full_precision
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        op, form, sizes, options = ctx.call
+        needs = ctx.needs_input_grad[4:]
+        saved = ctx.saved_tensors  # once: recomputed blocks give them out a single time
+        flat, saved = saved[: len(needs)], saved[len(needs) :]
+        if all(g is None for g in grads):
+            found: Sequence[Tensor | None] = (None,) * len(needs)
+        elif _needs_reference(grads):
+            found = reference_gradients(lambda *own: op.reference(*_nest(own, sizes), **options), flat, needs, grads)
+        else:
+            found, _ = _flatten(form.backward(_nest(flat, sizes), saved, grads, _nest(needs, sizes), **options))
+        return (None,) * 4 + tuple(
+            None if g is None or t is None or not need else g if g.dtype == t.dtype else g.to(t.dtype)
+            for g, t, need in zip(found, flat, needs, strict=True)
+        )
+
+
+def _needs_reference(grads: Sequence[Tensor | None]) -> bool:
+    """Whether a backward is itself differentiated or batched; a compiler that traces it may do neither."""
+    if torch.compiler.is_compiling():
+        return False
+    if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return True
+    # `is_grads_batched` uses the older vmap, which is no transform of torch.func
+    return any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in grads)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def reference_gradients(
+    reference: Callable[..., Any],
+    tensors: Sequence[Tensor | None],
+    needs: Sequence[bool],
+    grads: Sequence[Tensor | None],
+) -> Sequence[Tensor | None]:
+    """Gradients of `reference(*tensors)`, differentiable where the pass that asks for them is."""
+    differentiable = torch.is_grad_enabled()
+    with torch.enable_grad():  # in a batched pass gradients are off, and views made so would be cut off from the inputs
+        # every input gets a node of its own in the graph, also where one tensor is given twice
+        own = [None if t is None else t.view_as(t) for t in tensors]
+        outputs = reference(*own)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    # an input that is handed on needs no gradient where the form's output, one of several, does
+    given = [(out, g) for out, g in zip(outputs, grads, strict=True) if g is not None and out.requires_grad]
+    wanted = [t for t, need in zip(own, needs, strict=True) if need and t is not None]
+    if not given:
+        return [None for _ in needs]
+    outs, out_grads = [out for out, _ in given], [g.to(out.dtype) for out, g in given]
+    found = iter(torch.autograd.grad(outs, wanted, out_grads, create_graph=differentiable, allow_unused=True))
+    return [next(found) if need else None for need in needs]
+
+
+def _flatten(inputs: Sequence[Any]) -> tuple[Sequence[Any], tuple[int, ...] | None]:
+    """The inputs without nesting, and how long each list was, -1 for one tensor; None where there are no lists."""
+    if not any(isinstance(value, list | tuple) for value in inputs):
+        return inputs, None
+    sizes = tuple(len(value) if isinstance(value, list | tuple) else -1 for value in inputs)
+    return list(chain.from_iterable(v if n >= 0 else (v,) for v, n in zip(inputs, sizes, strict=True))), sizes
+
+
+def _nest(flat: Sequence[Any], sizes: tuple[int, ...] | None) -> Sequence[Any]:
+    """The reverse of `_flatten`."""
+    if sizes is None:
+        return flat
+    values = iter(flat)
+    return [next(values) if n < 0 else [next(values) for _ in range(n)] for n in sizes]
