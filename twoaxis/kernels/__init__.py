@@ -6,4 +6,5 @@ Importing the forms registers them: a form that precedes another is imported bef
 from twoaxis.kernels.operator import OPERATORS as OPERATORS
 from twoaxis.kernels.operator import using as using
 
+from twoaxis.kernels import history_eager as history_eager  # isort: skip
 from twoaxis.kernels import rewrite_eager as rewrite_eager  # isort: skip

@@ -1,7 +1,7 @@
 """Operators: a readable reference, any number of faster forms, and one place that chooses between them.
 
     @operator                                                # the reference: plain torch, differentiable, any dtype
-    def scaled(x, weight, *, eps): ...                       # tensors by position (or lists of them), options by name
+    def scaled(x, weight, *, eps): ...                       # tensors or lists of tensors, then * and options
 
     @scaled.form("eager", serves=lambda x, weight, *, eps: x.numel() > 0)
     def _(x, weight, *, eps): return out, (small, None)      # the outputs, and what the backward needs besides inputs
@@ -33,6 +33,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import update_wrapper
+from inspect import signature
 from itertools import chain
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -86,6 +87,8 @@ class Operator(Generic[P, R]):
 
     def __init__(self, reference: Callable[P, R]) -> None:
         update_wrapper(self, reference)
+        parameters = signature(reference).parameters.values()
+        self.inputs = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         self.reference = full_precision(reference)
         self.forms: dict[str, Form] = {}
         self.checked: Callable[P, None] | None = None
@@ -116,6 +119,8 @@ class Operator(Generic[P, R]):
 
     def __call__(self, *inputs: P.args, **options: P.kwargs) -> R:
         """Run the form that the inputs, the device and the mode ask for."""
+        if missing := self.inputs[len(inputs) :]:
+            inputs = (*inputs, *(options.pop(name, None) for name in missing))  # type: ignore[assignment]
         if self.checked is not None:
             self.checked(*inputs, **options)
         return self._run(inputs, options)

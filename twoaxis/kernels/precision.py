@@ -24,6 +24,11 @@ def widen(x: Tensor) -> Tensor:
     return x if x.dtype == wide else x.to(wide)  # decoding is mostly calls, and `to` is one
 
 
+def launch_bound(x: Tensor) -> bool:
+    """Whether `x` is so small, the state of a few tokens, that the calls take more time than their numbers."""
+    return x.numel() <= 1 << 14
+
+
 def narrowed(device: str) -> bool:
     """Whether a mixed-precision region is around; shapes without numbers (device meta) know none."""
     return device != "meta" and torch.is_autocast_enabled(device)
