@@ -62,7 +62,7 @@ class MemoryMix(Stream):
         self.last = max(self.count, default=-1)
         self.theta = nn.ParameterDict({str(i): nn.Parameter(torch.empty(n)) for i, n in self.count.items()})
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         """Zero, and `start` for the newest memory."""
         with torch.no_grad():
             for theta in self.theta.values():

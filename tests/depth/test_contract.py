@@ -274,16 +274,6 @@ def test_a_stream_of_ones_own_is_registered_once() -> None:
         del METHODS["mine"]
 
 
-def test_advance_is_write_then_read() -> None:
-    stream = twoaxis.stream("denseformer", blocks=2, width=4).double()
-    x, y = torch.randn(2, 1, 3, 4, dtype=torch.float64)
-    state, (first, second) = stream.open(x), stream.sites[:2]
-    seen = stream.read(state, first)
-    after, next_seen = stream.advance(state, first, y, seen, seen, second)
-    assert after.index == 1
-    assert torch.equal(next_seen.x, stream.read(stream.write(state, first, y, seen, seen), second).x)
-
-
 def test_types_of_the_contract_are_tuples() -> None:
     layout = Layout.make(2, 8)
     assert layout.out == Site(2, "out", 4, True, True)

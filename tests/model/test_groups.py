@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 import transformers
 
 from tests.training.runs import SHAPE, small
-from twoaxis.depth.stream import ParameterGroup
+from twoaxis.base.method import ParameterGroup
 from twoaxis.model.groups import group_parameters, param_groups, roles, select, trainable
 from twoaxis.training.setup import make_model
 

@@ -38,7 +38,7 @@ class Gain(Stream):
             x = x + self.gain[site.index] * apply(site, Seen(x)).y
         return x
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         with torch.no_grad():
             self.gain.fill_(1.0)
 
@@ -95,7 +95,7 @@ class Pair(Gain):
             first, second = a * first + b * second + y, c * first + d * second
         return first
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         with torch.no_grad():
             self.mix.copy_(torch.tensor([[1.0, 0.0], [1.0, 0.0]]).expand_as(self.mix))
 
@@ -145,7 +145,7 @@ class History(Gain):
             states.append(states[-1] + apply(site, Seen(read)).y)
         return states[-1] + torch.tensordot(self.theta[len(self.sites)], torch.stack(states), 1)
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         with torch.no_grad():
             for theta in self.theta:
                 theta.zero_()
@@ -201,7 +201,7 @@ class Runs(Stream):
         names = ("embedding", *(f"run {i}" for i in range(site.index // 2)))
         return (*names, "partial") if site.index % 2 else names
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         with torch.no_grad():
             for theta in self.logits.values():
                 theta.zero_()

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.verify.streams import Bank, Gain, History, NoOptions, One, Pair, Past, Runs, Two
+from twoaxis.base.method import ParameterGroup
 from twoaxis.depth.deep_delta import DeepDelta
 from twoaxis.depth.manifold_hyper_connections import ManifoldHyperConnections
 from twoaxis.depth.parallel_streams import Route
 from twoaxis.depth.registry import STREAMS
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import OUT, Site
-from twoaxis.depth.stream import Cost, Layout, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.depth.stream import Cost, Layout, Seen, Stream, Tokens
 from twoaxis.ring import Ring
 from twoaxis.sequence.mixer import LocalOperator
 from twoaxis.sequence.registry import MIXERS
@@ -227,7 +228,7 @@ class HasAnUnusedParameter(Gain):
         super().__init__(config, layout)
         self.unused = nn.Parameter(torch.zeros(1 if self.rows else 0))
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         super().reset_parameters(generator)
         with torch.no_grad():
             self.unused.zero_()
@@ -285,7 +286,7 @@ class StacksAtEveryLayer(History):
 
 
 class LeavesAParameterUnset(Gain):
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         with torch.no_grad():
             self.gain[1:].fill_(1.0)
 
@@ -315,13 +316,6 @@ class UnderstatesItsState(History):
 class AcceptsAnyState(Gain):
     def _check(self, state: Any, site: Site) -> None:
         pass
-
-
-class FusesWrongly(Gain):
-    """Its fused write and read reads before it writes."""
-
-    def advance(self, state: Any, site: Site, y: Tensor, seen: Seen, c: Seen, next_site: Site) -> Any:
-        return self.write(state, site, y, seen, c), seen
 
 
 class CrossesDocuments(Gain):
@@ -372,7 +366,6 @@ FAULTS: dict[type[Stream], tuple[str, ...]] = {
     UnderstatesItsOperations: ("cost: flops",),
     UnderstatesItsState: ("cost: live",),
     AcceptsAnyState: ("misuse is refused",),
-    FusesWrongly: ("advance = write, then read",),
     CrossesDocuments: ("time: chunks = one pass", DOCUMENTS),
     CallsItselfNeutralByNothing: (NEUTRAL,),
 }

@@ -12,14 +12,22 @@ A quantity is a tensor with the names of its axes:
 
 A method says what is special to it here, so that what prints and draws knows no method by name. The numbers of a model
 never depend on a quantity being looked at.
+
+A parameter is declared once, in the constructor, with all that is to be known about it; `reset_parameters`, `neutral_`
+and `parameter_groups` follow from the table (`Declared`):
+
+    self.parameter("gate", blocks, start=0.5, neutral=0.0)
+    self.parameter("query", sites, width, start=Normal(0.02), decay=True)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 
 class Published(NamedTuple):
@@ -114,3 +122,132 @@ class Quantity(NamedTuple):
     def per_token(self) -> bool:
         """Whether it differs from token to token."""
         return self.value.dim() > len(self.axes)
+
+
+class Normal(NamedTuple):
+    """A start: independent normal numbers.
+
+    Attributes:
+        std: their standard deviation; None is the model's for projections.
+    """
+
+    std: float | None = None
+
+
+Start = float | Normal | Callable[[Tensor, torch.Generator | None], Any]
+"""What a parameter begins with: a number for every entry, a normal draw, or a function that fills a plain tensor."""
+
+
+class ParameterGroup(NamedTuple):
+    """How an optimiser should treat some of a method's parameters.
+
+    Attributes:
+        names: parameter names, as `named_parameters` gives them.
+        decay: whether weight decay applies.
+        rate: multiplier of the learning rate.
+        float32: keep in float32 whatever the model's dtype.
+    """
+
+    names: tuple[str, ...]
+    decay: bool = False
+    rate: float = 1.0
+    float32: bool = True
+
+
+class _Entry(NamedTuple):
+    """One line of the parameter table."""
+
+    start: Start
+    neutral: Start | None
+    decay: bool
+    rate: float
+    float32: bool
+
+
+class Declared(nn.Module):
+    """A module with a table of its own parameters, from which starts and optimiser groups follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._table: dict[str, _Entry] = {}
+
+    def parameter(
+        self,
+        name: str,
+        *shape: int,
+        start: Start = 0.0,
+        neutral: Start | None = None,
+        decay: bool = False,
+        rate: float = 1.0,
+        float32: bool = True,
+        needed: bool = True,
+        learned: bool = True,
+    ) -> None:
+        """Declare a parameter. One that is not needed, or would have no entries, is registered as None.
+
+        Args:
+            name: as in saved files; `stack.key` is the entry `key` of the ParameterDict `stack`.
+            *shape: of the parameter.
+            start: its initial value, as published.
+            neutral: what `neutral_` sets it to; None leaves it alone.
+            decay: whether weight decay applies.
+            rate: multiplier of the learning rate.
+            float32: keep it in float32 whatever the model's dtype.
+            needed: whether these options have it.
+            learned: False makes it a buffer, which stays at its start.
+        """
+        there = needed and 0 not in shape
+        stack, _, key = name.rpartition(".")
+        if stack and not hasattr(self, stack):
+            self.add_module(stack, nn.ParameterDict())
+        if not there:
+            if not stack:
+                self.register_parameter(name, None)
+            return
+        if stack:
+            getattr(self, stack)[key] = nn.Parameter(torch.empty(shape))
+        elif learned:
+            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        else:
+            self.register_buffer(name, torch.empty(shape))
+        self._table[name] = _Entry(start, neutral, decay, rate, float32)
+
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
+        """Set every parameter to the method's published initial value.
+
+        Args:
+            generator: of the draws, which happen in the order of declaration.
+            std: standard deviation of the model's projections.
+        """
+        for name, entry in self._table.items():
+            self._fill(name, entry.start, generator, std)
+
+    def neutral_(self) -> None:
+        """Set every parameter that has a neutral value to it."""
+        for name, entry in self._table.items():
+            if entry.neutral is not None:
+                self._fill(name, entry.neutral, None, 0.0)
+
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """How an optimiser should treat the parameters; each is in exactly one group."""
+        undeclared = _Entry(0.0, None, decay=False, rate=1.0, float32=True)
+        table = {name: self._table.get(name, undeclared)[2:] for name, _ in self.named_parameters()}
+        return tuple(
+            ParameterGroup(tuple(name for name, own in table.items() if own == treatment), *treatment)
+            for treatment in dict.fromkeys(table.values())
+        )
+
+    def _fill(self, name: str, value: Start, generator: torch.Generator | None, std: float) -> None:
+        stack, _, key = name.rpartition(".")
+        tensor: Tensor = getattr(self, stack)[key] if stack else getattr(self, name)
+        # a plain tensor is filled and copied as a whole: writing into parts of a sharded one is lost
+        plain = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        if isinstance(value, int | float):
+            plain.fill_(value)
+        elif isinstance(value, Normal):
+            plain.normal_(0.0, std if value.std is None else value.std, generator=generator)
+        else:
+            with torch.no_grad():
+                value(plain, generator)
+        with torch.no_grad():
+            tensor.copy_(plain)

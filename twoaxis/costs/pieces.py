@@ -78,7 +78,7 @@ class Fresh(torch.autograd.Function):
 def ways_of(ways: tuple[str, ...], batch: int, tokens: int, width: int, dtype: torch.dtype) -> Seen:
     """A normalised read without numbers, one tensor per way, with gradients where they are on."""
     anchor = meta(1, dtype=dtype).requires_grad_()
-    made: dict[str, Tensor] = {way: Fresh.apply(anchor, (batch, tokens, width)) for way in ways}
+    made: dict[str, Any] = {way: Fresh.apply(anchor, (batch, tokens, width)) for way in ways}
     return Seen(**made) if "x" in made else Seen(made["q"], **made)
 
 

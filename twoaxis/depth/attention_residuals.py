@@ -41,11 +41,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, Published
+from twoaxis.base.method import Card, ParameterGroup, Published
 from twoaxis.base.options import Count, NotNegative, Options
 from twoaxis.depth.bank import Ahead, Bank, Slot, decodes, spent
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype, widen
 from twoaxis.kernels.softmax_read import open_source, softmax_and_lse, softmax_read, token_read
 from twoaxis.kernels.weighted_sum import rms_logits, share, source_dots, weighted_sum
@@ -223,7 +223,7 @@ class AttentionResiduals(Stream):
         weights = full * weights if config.read == "sum" else weights
         return (weights.unsqueeze(-1) * v.unflatten(-1, heads)).sum(0).flatten(-2)
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         """Queries and scalars zero, the key norm's scale one: every read is the plain average."""
         with torch.no_grad():
             for name, parameter in self.named_parameters():

@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.base.method import Quantity
+from twoaxis.base.method import ParameterGroup, Quantity
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Cost, Neutral, ParameterGroup, Seen, State, Stream, Tokens
+from twoaxis.depth.stream import Cost, Neutral, Seen, State, Stream, Tokens
 from twoaxis.kernels.precision import widen
 
 
@@ -39,22 +39,21 @@ class Blend(Stream):
     """
 
     name = "blend"
+    gate: Tensor
 
     def __init__(self, method: Stream) -> None:
         super().__init__(method.config, method.layout)
-        self._owner = f"blend of {method._owner}"
+        for site in method.layout.sites:
+            if not method.normed(site):
+                raise ValueError(f"{method.name} normalises its own reads, which a blend cannot mix with plain ones")
         self.method = method
-        self.gate = nn.Parameter(torch.zeros(len(method.layout.sites), dtype=torch.float32))
+        self.parameter("gate", len(method.layout.sites), start=0.0, neutral=0.0)
+        super().reset_parameters()
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         """The method's own start, behind closed gates."""
-        self.method.reset_parameters(generator)
-        self.neutral_()
-
-    def neutral_(self) -> None:
-        """Close every gate."""
-        with torch.no_grad():
-            self.gate.zero_()
+        self.method.reset_parameters(generator, std)
+        super().reset_parameters(generator, std)
 
     @property
     def neutral(self) -> Neutral:
@@ -100,6 +99,9 @@ class Blend(Stream):
 
     def _write(self, value: Both, site: Site, y: Tensor, seen: Seen, c: Seen) -> Both:
         return Both(value.plain + y, self.method.write(value.method, site, y, seen.aux, c))
+
+    def _rescale(self, value: Both, factor: Tensor | float) -> Both:
+        return Both(value.plain * factor, self.method.rescale(value.method, factor))
 
     def _memory(self, value: Both) -> tuple[Any, ...]:
         return self.method.memory(value.method)

@@ -195,7 +195,7 @@ class DeepCrossAttention(Stream):
             reads.append((b * s).sum(0))
         return reads
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         """One for every static weight, zero for w: every read is the sum of the slots."""
         with torch.no_grad():
             for static in self.static.values():

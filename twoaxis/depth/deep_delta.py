@@ -45,11 +45,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, NamedRange, Published, Quantity
+from twoaxis.base.method import Card, NamedRange, ParameterGroup, Published, Quantity
 from twoaxis.base.options import NotNegative, Options, between
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import OUT, Site
-from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen, Stream, Tokens
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.rewrite import delta_rewrite, read_channels, rewritten_vector
 from twoaxis.kernels.taps import depthwise_taps, with_history
@@ -268,7 +268,7 @@ class DeepDelta(Stream):
         padded = F.pad(state.flatten(0, 1), (left, dv - 1 - left))  # (BT, D, channels)
         return (F.conv1d(padded, weight.unsqueeze(1), groups=len(weight)) @ read).unflatten(0, state.shape[:2])
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         """The original's start: matrices N(0, 0.5/sqrt(d)), reads 1/d_v, EC the identity, the gate at gate_start."""
         d, dv = self.layout.width, self.config.value_channels
         share = min(max(self.config.gate_start / 2, 1e-6), 1 - 1e-6)

@@ -27,10 +27,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, Published
+from twoaxis.base.method import Card, ParameterGroup, Published
 from twoaxis.base.options import Count, Options
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen, Stream, Tokens
 from twoaxis.kernels.weighted_sum import share, weighted_sum
 
 
@@ -124,7 +124,7 @@ class DenseFormer(Stream):
                 x = torch.tensordot(self.alpha[str(j)], torch.stack(averaged), 1)
         return x
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         """One on the newest slot, zero on the others: the plain residual."""
         with torch.no_grad():
             for alpha in self.alpha.values():

@@ -27,10 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, Published
+from twoaxis.base.method import Card, ParameterGroup, Published
 from twoaxis.base.options import Count, Options, between
 from twoaxis.depth.site import OUT, Site
-from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen, Stream, Tokens
 from twoaxis.kernels.weighted_sum import source_dots
 from twoaxis.ring import Ring
 from twoaxis.window import attend
@@ -164,7 +164,7 @@ class DepthAttention(Stream):
                 x = (h if config.inject == "add" else x) + apply(site, Seen(h)).y
         return h
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         """Projections N(0, 1/width); with `add` the output projection is zero, so the start is the plain residual."""
         with torch.no_grad():
             for weight in (self.query, self.key, self.value):

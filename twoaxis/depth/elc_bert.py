@@ -138,7 +138,7 @@ class ElcBert(SlotMix):
             return slots[-1]
         return torch.tensordot(self.logits[str(self.layout.blocks)].softmax(0), torch.stack(slots), 1)
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         """Logits zero; in base one on the newest slot."""
         self._reset(1.0 if self.config.variant == "base" else 0.0)
 

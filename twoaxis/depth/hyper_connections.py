@@ -38,11 +38,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, Published
+from twoaxis.base.method import Card, ParameterGroup, Published
 from twoaxis.base.options import NotNegative, Options, between
 from twoaxis.depth.parallel_streams import ParallelStreams, Route
 from twoaxis.depth.rows import Rows
-from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, ParameterGroup, Seen
+from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen
 from twoaxis.kernels.precision import narrowed, widen
 from twoaxis.kernels.streams import few, normalised, stream_logits
 
@@ -189,7 +189,7 @@ class HyperConnections(ParallelStreams):
             return F.layer_norm(h, width, weight, bias, eps)
         return F.rms_norm(h, width, weight, eps) if self.config.norm == "rms" else h
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         """Read stream k mod n, keep every stream, write to all with weight one; no dynamic part: the plain residual."""
         n = self.config.streams
         starts = {"dynamic_alpha_scale": self.config.scale_start, "dynamic_beta_scale": self.config.scale_start}

@@ -52,12 +52,12 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, Published, Quantity
+from twoaxis.base.method import Card, ParameterGroup, Published, Quantity
 from twoaxis.base.options import NotNegative, Options, Positive, between
 from twoaxis.depth.parallel_streams import ParallelStreams, Route, Streams
 from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, ParameterGroup, Seen
+from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.sinkhorn import sinkhorn
 from twoaxis.kernels.streams import stream_logits
@@ -219,7 +219,7 @@ class ManifoldHyperConnections(ParallelStreams):
         v = v / torch.sqrt(v.square().mean(-1, keepdim=True) + (self.config.norm_eps or 0.0))
         return (v if weight is None else v * weight) @ fn.T
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         """The start that the option names.
 
         paper: scale 0.01 as published; fn N(0, init_std) and base 0, which the paper does not state.

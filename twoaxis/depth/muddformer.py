@@ -45,11 +45,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, Published
+from twoaxis.base.method import Card, ParameterGroup, Published
 from twoaxis.base.options import NotNegative, Options
 from twoaxis.depth.multiway import Waiting, attention_sites, defined_block, qkv_ways
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen, Stream, Tokens
 from twoaxis.kernels.precision import full_precision, widen
 from twoaxis.kernels.weighted_sum import rms_logits, share, weighted_sum
 
@@ -225,7 +225,7 @@ class MuddFormer(Stream):
             mixes = [x + mix for mix in mixes]
         return mixes
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         """W1 ~ N(0, 1/D), W2 = 0, a one on the newest slot or zero with postnorm, scales 1, the post-norm's 0.001."""
         with torch.no_grad():
             for weight in self.generator_in.values():

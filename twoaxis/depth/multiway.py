@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ def defined_block(sites: Sequence[Site], ways: Sequence[Tensor], apply: Apply) -
         takes = site.kind in ("attention", "parallel") and not met and len(ways) > 1
         met = met or takes
         # what came before in the block joins every way that has not been used yet
-        y = apply(site, Seen(*(way + total for way in (ways if takes else ways[:1])))).y
+        read: list[Any] = [way + total for way in (ways if takes else ways[:1])]
+        y = apply(site, Seen(*read)).y
         total = total + y
     return total

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from twoaxis.base.method import ParameterGroup
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Cost, Layout, Neutral, ParameterGroup, Seen, Stream, Tokens
+from twoaxis.depth.stream import Cost, Layout, Neutral, Seen, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype
 from twoaxis.kernels.weighted_sum import share, weighted_sum
 

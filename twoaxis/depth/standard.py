@@ -17,7 +17,7 @@ from torch import Tensor
 
 from twoaxis.base.method import Card
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Cost, Neutral, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Neutral, Seen, Stream, Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +86,9 @@ class Standard(Stream):
         """The plain residual equals itself."""
         return "bitwise"
 
-    def neutral_(self) -> None:
-        """Nothing to set."""
+    def _rescale(self, value: Plain, factor: Tensor | float) -> Plain:
+        return Plain(value.x * factor)
 
-    def cost(self) -> Cost:
+    def flops(self) -> int:
         """Nothing is added to the plain residual."""
-        return Cost(parameters=0, flops=0, reads=0, live=self.layout.width)
+        return 0

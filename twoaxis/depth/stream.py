@@ -1,6 +1,6 @@
 """The stream contract: how sub-layers read from and write to each other along depth.
 
-The decoder knows no method by name; its trunk is these lines:
+The decoder knows no method by name; its walk over the sites (`twoaxis.depth.walk.visit`) is these lines:
 
     state = stream.open(embedding)
     for site in sites:
@@ -10,11 +10,12 @@ The decoder knows no method by name; its trunk is these lines:
         state = stream.write(state, site, y, seen, c)
     return final_norm(stream.close(state))            # close is the read of the out site
 
-A method is one file with a subclass of `Stream` that fills in `_open`, `_read`, `_write` (and `_pack`, `_unpack`,
-`cost`). They are pure: the state is a value, nothing is kept on the module, so that passes may interleave, be
-recomputed by activation checkpointing, deep-copied and compiled. `definition` is the same method a second time, as its
-paper has it: plain lists of tensors from the embedding to the head, without a state and without kernels. `twoaxis
-check` and `twoaxis verify` compare the two, values and every gradient.
+A method is one file with a subclass of `Stream`, mostly through one of two families: `HistoryStream` (sites read what
+earlier ones wrote) and `ParallelStreams` (several residual streams side by side). Anything else fills in `_open`,
+`_read`, `_write`, `_pack` and `_unpack` itself. They are pure: the state is a value, nothing is kept on the module, so
+that passes may interleave, be recomputed by activation checkpointing, deep-copied and compiled. `definition` is the
+same method a second time, as its paper has it: plain lists of tensors from the embedding to the head, without a state
+and without kernels. `twoaxis check` and `twoaxis verify` compare the two, values and every gradient.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.base.method import Card, Quantity
+from twoaxis.base.method import Card, Declared, Quantity
 from twoaxis.depth.site import OUT, Placement, Site, make_sites
 
 _NUMBERS = itertools.count(1)
@@ -45,7 +46,11 @@ class Seen(NamedTuple):
     Attributes:
         x: the residual way.
         q, k, v: the attention's ways, only where the method gives them separately.
-        aux: opaque; what `read` computed and `write` needs.
+        aux: opaque. In a read: what `read` computed and `write` needs. In the normalised read that `write` gets: what
+            `values` returned for it, None where it was not called.
+        values: function for an attention site whose values the method changes. It gets the queries, keys and values
+            after projection and rotary positions, and returns the values to attend to and to cache, and what the
+            write needs of them.
     """
 
     x: Tensor
@@ -53,6 +58,7 @@ class Seen(NamedTuple):
     k: Tensor | None = None
     v: Tensor | None = None
     aux: Any = None
+    values: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]] | None = None
 
 
 class Applied(NamedTuple):
@@ -89,30 +95,14 @@ class State(NamedTuple):
     """What a stream carries from one site to the next during one forward pass: a value, never mutated.
 
     Attributes:
-        owner: the stream that made it, as text; another stream refuses it.
+        owner: number of the stream that opened it; another stream refuses it, a deep copy of the stream does not.
         index: the site that comes next.
         value: the method's own NamedTuple.
     """
 
-    owner: str
+    owner: int
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]
     value: Any
-
-
-class ParameterGroup(NamedTuple):
-    """How an optimiser should treat some of a stream's parameters.
-
-    Attributes:
-        names: parameter names, as `named_parameters` gives them.
-        decay: whether weight decay applies.
-        rate: multiplier of the learning rate.
-        float32: keep in float32 whatever the model's dtype.
-    """
-
-    names: tuple[str, ...]
-    decay: bool = False
-    rate: float = 1.0
-    float32: bool = True
 
 
 class Cost(NamedTuple):
@@ -181,7 +171,7 @@ class Layout(NamedTuple):
         return tuple(s for s in self.sites if self.placement.uses(s))
 
 
-class Stream(nn.Module):
+class Stream(Declared):
     """A residual-stream method. Subclasses fill in the underscored methods; see the module's docstring."""
 
     name: ClassVar[str]
@@ -197,10 +187,12 @@ class Stream(nn.Module):
         super().__init__()
         self.config = config
         self.layout = layout
-        self._by_block = [tuple(s for s in layout.sublayers if s.block == b) for b in range(layout.blocks)]
-        shape = f"{len(layout.sublayers)} sub-layers in {layout.blocks} blocks of width {layout.width}"
-        # the number tells streams apart that look the same; a deep copy keeps it, and with it its states
-        self._owner = f"{config} with {shape} (stream {next(_NUMBERS)})"
+        by_block: list[list[Site]] = [[] for _ in range(layout.blocks)]
+        for site in layout.sublayers:
+            by_block[site.block].append(site)
+        self._by_block = [tuple(sites) for sites in by_block]
+        # it tells streams apart that look the same; a deep copy keeps it, and with it its states
+        self._number = next(_NUMBERS)
 
     # What a method fills in.
 
@@ -218,6 +210,11 @@ class Stream(nn.Module):
 
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not define _unpack")
+
+    def _rescale(self, value: Any, factor: Tensor | float) -> Any:
+        raise ValueError(
+            f"{self.name} cannot stand in a model whose layers scale their residual; use standard, or another model"
+        )
 
     def _memory(self, value: Any) -> tuple[Any, ...]:
         return ()
@@ -243,36 +240,50 @@ class Stream(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} does not give its definition")
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Set every parameter to the method's published initial value."""
-
     def neutral_(self) -> None:
         """Set every parameter to a value at which the method equals the plain residual, up to its neutral class."""
-        raise ValueError(
-            f"{self.name} with these options has no neutral parameters: its neutral class is none; use Blend"
-        )
+        if self.neutral == "none":
+            raise ValueError(
+                f"{self.name} with these options has no neutral parameters: its neutral class is none; use Blend"
+            )
+        super().neutral_()
 
     @property
     def neutral(self) -> Neutral:
         """The neutral class of the method with these options."""
         return "none"
 
-    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        """How an optimiser should treat the parameters; each is in exactly one group."""
-        names = tuple(name for name, _ in self.named_parameters())
-        return (ParameterGroup(names),) if names else ()
-
     def dead(self) -> dict[str, str]:
         """Parameters, or rows of them (`name[row]`), that can never get a gradient, and why."""
         return {}
 
+    def flops(self) -> int | None:
+        """Floating-point operations per token and forward pass that the method adds and that grow with the width.
+
+        A multiply-add is 2. None: they are counted while the method runs; see `twoaxis.depth.counts`.
+        """
+        return None
+
     def cost(self) -> Cost:
         """What the method adds; see `Cost`."""
-        raise NotImplementedError(f"{type(self).__name__} does not define cost")
+        from twoaxis.depth.counts import count
+
+        return count(self)
 
     def ways(self, site: Site) -> tuple[str, ...]:
         """Which entries of `Seen` the pre-norm of `site` normalises, each with its own scale."""
         return ("x",)
+
+    def normed(self, site: Site) -> bool:
+        """Whether the model normalises what `site` reads; False where the read is normalised already.
+
+        At the out site the norm in question is the final one.
+        """
+        return True
+
+    def adopt_norm_(self, site: Site, weight: Tensor) -> None:
+        """Take over the scale of a pretrained model's norm; only where `normed` is False."""
+        raise ValueError(f"{self.name} leaves the norm of site {site.index} to the model: there is none to adopt")
 
     @property
     def output_scale(self) -> float:
@@ -321,7 +332,7 @@ class Stream(nn.Module):
             raise ValueError(
                 f"the embedding has width {x.shape[-1]}, the stream was built for width {self.layout.width}"
             )
-        return State(self._owner, 0, self._open(x, Tokens(tuple(past), reach, keep)))
+        return State(self._number, 0, self._open(x, Tokens(tuple(past), reach, keep)))
 
     def read(self, state: State, site: Site) -> Seen:
         """What the sub-layer at `site` sees."""
@@ -336,19 +347,19 @@ class Stream(nn.Module):
             site: the site that was read.
             y: (..., D) the sub-layer's output without its residual.
             seen: what `read` returned.
-            c: the normalised read that the sub-layer got.
+            c: the normalised read that the sub-layer got; its `aux` is what `seen.values` returned for the write.
         """
         self._check(state, site)
         if site.kind == OUT:
             raise ValueError("the out site is read by close and never written")
         if (wrong := self._wrong(y, seen)) is not None:
             raise ValueError(f"the sub-layer at site {site.index} ({site.kind} of block {site.block}) returned {wrong}")
-        return State(self._owner, site.index + 1, self._write(state.value, site, y, seen, c))
+        return State(self._number, site.index + 1, self._write(state.value, site, y, seen, c))
 
-    def advance(self, state: State, site: Site, y: Tensor, seen: Seen, c: Seen, next_site: Site) -> tuple[State, Seen]:
-        """A write and the following read; a method may fuse them."""
-        state = self.write(state, site, y, seen, c)
-        return state, self.read(state, next_site)
+    def rescale(self, state: State, factor: Tensor | float) -> State:
+        """The state of a residual that a layer multiplies by `factor` between two sites."""
+        self._own(state)
+        return state._replace(value=self._rescale(state.value, factor))
 
     def close(self, state: State) -> Tensor:
         """The read of the out site: what the final norm and the head get."""
@@ -392,7 +403,7 @@ class Stream(nn.Module):
         """The state that `pack` gave at `site`, the first of a block; derived state is rebuilt."""
         self._known(site)
         site = self._boundary(site.index)
-        return State(self._owner, site.index, self._unpack(tuple(tensors), site, Tokens(tuple(past), reach, keep)))
+        return State(self._number, site.index, self._unpack(tuple(tensors), site, Tokens(tuple(past), reach, keep)))
 
     def uses(self, site: Site) -> bool:
         """Whether the method acts at `site`; elsewhere the read and the write are plain."""
@@ -422,9 +433,12 @@ class Stream(nn.Module):
         return None if y.shape == seen.x.shape else f"shape {tuple(y.shape)}, its read has {tuple(seen.x.shape)}"
 
     def _own(self, state: State) -> None:
-        if not isinstance(state, State) or state.owner != self._owner:
-            made_by = state.owner if isinstance(state, State) else type(state).__name__
-            raise ValueError(f"this state belongs to another stream: {made_by}; this one is {self._owner}")
+        if not isinstance(state, State):
+            raise ValueError(f"a state comes from the stream's open, write or unpack, got {type(state).__name__}")
+        if state.owner != self._number:
+            raise ValueError(
+                f"this state belongs to another stream (number {state.owner}, this is {self._number}: {self.config})"
+            )
 
     def _known(self, site: Site) -> None:
         if not isinstance(site, Site):
@@ -433,6 +447,8 @@ class Stream(nn.Module):
             raise ValueError(f"{site} is none of the stream's {len(self.layout.sites)} sites")
 
     def _check(self, state: State, site: Site) -> None:
+        if torch.compiler.is_compiling():
+            return  # the order of calls is fixed when a graph is made; checks would only add guards
         self._own(state)
         self._known(site)
         if site.index != state.index:

@@ -139,7 +139,7 @@ class VerticalAttention(SlotMix):
             x = h + x if config.inner_residual else x
         return x
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         """Scalars zero; with init="newest" one on the newest source."""
         self._reset(1.0 if self.config.init == "newest" else 0.0)
 

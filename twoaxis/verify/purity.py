@@ -33,20 +33,6 @@ def reads_repeat(case: Case) -> Outcome:
     return Outcome(worst)
 
 
-@torch.no_grad()
-def advances(case: Case) -> Outcome:
-    """`advance` is a write and the following read, fused or not."""
-    worst = 0.0
-    for layout in LAYOUTS:
-        run = case.run(case.stream(layout))
-        made = run.stream
-        for taken in walk(run, case.embedding()):
-            following = made.layout.sites[taken.site.index + 1]
-            _, fused = made.advance(taken.before, taken.site, taken.y, taken.seen, taken.c, following)
-            worst = max(worst, _seen_difference(fused, made.read(taken.after, following)))
-    return Outcome(worst, 1e-12)
-
-
 def _seen_difference(first: Any, second: Any) -> float:
     ours, theirs = ways_of(first), ways_of(second)
     if ours.keys() != theirs.keys():

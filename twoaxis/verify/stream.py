@@ -63,7 +63,6 @@ STREAM_CHECKS: dict[str, Callable[[Case], Outcome | str]] = {
     "purity: nothing is kept on the module": purity.module_unchanged,
     "purity: inputs and old states are untouched": purity.inputs_unchanged,
     "purity: deep copies continue": purity.deep_copies,
-    "advance = write, then read": purity.advances,
     "activation checkpointing": purity.checkpointing,
     "pack: continues after any block": purity.packing,
     "pack: structure depends on the site alone": purity.packed_structure,

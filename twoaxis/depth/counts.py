@@ -1,0 +1,87 @@
+"""Exact counts of what a stream adds to the plain residual, for one layout and width.
+
+Only the floating-point operations may be written by the method (`Stream.flops`); everything else is read off a pass
+over meta tensors, which takes milliseconds at any size: parameters from the module, live vectors from the states
+between sites, and what is kept between tokens from the memory after the pass.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.base.meter import Meter, storage_bytes, tensors_in
+from twoaxis.depth.site import Site
+from twoaxis.depth.stream import Applied, Cost, Seen, State, Stream
+from twoaxis.depth.walk import visit
+
+TOKENS = 1031
+"""Tokens of a counting pass: prime, and many enough for the kernels of training and prefill."""
+
+
+def count(stream: Stream) -> Cost:
+    """The counts of a stream as it is built."""
+    parameters = sum(p.numel() for p in stream.parameters())
+    reads = sum(len(stream.sources(site)) for site in stream.layout.sites)
+    flops = stream.flops()
+    blank = on_meta(stream)
+    return Cost(parameters, count_flops(blank) if flops is None else flops, reads, count_live(blank), _kept(blank))
+
+
+def on_meta(stream: Stream) -> Stream:
+    """A copy of a stream whose parameters and buffers are meta tensors."""
+    memo: dict[int, Tensor] = {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in stream.parameters()}
+    memo |= {id(b): b.to("meta") for b in stream.buffers()}
+    return copy.deepcopy(stream, memo)
+
+
+@torch.no_grad()
+def count_flops(stream: Stream) -> int:
+    """Operations inside open, read, write and close per token, less the plain residual's additions."""
+    totals = []
+    for tokens in (TOKENS, 2 * TOKENS):
+        meter = Meter(record=False)
+        with meter:
+            state = stream.open(_embedding(stream, tokens))
+            stream.close(visit(stream, state, stream.sites, _blank))
+        totals.append(meter.flops)
+    return (totals[1] - totals[0]) // TOKENS - stream.layout.width * len(stream.sites)
+
+
+@torch.no_grad()
+def count_live(stream: Stream) -> int:
+    """The most numbers per token in vectors of a state between two sites, each storage once."""
+    most = 0
+
+    def look(site: Site, state: State, seen: Seen) -> None:
+        nonlocal most
+        most = max(most, _numbers(state, stream.layout.width))
+
+    state = stream.open(_embedding(stream, TOKENS))
+    state = visit(stream, state, stream.sites, _blank, look)
+    return max(most, _numbers(state, stream.layout.width))
+
+
+@torch.no_grad()
+def _kept(stream: Stream) -> int:
+    windows = stream.memory_windows()
+    if not windows:
+        return 0
+    state = visit(stream, stream.open(_embedding(stream, max(windows) + 1), keep=True), stream.sites, _blank)
+    return sum(t.numel() for ring in stream.memory(state) for piece in ring.pieces for t in piece)
+
+
+def _blank(site: Site, seen: Seen) -> Applied:
+    return Applied(seen._replace(aux=None), torch.empty_like(seen.x))
+
+
+def _embedding(stream: Stream, tokens: int) -> Tensor:
+    return torch.empty(1, tokens, stream.layout.width, device="meta")
+
+
+def _numbers(state: State, width: int) -> int:
+    """Numbers per token in the vectors of a state; logits and the like, which have another last dimension, are none."""
+    vectors = [t for t in tensors_in([state.value]) if t.dim() > 1 and t.shape[-1] == width and TOKENS in t.shape]
+    return storage_bytes(vectors) // 4 // TOKENS
