@@ -33,8 +33,11 @@ if TYPE_CHECKING:
     from twoaxis.model.presets import preset_names as preset_names
     from twoaxis.pretrained.convert import retrofit as retrofit
     from twoaxis.ring import Ring as Ring
+    from twoaxis.sequence.canon import Canon as Canon
+    from twoaxis.sequence.mixer import LocalOperator as LocalOperator
     from twoaxis.sequence.registry import mixer as mixer
     from twoaxis.sequence.registry import mixer_names as mixer_names
+    from twoaxis.sequence.short_conv import ShortConv as ShortConv
     from twoaxis.sequence.short_swa import ShortSWA as ShortSWA
     from twoaxis.window import document_reach as document_reach
     from twoaxis.window import padding_reach as padding_reach
@@ -44,11 +47,14 @@ __version__ = "0.2.0"
 
 _HOMES = {
     "Blend": "twoaxis.depth.blend",
+    "Canon": "twoaxis.sequence.canon",
     "Decoder": "twoaxis.model.decoder",
     "DecoderConfig": "twoaxis.model.config",
+    "LocalOperator": "twoaxis.sequence.mixer",
     "Placement": "twoaxis.depth.site",
     "Ring": "twoaxis.ring",
     "Seen": "twoaxis.depth.stream",
+    "ShortConv": "twoaxis.sequence.short_conv",
     "ShortSWA": "twoaxis.sequence.short_swa",
     "Site": "twoaxis.depth.site",
     "State": "twoaxis.depth.stream",

@@ -273,16 +273,16 @@ def test_mixers_are_found_where_they_act() -> None:
     swa = {"mixer": "short_swa", "mixer_options": {"window": 3}}
     assert names(**swa) == [["ShortSWA"], [], [], []]
     assert names(mixer="canon") == [
-        ["ShortConv attention", "ShortConv qkv"],
-        ["ShortConv mlp", "ShortConv hidden"],
+        ["Canon attention", "Canon qkv"],
+        ["Canon mlp", "Canon hidden"],
         [],
     ]
     assert names(mixer="canon", block="parallel") == [
-        ["ShortConv attention", "ShortConv qkv", "ShortConv mlp", "ShortConv hidden"],
+        ["Canon attention", "Canon qkv", "Canon mlp", "Canon hidden"],
         [],
     ]
     separate = names(
         mixer="canon", stream="muddformer", stream_options={"first_norms": "separate"}, mixer_options={"set": "A"}
     )
-    assert separate[0] == ["ShortConv attention", "ShortConv attention, way 2", "ShortConv attention, way 3"]
+    assert separate[0] == ["Canon attention", "Canon attention, way 2", "Canon attention, way 3"]
     assert names() == [[], [], []]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from twoaxis import Decoder, DecoderConfig
 from twoaxis.ring import Ring
-from twoaxis.sequence.mixer import Local
+from twoaxis.sequence.mixer import LocalOperator
 
 TIGHT = 1e-10
 
@@ -46,7 +46,7 @@ def randomise(module: nn.Module, spread: float = 0.5, seed: int = 1) -> None:
 
 
 def in_chunks(
-    local: Local, x: Tensor, lengths: Sequence[int], reach: Tensor | None = None, past: Ring | None = None
+    local: LocalOperator, x: Tensor, lengths: Sequence[int], reach: Tensor | None = None, past: Ring | None = None
 ) -> tuple[Tensor, Ring]:
     """`x` through `local.step`, chunk by chunk."""
     assert sum(lengths) == x.shape[1]

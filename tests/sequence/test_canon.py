@@ -23,7 +23,7 @@ from tests.sequence.helpers import (
     tokens,
 )
 from twoaxis import Decoder, DecoderConfig, mixer
-from twoaxis.sequence.canon import LAYERS, CanonMixer
+from twoaxis.sequence.canon import LAYERS, Canon
 from twoaxis.sequence.short_conv import ShortConv
 
 SETS = ["".join(letters) for n in range(1, 5) for letters in itertools.combinations("ABCD", n)]
@@ -117,7 +117,7 @@ def test_a_set_is_the_same_in_any_order() -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("options", CanonMixer.variants, ids=str)
+@pytest.mark.parametrize("options", Canon.variants, ids=str)
 def test_decoder_chunks_documents_and_padding(stream: dict[str, Any], options: dict[str, Any]) -> None:
     model = small_decoder(mixer="canon", mixer_options=options, **stream)
     check_decoder_chunks(model)
@@ -235,5 +235,5 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 
 def test_bad_point() -> None:
-    with pytest.raises(ValueError, match="canon with set='AD' acts at attention, hidden, not at 'site'"):
+    with pytest.raises(ValueError, match="canon acts at attention, hidden, not at 'site': .*set='AD'"):
         mixer("canon", set="AD").build("site", 8)

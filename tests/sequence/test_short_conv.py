@@ -25,7 +25,7 @@ from tests.sequence.helpers import (
 from tests.support.commands import run_child
 from twoaxis import Decoder, DecoderConfig, Ring, document_reach, mixer, padding_reach
 from twoaxis.kernels.taps import depthwise_taps, depthwise_taps_reference
-from twoaxis.sequence.short_conv import ShortConv, ShortConvMixer
+from twoaxis.sequence.short_conv import ShortConv
 
 FORMS: tuple[dict[str, Any], ...] = (
     {},
@@ -270,7 +270,7 @@ def test_cost(options: dict[str, Any], parameters: int, flops: int, kept: int) -
     ],
     ids=str,
 )
-@pytest.mark.parametrize("options", ShortConvMixer.variants, ids=str)
+@pytest.mark.parametrize("options", ShortConv.variants, ids=str)
 def test_decoder_chunks_documents_and_padding(stream: dict[str, Any], options: dict[str, Any]) -> None:
     model = small_decoder(mixer="short_conv", mixer_options=options, **stream)
     check_decoder_chunks(model)
@@ -336,17 +336,17 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 def test_bad_calls() -> None:
     local = ShortConv(6)
-    with pytest.raises(ValueError, match=r"shape \(2, 3, 5\), the mixer needs \(batch, time, 6\)"):
+    with pytest.raises(ValueError, match=r"shape \(2, 3, 5\), short_conv needs \(batch, time, 6\)"):
         local(torch.zeros(2, 3, 5))
     with pytest.raises(ValueError, match=r"shape \(3, 6\)"):
         local(torch.zeros(3, 6))
-    with pytest.raises(ValueError, match="window 3, a kernel of 4"):
+    with pytest.raises(ValueError, match="window 3, short_conv here sees 4"):
         local.step(torch.zeros(1, 2, 6), Ring(3, axis=1))
     with pytest.raises(ValueError, match="reach covers 5 tokens, the input has 2"):
         local(torch.zeros(1, 2, 6), reach=torch.zeros(1, 5, dtype=torch.long))
-    with pytest.raises(ValueError, match="channels must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="channels must be a positive integer, got 0"):
         ShortConv(0)
     with pytest.raises(ValueError, match="not both: got kernel"):
         ShortConv(6, local.config, kernel=3)
-    with pytest.raises(ValueError, match="acts at 'site', not at 'qkv'"):
+    with pytest.raises(ValueError, match="short_conv acts at site, not at 'qkv'"):
         mixer("short_conv").build("qkv", 6)

@@ -19,7 +19,6 @@ from tests.sequence.helpers import (
     small_decoder,
 )
 from twoaxis import Decoder, DecoderConfig, Seen, ShortSWA, document_reach, mixer, padding_reach
-from twoaxis.sequence.short_swa import ShortSWAMixer
 
 
 def made(width: int = 8, **options: Any) -> ShortSWA:
@@ -171,7 +170,7 @@ def test_trim_and_reorder() -> None:
 
 
 @pytest.mark.parametrize("stream", ["standard", "deep_delta"])
-@pytest.mark.parametrize("options", ShortSWAMixer.variants, ids=str)
+@pytest.mark.parametrize("options", ShortSWA.variants, ids=str)
 def test_decoder_chunks_documents_and_padding(stream: str, options: dict[str, Any]) -> None:
     model = small_decoder(mixer="short_swa", mixer_options=options, stream=stream)
     check_decoder_chunks(model)
@@ -206,11 +205,11 @@ def test_bad_calls() -> None:
     with pytest.raises(ValueError, match="rotary positions need an even head width, got 3"):
         ShortSWA(6, heads=2)
     local = ShortSWA(8, heads=2)
-    with pytest.raises(ValueError, match="the input has width 6, the mixer was built for 8"):
+    with pytest.raises(ValueError, match=r"shape \(1, 2, 6\), short_swa needs \(batch, time, 8\)"):
         local(torch.zeros(1, 2, 6))
     with pytest.raises(ValueError, match="not both: got window"):
         ShortSWA(8, local.config, window=3)
-    with pytest.raises(ValueError, match="short_swa with where='residual' does not act at 'attention'"):
+    with pytest.raises(ValueError, match="short_swa acts at site, not at 'attention'"):
         mixer("short_swa").build("attention", 8)
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.verify.streams import Runs
 from twoaxis.depth.registry import STREAMS, stream_names
 from twoaxis.depth.stream import Stream
-from twoaxis.sequence.mixer import Local
+from twoaxis.sequence.mixer import LocalOperator
 from twoaxis.sequence.registry import MIXERS, mixer_names
 from twoaxis.show import terminal
 from twoaxis.verify import check_stream
@@ -111,7 +111,7 @@ class Cheated(Exception):
 
 
 @contextmanager
-def definitions_alone(cls: type[Stream] | type[Local]) -> Iterator[None]:
+def definitions_alone(cls: type[Stream] | type[LocalOperator]) -> Iterator[None]:
     """Kernels, rings and every method of the class and its bases raise, but `definition` and what it is made of."""
 
     def cheat(*_: Any, **__: Any) -> Any:
@@ -123,7 +123,7 @@ def definitions_alone(cls: type[Stream] | type[Local]) -> Iterator[None]:
             for name, value in list(vars(module).items()):
                 if callable(value) and str(getattr(value, "__module__", "")).startswith(kernels):
                     patch.setattr(module, name, cheat)
-        for base in cls.__mro__[: cls.__mro__.index(Stream if issubclass(cls, Stream) else Local) + 1]:
+        for base in cls.__mro__[: cls.__mro__.index(Stream if issubclass(cls, Stream) else LocalOperator) + 1]:
             for name, value in list(vars(base).items()):
                 allowed = name in ("definition", "sites", "sites_of") or name.startswith(("_defined", "__"))
                 if not allowed and (inspect.isfunction(value) or isinstance(value, property)):

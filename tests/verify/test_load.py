@@ -24,9 +24,9 @@ class AsEver(Standard):
 """
 
 MIXER = """
-from twoaxis.sequence.short_conv import ShortConvMixer
+from twoaxis.sequence.short_conv import ShortConv
 
-class Conv(ShortConvMixer):
+class Conv(ShortConv):
     name = "conv"
     variants = ({"kernel": 2, "start": "uniform"},)
 """
@@ -55,7 +55,7 @@ def test_an_unfinished_stream_fails_and_does_not_raise(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = 1\n", "defines no subclass of twoaxis.Stream or of twoaxis.sequence.mixer.Mixer"),
+        ("x = 1\n", "defines no subclass of twoaxis.Stream or of twoaxis.LocalOperator"),
         ("from twoaxis.depth.standard import Standard\n", "defines no subclass"),
         ("import torch\n\nx = 1 / 0\n", r"cannot be imported: ZeroDivisionError: .* \(line 3\)"),
         ("import torch\nclass\n", r"cannot be imported: SyntaxError: .*\(line 2\)"),

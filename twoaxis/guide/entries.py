@@ -16,8 +16,8 @@ from twoaxis.base.registry import Registry
 from twoaxis.depth.registry import STREAMS
 from twoaxis.depth.stream import Cost, Layout, Neutral, Stream
 from twoaxis.model.config import DecoderConfig
-from twoaxis.sequence.mixer import Mixer
-from twoaxis.sequence.registry import MIXERS
+from twoaxis.sequence.mixer import LocalOperator, Mixer
+from twoaxis.sequence.registry import MIXERS, mixer
 
 PROBE = 64
 """Width at which a mixer's neutral class is measured."""
@@ -54,7 +54,7 @@ class Entry:
     """
 
     name: str
-    method: type[Stream] | type[Mixer]
+    method: type[Stream] | type[LocalOperator]
     card: Card
     shape: DecoderConfig
     default: Measured
@@ -96,10 +96,10 @@ def names() -> tuple[str, ...]:
     return (*STREAMS.names(), *MIXERS.names())
 
 
-def find(name: str) -> type[Stream] | type[Mixer]:
+def find(name: str) -> type[Stream] | type[LocalOperator]:
     """The class behind a name, stream or mixer."""
     entries: dict[str, Any] = {**STREAMS.entries, **MIXERS.entries}
-    return cast("type[Stream] | type[Mixer]", Registry("method", entries).find(name))
+    return cast("type[Stream] | type[LocalOperator]", Registry("method", entries).find(name))
 
 
 def entry(name: str, shape: DecoderConfig) -> Entry:
@@ -138,7 +138,7 @@ def _stream(name: str, shape: DecoderConfig, options: Mapping[str, Any]) -> Meas
 
 
 def _mixer(name: str, shape: DecoderConfig, options: Mapping[str, Any]) -> Measured:
-    made = MIXERS.find(name)(MIXERS.config(name, dict(options)))
+    made = mixer(name, **options)
     heads = shape.heads + 2 * (shape.kv_heads or shape.heads)
     total = [0, 0, 0]
     for block in range(shape.blocks):

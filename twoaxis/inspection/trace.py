@@ -29,7 +29,7 @@ from twoaxis.base.method import Quantity
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Seen, State, Stream
 from twoaxis.inspection.measure import cosine, effective_sources, norm
-from twoaxis.sequence.mixer import Local
+from twoaxis.sequence.mixer import LocalOperator
 
 Tokens = slice | Sequence[int] | None
 """Which tokens of a pass to keep: positions, or None for all."""
@@ -122,7 +122,7 @@ def trace(model: nn.Module, *, tokens: Tokens = None) -> Iterator[Trace]:
         for name in ("open", "read", "write"):
             undo.enter_context(_wrapped(stream, name, getattr(recorder, name)))
         for path, module in model.named_modules():
-            if isinstance(module, Local):
+            if isinstance(module, LocalOperator):
                 undo.enter_context(_wrapped(module, "step", partial(recorder.step, module, _inner_name(path, module))))
         yield found
 
@@ -168,7 +168,9 @@ class _Recorder:
             self._look(state, site, y, seen, c)
         return original(state, site, y, seen, c)
 
-    def step(self, local: Local, name: str, original: Callable[..., Any], x: Tensor, past: Any, **kwargs: Any) -> Any:
+    def step(
+        self, local: LocalOperator, name: str, original: Callable[..., Any], x: Tensor, past: Any, **kwargs: Any
+    ) -> Any:
         if self.looks is not None:
             with torch.no_grad():
                 probes = local.quantities(x, past, **kwargs)
@@ -233,7 +235,7 @@ def _wrapped(module: nn.Module, name: str, wrapper: Callable[..., Any]) -> Itera
             module.__dict__[name] = before
 
 
-def _inner_name(path: str, local: Local) -> str:
+def _inner_name(path: str, local: LocalOperator) -> str:
     """Its class and, where a sub-layer keeps it under the name of a point, that point."""
     kind, last = type(local).__name__, path.rpartition(".")[2]
     return kind if last in ("", "local") else f"{kind} {last}"

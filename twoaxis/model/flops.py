@@ -9,7 +9,7 @@ The unit is one token of a sequence of T tokens. A multiply-add is two operation
     mlp          2 per weight of gate, up and down                          matrix products
     head         2 · width · vocabulary, tied or not                        a matrix product
     stream       Stream.cost().flops + 4 · width per way beyond the first   all a method does, of any kind
-    mixer        Local.cost().flops per operator and way it runs on,        all a mixer does, of any kind
+    mixer        LocalOperator.flops() per operator and way it runs on,     all a mixer does, of any kind
                  + 5 · width for a site of its own
 
 **Total = the model's matrix products + everything the methods add.** This is what matching by FLOPs matches. Of the
@@ -50,7 +50,7 @@ from torch import nn
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Trunk
 from twoaxis.model.sublayers import MLP, Attention, MixerSublayer
-from twoaxis.sequence.mixer import Local
+from twoaxis.sequence.mixer import LocalOperator
 
 if TYPE_CHECKING:
     from twoaxis.model.hf_config import TwoAxisConfig
@@ -189,7 +189,7 @@ def count_parameters(config: TwoAxisConfig | DecoderConfig, *, trunk: Trunk | No
         mlp=mlp,
         norms=_numbers(trunk.norms) + _numbers(trunk.final_norm),
         stream=_numbers(trunk.stream),
-        mixer=sum(_numbers(local) for local in _all(trunk, Local)),
+        mixer=sum(_numbers(local) for local in _all(trunk, LocalOperator)),
     )
 
 
@@ -209,7 +209,7 @@ def _block_flops(trunk: Trunk, block: int, tokens: int) -> Flops:
         sublayer = trunk.sublayer(site)
         if isinstance(sublayer, MixerSublayer):
             site_work = (NORM * len(trunk.stream.ways(site)) + 1) * trunk.config.width  # and the residual addition
-            mixer += sublayer.local.cost().flops + site_work
+            mixer += sublayer.local.flops() + site_work
             continue
         for a in _all(sublayer, Attention):
             projections += 2 * _weights(a.query, a.key, a.value, a.output)
@@ -223,7 +223,7 @@ def _block_flops(trunk: Trunk, block: int, tokens: int) -> Flops:
 
 def _hosted(host: Attention | MLP) -> int:
     """The operators inside a sub-layer, once for each way they run on."""
-    return sum(cast(Local, host.points.locals[point]).cost().flops for point, _ in host.points.keys)
+    return sum(cast(LocalOperator, host.points.locals[point]).flops() for point, _ in host.points.keys)
 
 
 def _further_norms(trunk: Trunk) -> int:

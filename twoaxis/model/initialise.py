@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from twoaxis.sequence.mixer import Local
+from twoaxis.sequence.mixer import LocalOperator
 
 if TYPE_CHECKING:
     from twoaxis.model.decoder import Trunk
@@ -40,9 +40,9 @@ def initialise(trunk: Trunk, embedding: nn.Embedding, head: nn.Linear | None, se
         head.weight.normal_(0.0, std, generator=named_generator(seed, "head.weight", head.weight))
     scale = trunk.stream.output_scale if trunk.config.init == "paper" else 1.0
     small = std / math.sqrt(2 * blocks) * scale
-    inside = tuple(f"{name}." for name, module in trunk.named_modules() if isinstance(module, Local))
+    inside = tuple(f"{name}." for name, module in trunk.named_modules() if isinstance(module, LocalOperator))
     for name, module in trunk.named_modules():
-        if isinstance(module, Local):
+        if isinstance(module, LocalOperator):
             module.reset_parameters(std, named_generator(seed, name, next(module.parameters())))
         elif isinstance(module, nn.Linear) and name.startswith("blocks.") and not name.startswith(inside):
             spread = small if name.endswith((".output", ".down")) else std

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from twoaxis.depth.stream import Seen
 from twoaxis.model.config import DecoderConfig
 from twoaxis.ring import Ring
-from twoaxis.sequence.mixer import Local, Mixer
+from twoaxis.sequence.mixer import LocalOperator, Mixer
 from twoaxis.sequence.rope import Rope, rotate
 from twoaxis.window import step, window_attention
 
@@ -105,9 +105,9 @@ class _Points(nn.Module):
         """The rings by point and way."""
         return None if past is None else dict(zip(self.keys, past, strict=True))
 
-    def _local(self, point: str) -> Local:
+    def _local(self, point: str) -> LocalOperator:
         found = self.locals[point]
-        assert isinstance(found, Local)
+        assert isinstance(found, LocalOperator)
         return found
 
     def run(
@@ -248,7 +248,7 @@ class Parallel(Sublayer):
 class MixerSublayer(Sublayer):
     """A mixer at a site of its own."""
 
-    def __init__(self, local: Local) -> None:
+    def __init__(self, local: LocalOperator) -> None:
         super().__init__()
         self.local = local
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from twoaxis.model.decoder import Trunk
     from twoaxis.model.hf_config import TwoAxisConfig
-    from twoaxis.sequence.mixer import Local
+    from twoaxis.sequence.mixer import LocalOperator
 
 EXACT = ("bitwise", "rounding")
 """Neutral classes that need no Blend."""
@@ -174,10 +174,10 @@ def _mixer_is_neutral(name: str, options: dict[str, Any], width: int) -> bool:
         return all(made.build(point, width).neutral != "none" for point in made.points)
 
 
-def locals_of(trunk: Trunk) -> Iterator[tuple[str, Local]]:
+def locals_of(trunk: Trunk) -> Iterator[tuple[str, LocalOperator]]:
     """The operators of the mixer in a trunk, by name."""
-    from twoaxis.sequence.mixer import Local
+    from twoaxis.sequence.mixer import LocalOperator
 
     for name, module in trunk.named_modules():
-        if isinstance(module, Local):
+        if isinstance(module, LocalOperator):
             yield name, module

@@ -34,7 +34,6 @@ from typing import Annotated, Literal
 
 from twoaxis.base.method import Card, Published
 from twoaxis.base.options import Options, between
-from twoaxis.sequence.mixer import Mixer
 from twoaxis.sequence.short_conv import ShortConv, ShortConvConfig
 
 LAYERS = {"A": "attention", "B": "qkv", "C": "mlp", "D": "hidden"}
@@ -69,7 +68,7 @@ class CanonConfig(Options):
             raise ValueError("start='zero' without residual silences the branch; it is neutral with residual=True only")
 
     @property
-    def operator(self) -> ShortConvConfig:
+    def convolution(self) -> ShortConvConfig:
         """The options of each layer's convolution."""
         return ShortConvConfig(
             kernel=self.kernel,
@@ -80,12 +79,11 @@ class CanonConfig(Options):
         )
 
 
-class CanonMixer(Mixer):
-    """Any of Canon A, B, C and D."""
+class Canon(ShortConv):
+    """One of the layers A, B, C and D: which one is a matter of the point where it stands."""
 
     name = "canon"
     Config = CanonConfig
-    config: CanonConfig
     variants = (
         {},
         {"set": "A", "kernel": 1},
@@ -137,13 +135,7 @@ class CanonMixer(Mixer):
         ),
     )
 
-    @property
-    def points(self) -> tuple[str, ...]:
+    @classmethod
+    def points(cls, config: CanonConfig) -> tuple[str, ...]:
         """The points of the chosen layers, in the order of a block."""
-        return tuple(point for letter, point in LAYERS.items() if letter in self.config.set)
-
-    def build(self, point: str, width: int, channels: int | None = None) -> ShortConv:
-        """One layer for one block."""
-        if point not in self.points:
-            raise ValueError(f"canon with set={self.config.set!r} acts at {', '.join(self.points)}, not at {point!r}")
-        return ShortConv(channels or width, self.config.operator)
+        return tuple(point for letter, point in LAYERS.items() if letter in config.set)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from twoaxis.base.registry import Registry
-from twoaxis.sequence.mixer import Mixer
+from twoaxis.sequence.mixer import LocalOperator, Mixer
 
-MIXERS: Registry[Mixer] = Registry(
+MIXERS: Registry[LocalOperator] = Registry(
     "mixer",
     {
-        "short_swa": "twoaxis.sequence.short_swa:ShortSWAMixer",
-        "short_conv": "twoaxis.sequence.short_conv:ShortConvMixer",
-        "canon": "twoaxis.sequence.canon:CanonMixer",
+        "short_swa": "twoaxis.sequence.short_swa:ShortSWA",
+        "short_conv": "twoaxis.sequence.short_conv:ShortConv",
+        "canon": "twoaxis.sequence.canon:Canon",
     },
 )
 
@@ -31,5 +31,4 @@ def mixer(name: str, **options: Any) -> Mixer:
         name: one of `mixer_names()`.
         **options: the mixer's own; see its Config.
     """
-    cls = MIXERS.find(name)
-    return cls(MIXERS.config(name, options))
+    return Mixer(MIXERS.find(name), MIXERS.config(name, options))

@@ -29,7 +29,7 @@ Only k-1 inputs are remembered between tokens; the code above keeps k, of which 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +40,7 @@ from twoaxis.base.options import Options, between
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.taps import depthwise_taps, with_history
 from twoaxis.ring import Ring
-from twoaxis.sequence.mixer import Local, LocalCost, LocalNeutral, Mixer
+from twoaxis.sequence.mixer import LocalNeutral, LocalOperator
 
 Start = Literal["uniform", "zero", "identity"]
 
@@ -86,118 +86,27 @@ class ShortConvConfig(Options):
         return self.adds_input or self.where == "residual"
 
     @property
+    def convolution(self) -> ShortConvConfig:
+        """The options themselves; a method that is made of convolutions gives those of each one here."""
+        return self
+
+    @property
     def resolved_start(self) -> Start:
         """The initial weights, by name."""
         return self.start or ("zero" if self.adds else "uniform")
 
 
-class ShortConv(Local):
-    """The operator: (B, T, C) to (B, T, C).
+class ShortConv(LocalOperator):
+    """The operator.
 
     Args:
         channels: C.
         config: the options; or give them as keywords: `ShortConv(768, kernel=3, activation="none")`.
+        **options: in place of a config.
     """
-
-    def __init__(self, channels: int, config: ShortConvConfig | None = None, **options: object) -> None:
-        super().__init__()
-        if config is None:
-            from twoaxis.sequence.registry import MIXERS
-
-            config = MIXERS.config("short_conv", dict(options))
-            assert config is not None
-        elif options:
-            raise ValueError(f"give a config or options, not both: got {', '.join(options)}")
-        if channels < 1:
-            raise ValueError(f"channels must be at least 1, got {channels}")
-        self.config, self.channels = config, channels
-        self.weight = nn.Parameter(torch.empty(channels, 1, config.kernel))
-        self.bias = nn.Parameter(torch.empty(channels)) if config.bias else None
-        self.reset_parameters()
-
-    def reset_parameters(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
-        """Uniform: all U(-1/sqrt(k), 1/sqrt(k)); else zero, and one on the current token for the identity."""
-        start, bound = self.config.resolved_start, self.config.kernel**-0.5
-        with torch.no_grad():
-            for parameter in self.parameters():
-                if start == "uniform":
-                    parameter.uniform_(-bound, bound, generator=generator)
-                else:
-                    parameter.zero_()
-            if start == "identity":
-                self.weight[..., -1] = 1.0
-
-    @property
-    def neutral(self) -> LocalNeutral:
-        """Zero taps where the output is added, the identity where it replaces; a SiLU in between has neither."""
-        return "bitwise" if self.config.adds or self.config.activation == "none" else "none"
-
-    def neutral_(self) -> None:
-        """Zero taps and bias; one on the current token where the output replaces the input."""
-        if self.neutral == "none":
-            raise ValueError(
-                f"short_conv at {self.config.where!r} with activation='silu' and without residual has no neutral "
-                "parameters; use residual=True or activation='none'"
-            )
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.zero_()
-            if not self.config.adds:
-                self.weight[..., -1] = 1.0
-
-    def start(self, spare: int = 0) -> Ring:
-        """An empty ring of the last k-1 inputs."""
-        return Ring(self.config.kernel, axis=1, spare=spare)
-
-    def definition(self, x: Tensor) -> Tensor:
-        """nn.functional.conv1d over k - 1 zeros and the tokens, the activation, and the input where it is added."""
-        padded = F.pad(x.mT, (self.config.kernel - 1, 0))
-        y = F.conv1d(padded, self.weight, self.bias, groups=self.channels).mT
-        y = F.silu(y) if self.config.activation == "silu" else y
-        return x + y if self.config.adds_input else y
-
-    def step(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> tuple[Tensor, Ring]:
-        """Mix the next tokens; see `Local.step`."""
-        if x.dim() != 3 or x.shape[-1] != self.channels:
-            raise ValueError(f"the input has shape {tuple(x.shape)}, the mixer needs (batch, time, {self.channels})")
-        if past.window != self.config.kernel:
-            raise ValueError(f"the ring is of window {past.window}, a kernel of {self.config.kernel} needs its own")
-        if reach is not None and reach.shape[-1] != x.shape[1]:
-            raise ValueError(f"reach covers {reach.shape[-1]} tokens, the input has {x.shape[1]}")
-        history, ring = with_history(x, past, self.config.kernel)
-        y = depthwise_taps(history, self.weight.squeeze(1), reach)
-        if self.bias is not None:
-            y = y + widen(self.bias)
-        if self.config.activation == "silu":
-            y = F.silu(y)
-        if self.config.adds_input:
-            y = y + x
-        return y.to(x.dtype), ring
-
-    def quantities(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Quantity]:
-        """The root mean square over channels of each tap, the current token's first."""
-        return {"taps": Quantity(widen(self.weight).square().mean((0, 1)).sqrt().flip(0), ("distance",))}
-
-    def cost(self) -> LocalCost:
-        """k multiply-adds per channel, and one addition each for a bias and a residual."""
-        k, c = self.config.kernel, self.channels
-        return LocalCost(
-            parameters=sum(p.numel() for p in self.parameters()),
-            flops=c * (2 * k + (self.bias is not None) + self.config.adds_input),
-            kept=(k - 1) * c,
-        )
-
-    def extra_repr(self) -> str:
-        """Channels and kernel."""
-        return f"{self.channels}, kernel={self.config.kernel}"
-
-
-class ShortConvMixer(Mixer):
-    """ShortConv at its own site, on the attention's input, or on its projections."""
 
     name = "short_conv"
     Config = ShortConvConfig
-    config: ShortConvConfig
     variants = (
         {"start": "uniform"},
         {"kernel": 1, "activation": "none", "bias": True, "start": "uniform"},
@@ -242,15 +151,74 @@ class ShortConvMixer(Mixer):
         ),
     )
 
-    @property
-    def points(self) -> tuple[str, ...]:
-        """One point, by `where`."""
-        return ({"residual": "site", "branch": "attention", "qkv": "qkv"}[self.config.where],)
+    def __init__(self, channels: int, config: Any = None, **options: Any) -> None:
+        super().__init__(channels, config, **options)
+        self.form: ShortConvConfig = self.config.convolution
+        self.window = self.form.kernel
+        self.weight = nn.Parameter(torch.empty(channels, 1, self.window))
+        self.bias = nn.Parameter(torch.empty(channels)) if self.form.bias else None
+        self.reset_parameters()
 
-    def build(self, point: str, width: int, channels: int | None = None) -> ShortConv:
-        """The operator for one block."""
-        if point not in self.points:
+    @classmethod
+    def points(cls, config: Any) -> tuple[str, ...]:
+        """One point, by `where`."""
+        return ({"residual": "site", "branch": "attention", "qkv": "qkv"}[config.where],)
+
+    def reset_parameters(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
+        """Uniform: all U(-1/sqrt(k), 1/sqrt(k)); else zero, and one on the current token for the identity."""
+        start, bound = self.form.resolved_start, self.window**-0.5
+        with torch.no_grad():
+            for parameter in self.parameters():
+                if start == "uniform":
+                    parameter.uniform_(-bound, bound, generator=generator)
+                else:
+                    parameter.zero_()
+            if start == "identity":
+                self.weight[..., -1] = 1.0
+
+    @property
+    def neutral(self) -> LocalNeutral:
+        """Zero taps where the output is added, the identity where it replaces; a SiLU in between has neither."""
+        return "bitwise" if self.form.adds or self.form.activation == "none" else "none"
+
+    def neutral_(self) -> None:
+        """Zero taps and bias; one on the current token where the output replaces the input."""
+        if self.neutral == "none":
             raise ValueError(
-                f"short_conv with where={self.config.where!r} acts at {self.points[0]!r}, not at {point!r}"
+                f"short_conv at {self.form.where!r} with activation='silu' and without residual has no neutral "
+                "parameters; use residual=True or activation='none'"
             )
-        return ShortConv(channels or width, self.config)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.zero_()
+            if not self.form.adds:
+                self.weight[..., -1] = 1.0
+
+    def definition(self, x: Tensor) -> Tensor:
+        """nn.functional.conv1d over k - 1 zeros and the tokens, the activation, and the input where it is added."""
+        padded = F.pad(x.mT, (self.window - 1, 0))
+        y = F.conv1d(padded, self.weight, self.bias, groups=self.channels).mT
+        y = F.silu(y) if self.form.activation == "silu" else y
+        return x + y if self.form.adds_input else y
+
+    def step(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> tuple[Tensor, Ring]:
+        """Mix the next tokens; see `LocalOperator.step`."""
+        self.check(x, past, reach)
+        form = self.form
+        history, ring = with_history(x, past, self.window)
+        y = depthwise_taps(history, self.weight.squeeze(1), reach)
+        if self.bias is not None:
+            y = y + widen(self.bias)
+        if form.activation == "silu":
+            y = F.silu(y)
+        if form.adds_input:
+            y = y + x
+        return y.to(x.dtype), ring
+
+    def quantities(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Quantity]:
+        """The root mean square over channels of each tap, the current token's first."""
+        return {"taps": Quantity(widen(self.weight).square().mean((0, 1)).sqrt().flip(0), ("distance",))}
+
+    def flops(self) -> int:
+        """k multiply-adds per channel, and one addition each for a bias and a residual."""
+        return self.channels * (2 * self.window + (self.bias is not None) + self.form.adds_input)

@@ -21,7 +21,7 @@ be thin: heads and head width are its own, and for w ≤ 128 the projections are
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,7 @@ from twoaxis.base.method import Card, Published, Quantity
 from twoaxis.base.options import Count, Options, Positive, between
 from twoaxis.kernels.precision import widen
 from twoaxis.ring import Ring
-from twoaxis.sequence.mixer import Local, LocalCost, LocalNeutral, Mixer
+from twoaxis.sequence.mixer import LocalNeutral, LocalOperator
 from twoaxis.sequence.rope import make_rope, rotate
 from twoaxis.window import step
 
@@ -69,155 +69,14 @@ class ShortSWAConfig(Options):
             raise ValueError(f"rotary positions need an even head_width, got {self.head_width}; or set rope=False")
 
 
-class ShortSWA(Local):
-    """The operator: (B, T, D) to (B, T, D).
+class ShortSWA(LocalOperator):
+    """The operator.
 
     Args:
-        width: D.
+        channels: C.
         config: the options; or give them as keywords: `ShortSWA(768, window=16, heads=2, head_width=32)`.
+        **options: in place of a config.
     """
-
-    def __init__(self, width: int, config: ShortSWAConfig | None = None, **options: object) -> None:
-        super().__init__()
-        if config is None:
-            from twoaxis.sequence.registry import MIXERS
-
-            config = MIXERS.config("short_swa", dict(options))
-            assert config is not None
-        elif options:
-            raise ValueError(f"give a config or options, not both: got {', '.join(options)}")
-        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
-            raise ValueError(f"width must be a positive integer, got {width!r}")
-        if config.head_width is None and width % config.heads:
-            raise ValueError(f"heads ({config.heads}) must divide the width ({width}), or give head_width")
-        self.config, self.width = config, width
-        self.head_width = config.head_width or width // config.heads
-        if config.rope and self.head_width % 2:
-            raise ValueError(f"rotary positions need an even head width, got {self.head_width}; or set rope=False")
-        self.kv_heads = config.kv_heads or config.heads
-        self.query = nn.Linear(width, config.heads * self.head_width, bias=False)
-        self.key = nn.Linear(width, self.kv_heads * self.head_width, bias=False)
-        self.value = nn.Linear(width, self.kv_heads * self.head_width, bias=False)
-        self.output = nn.Linear(config.heads * self.head_width, width, bias=False)
-        self.sink = nn.Parameter(torch.zeros(config.heads)) if config.sink else None
-        self.query_norm = nn.Parameter(torch.ones(self.head_width)) if config.qk_norm else None
-        self.key_norm = nn.Parameter(torch.ones(self.head_width)) if config.qk_norm else None
-        self.reset_parameters()
-
-    def reset_parameters(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
-        """Projections N(0, std); the output projection zero (or N(0, std)); sinks zero; norms one."""
-        with torch.no_grad():
-            for linear in (self.query, self.key, self.value, self.output):
-                linear.weight.normal_(0.0, std, generator=generator)
-            if self.config.start == "zero":
-                self.output.weight.zero_()
-            if self.sink is not None:
-                self.sink.zero_()
-            for norm in (self.query_norm, self.key_norm):
-                if norm is not None:
-                    norm.fill_(1.0)
-
-    @property
-    def neutral(self) -> LocalNeutral:
-        """A zero output projection adds nothing, to a bit."""
-        return "bitwise"
-
-    def neutral_(self) -> None:
-        """Zero the output projection; it gets a gradient at once, the other projections after it."""
-        with torch.no_grad():
-            self.output.weight.zero_()
-
-    def start(self, spare: int = 0) -> Ring:
-        """An empty ring of keys and values over time."""
-        return Ring(self.config.window, axis=1, spare=spare)
-
-    def definition(self, x: Tensor) -> Tensor:
-        """Attention with a dense mask: every query against every key, all but the last w of them left out."""
-        time, width, config = x.shape[1], self.head_width, self.config
-        projected = (x @ linear.weight.T for linear in (self.query, self.key, self.value))
-        q, k, v = (t.unflatten(-1, (-1, width)).transpose(1, 2) for t in projected)  # (B, H, T, D)
-        if self.query_norm is not None and self.key_norm is not None:
-            eps = torch.finfo(x.dtype).eps
-            q, k = (t / torch.sqrt(t.square().mean(-1, keepdim=True) + eps) for t in (q, k))
-            q, k = q * self.query_norm, k * self.key_norm
-        position = torch.arange(time, dtype=x.dtype, device=x.device)
-        if config.rope:
-            frequency = config.rope_theta ** (-2 * torch.arange(width // 2, dtype=x.dtype, device=x.device) / width)
-            turn = torch.polar(torch.ones(1, dtype=x.dtype), position[:, None] * frequency)  # (T, D/2)
-            q, k = (torch.complex(*t.chunk(2, -1)) * turn for t in (q, k))
-            q, k = (torch.cat([t.real, t.imag], dim=-1) for t in (q, k))
-        k, v = (t.repeat_interleave(config.heads // self.kv_heads, 1) for t in (k, v))
-        distance = position[:, None] - position
-        logits = (q @ k.mT / width**0.5).masked_fill((distance < 0) | (distance >= config.window), -torch.inf)
-        if self.sink is not None:
-            logits = torch.cat([logits, self.sink[:, None, None].expand(*logits.shape[:-1], 1)], dim=-1)
-        mixed = logits.softmax(-1)[..., :time] @ v
-        y = mixed.transpose(1, 2).flatten(-2) @ self.output.weight.T
-        return x + y if config.where == "branch" else y
-
-    def step(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> tuple[Tensor, Ring]:
-        """Mix the next tokens; see `Local.step`."""
-        if x.dim() != 3:
-            raise ValueError(f"the input has shape {tuple(x.shape)}, the mixer needs (batch, time, {self.width})")
-        if x.shape[-1] != self.width:
-            raise ValueError(f"the input has width {x.shape[-1]}, the mixer was built for {self.width}")
-        q, k, v = self._project(x, past.seen)
-        mixed, ring = step(past, q, k, v, sink=self.sink, reach=reach)
-        y = self.output(mixed.flatten(-2))
-        return (x + y if self.config.where == "branch" else y), ring
-
-    def _project(self, x: Tensor, seen: int) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v of tokens that have `seen` others before them."""
-        q, k, v = (linear(x).unflatten(-1, (-1, self.head_width)) for linear in (self.query, self.key, self.value))
-        if self.query_norm is not None and self.key_norm is not None:
-            q = F.rms_norm(q, (self.head_width,), self.query_norm.to(q.dtype))
-            k = F.rms_norm(k, (self.head_width,), self.key_norm.to(k.dtype))
-        if self.config.rope:
-            # only distances count, so positions start wherever the memory does
-            positions = torch.arange(seen, seen + x.shape[1], device=x.device)
-            rope = make_rope(positions, self.head_width, self.config.rope_theta, x.dtype)
-            q, k = rotate(q, rope), rotate(k, rope)
-        return q, k, v
-
-    def quantities(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Quantity]:
-        """The attention of each head by distance, (B, T, H, w); with a sink the rest to one is the sink's."""
-        q, k, v = self._project(x, past.seen)
-        length, w = x.shape[1], self.config.window
-        stored = past.append(k, v).tensors()[0][:, -(length + w - 1) :]
-        before = torch.arange(length, device=x.device) + stored.shape[1] - length  # how many tokens each one has
-        before = before if reach is None else torch.minimum(before, reach)
-        history = F.pad(widen(stored), (0, 0, 0, 0, length + w - 1 - stored.shape[1], 0))
-        q = widen(q).unflatten(-2, (self.kv_heads, -1))  # (B, T, Hkv, G, D)
-        logits = q.new_empty((*q.shape[:-1], w))
-        for lag in range(w):
-            keys = history.narrow(1, w - 1 - lag, length).unsqueeze(-2)
-            dots = (q * keys).sum(-1) * self.head_width**-0.5
-            logits[..., lag] = dots.masked_fill((before < lag)[..., None, None], -torch.inf)
-        logits = logits.flatten(-3, -2)
-        if self.sink is not None:
-            sink = widen(self.sink).to(logits.dtype)[:, None].expand(*logits.shape[:-1], 1)
-            logits = torch.cat([logits, sink], dim=-1)
-        return {"attention": Quantity(logits.softmax(-1)[..., :w], ("head", "distance"))}
-
-    def dead(self) -> dict[str, str]:
-        """A window of one sees one token: without a sink its softmax is one whatever the query and the key."""
-        if self.config.window > 1 or self.config.sink:
-            return {}
-        names = ["query.weight", "key.weight", *(["query_norm", "key_norm"] if self.config.qk_norm else [])]
-        return dict.fromkeys(names, "with a window of one the softmax is constant")
-
-    def cost(self) -> LocalCost:
-        """Four projections and a band of w dot products and multiply-adds per head."""
-        inner, kv, w = self.config.heads * self.head_width, self.kv_heads * self.head_width, self.config.window
-        return LocalCost(
-            parameters=sum(p.numel() for p in self.parameters()),
-            flops=2 * self.width * (2 * inner + 2 * kv) + 4 * w * inner,
-            kept=2 * (w - 1) * kv,
-        )
-
-
-class ShortSWAMixer(Mixer):
-    """ShortSWA at its own site or inside the attention branch."""
 
     name = "short_swa"
     Config = ShortSWAConfig
@@ -265,13 +124,126 @@ class ShortSWAMixer(Mixer):
         ),
     )
 
-    @property
-    def points(self) -> tuple[str, ...]:
-        """Its own site, or the attention branch."""
-        return ("site",) if self.config.where == "residual" else ("attention",)
+    def __init__(self, channels: int, config: ShortSWAConfig | None = None, **options: Any) -> None:
+        super().__init__(channels, config, **options)
+        config = self.config
+        if config.head_width is None and channels % config.heads:
+            raise ValueError(f"heads ({config.heads}) must divide the width ({channels}), or give head_width")
+        self.window = config.window
+        self.head_width = config.head_width or channels // config.heads
+        if config.rope and self.head_width % 2:
+            raise ValueError(f"rotary positions need an even head width, got {self.head_width}; or set rope=False")
+        self.kv_heads = config.kv_heads or config.heads
+        self.query = nn.Linear(channels, config.heads * self.head_width, bias=False)
+        self.key = nn.Linear(channels, self.kv_heads * self.head_width, bias=False)
+        self.value = nn.Linear(channels, self.kv_heads * self.head_width, bias=False)
+        self.output = nn.Linear(config.heads * self.head_width, channels, bias=False)
+        self.sink = nn.Parameter(torch.zeros(config.heads)) if config.sink else None
+        self.query_norm = nn.Parameter(torch.ones(self.head_width)) if config.qk_norm else None
+        self.key_norm = nn.Parameter(torch.ones(self.head_width)) if config.qk_norm else None
+        self.reset_parameters()
 
-    def build(self, point: str, width: int, channels: int | None = None) -> ShortSWA:
-        """The operator for one block."""
-        if point not in self.points:
-            raise ValueError(f"short_swa with where={self.config.where!r} does not act at {point!r}")
-        return ShortSWA(width, self.config)
+    @classmethod
+    def points(cls, config: ShortSWAConfig) -> tuple[str, ...]:
+        """Its own site, or the attention branch."""
+        return ("site",) if config.where == "residual" else ("attention",)
+
+    def reset_parameters(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
+        """Projections N(0, std); the output projection zero (or N(0, std)); sinks zero; norms one."""
+        with torch.no_grad():
+            for linear in (self.query, self.key, self.value, self.output):
+                linear.weight.normal_(0.0, std, generator=generator)
+            if self.config.start == "zero":
+                self.output.weight.zero_()
+            if self.sink is not None:
+                self.sink.zero_()
+            for norm in (self.query_norm, self.key_norm):
+                if norm is not None:
+                    norm.fill_(1.0)
+
+    @property
+    def neutral(self) -> LocalNeutral:
+        """A zero output projection adds nothing, to a bit."""
+        return "bitwise"
+
+    def neutral_(self) -> None:
+        """Zero the output projection; it gets a gradient at once, the other projections after it."""
+        with torch.no_grad():
+            self.output.weight.zero_()
+
+    def definition(self, x: Tensor) -> Tensor:
+        """Attention with a dense mask: every query against every key, all but the last w of them left out."""
+        time, width, config = x.shape[1], self.head_width, self.config
+        projected = (x @ linear.weight.T for linear in (self.query, self.key, self.value))
+        q, k, v = (t.unflatten(-1, (-1, width)).transpose(1, 2) for t in projected)  # (B, H, T, D)
+        if self.query_norm is not None and self.key_norm is not None:
+            eps = torch.finfo(x.dtype).eps
+            q, k = (t / torch.sqrt(t.square().mean(-1, keepdim=True) + eps) for t in (q, k))
+            q, k = q * self.query_norm, k * self.key_norm
+        position = torch.arange(time, dtype=x.dtype, device=x.device)
+        if config.rope:
+            frequency = config.rope_theta ** (-2 * torch.arange(width // 2, dtype=x.dtype, device=x.device) / width)
+            turn = torch.polar(torch.ones(1, dtype=x.dtype), position[:, None] * frequency)  # (T, D/2)
+            q, k = (torch.complex(*t.chunk(2, -1)) * turn for t in (q, k))
+            q, k = (torch.cat([t.real, t.imag], dim=-1) for t in (q, k))
+        k, v = (t.repeat_interleave(config.heads // self.kv_heads, 1) for t in (k, v))
+        distance = position[:, None] - position
+        logits = (q @ k.mT / width**0.5).masked_fill((distance < 0) | (distance >= config.window), -torch.inf)
+        if self.sink is not None:
+            logits = torch.cat([logits, self.sink[:, None, None].expand(*logits.shape[:-1], 1)], dim=-1)
+        mixed = logits.softmax(-1)[..., :time] @ v
+        y = mixed.transpose(1, 2).flatten(-2) @ self.output.weight.T
+        return x + y if config.where == "branch" else y
+
+    def step(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> tuple[Tensor, Ring]:
+        """Mix the next tokens; see `LocalOperator.step`."""
+        self.check(x, past, reach)
+        q, k, v = self._project(x, past.seen)
+        mixed, ring = step(past, q, k, v, sink=self.sink, reach=reach)
+        y = self.output(mixed.flatten(-2))
+        return (x + y if self.config.where == "branch" else y), ring
+
+    def _project(self, x: Tensor, seen: int) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of tokens that have `seen` others before them."""
+        q, k, v = (linear(x).unflatten(-1, (-1, self.head_width)) for linear in (self.query, self.key, self.value))
+        if self.query_norm is not None and self.key_norm is not None:
+            q = F.rms_norm(q, (self.head_width,), self.query_norm.to(q.dtype))
+            k = F.rms_norm(k, (self.head_width,), self.key_norm.to(k.dtype))
+        if self.config.rope:
+            # only distances count, so positions start wherever the memory does
+            positions = torch.arange(seen, seen + x.shape[1], device=x.device)
+            rope = make_rope(positions, self.head_width, self.config.rope_theta, x.dtype)
+            q, k = rotate(q, rope), rotate(k, rope)
+        return q, k, v
+
+    def quantities(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Quantity]:
+        """The attention of each head by distance, (B, T, H, w); with a sink the rest to one is the sink's."""
+        q, k, v = self._project(x, past.seen)
+        length, w = x.shape[1], self.window
+        stored = past.append(k, v).tensors()[0][:, -(length + w - 1) :]
+        before = torch.arange(length, device=x.device) + stored.shape[1] - length  # how many tokens each one has
+        before = before if reach is None else torch.minimum(before, reach)
+        history = F.pad(widen(stored), (0, 0, 0, 0, length + w - 1 - stored.shape[1], 0))
+        q = widen(q).unflatten(-2, (self.kv_heads, -1))  # (B, T, Hkv, G, D)
+        logits = q.new_empty((*q.shape[:-1], w))
+        for lag in range(w):
+            keys = history.narrow(1, w - 1 - lag, length).unsqueeze(-2)
+            dots = (q * keys).sum(-1) * self.head_width**-0.5
+            logits[..., lag] = dots.masked_fill((before < lag)[..., None, None], -torch.inf)
+        logits = logits.flatten(-3, -2)
+        if self.sink is not None:
+            sink = widen(self.sink).to(logits.dtype)[:, None].expand(*logits.shape[:-1], 1)
+            logits = torch.cat([logits, sink], dim=-1)
+        return {"attention": Quantity(logits.softmax(-1)[..., :w], ("head", "distance"))}
+
+    def dead(self) -> dict[str, str]:
+        """A window of one sees one token: without a sink its softmax is one whatever the query and the key."""
+        if self.window > 1 or self.config.sink:
+            return {}
+        names = ["query.weight", "key.weight", *(["query_norm", "key_norm"] if self.config.qk_norm else [])]
+        return dict.fromkeys(names, "with a window of one the softmax is constant")
+
+    def flops(self) -> int:
+        """Four projections and a band of w dot products and multiply-adds per head."""
+        inner, kv = self.config.heads * self.head_width, self.kv_heads * self.head_width
+        return 2 * self.channels * (2 * inner + 2 * kv) + 4 * self.window * inner

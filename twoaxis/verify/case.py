@@ -22,7 +22,7 @@ from twoaxis.depth.registry import stream
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Seen, State, Stream
 from twoaxis.model.config import DecoderConfig
-from twoaxis.sequence.mixer import Local
+from twoaxis.sequence.mixer import LocalOperator
 from twoaxis.sequence.registry import mixer
 from twoaxis.verify.properties import SMALL
 
@@ -123,7 +123,9 @@ class MixerCase:
         """Whether it is the first of the variants."""
         return self.number == 0
 
-    def operators(self, dtype: torch.dtype = torch.float64, perturb: float = 0.1) -> Iterator[tuple[str, Local]]:
+    def operators(
+        self, dtype: torch.dtype = torch.float64, perturb: float = 0.1
+    ) -> Iterator[tuple[str, LocalOperator]]:
         """The operator at each point, with its parameters moved off their initial values."""
         made = mixer(self.name, **self.options)
         for point in made.points:

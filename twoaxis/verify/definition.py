@@ -17,7 +17,7 @@ from torch import Tensor
 
 from twoaxis.depth.registry import STREAMS, stream_names
 from twoaxis.depth.stream import Stream
-from twoaxis.sequence.mixer import Local
+from twoaxis.sequence.mixer import LocalOperator
 from twoaxis.sequence.registry import MIXERS, mixer_names
 from twoaxis.verify.case import LAYOUTS, Case, MixerCase
 from twoaxis.verify.certificate import Certificate, deviation, gradient_deviation, gradients, random_tensors
@@ -31,10 +31,10 @@ NONE_GIVEN = "none given"
 """What the row of a method without a definition says."""
 
 
-def given(subject: type[Stream] | Local) -> bool:
+def given(subject: type[Stream] | LocalOperator) -> bool:
     """Whether a stream's class or an operator has a definition."""
-    if isinstance(subject, Local):
-        return type(subject).definition is not Local.definition
+    if isinstance(subject, LocalOperator):
+        return type(subject).definition is not LocalOperator.definition
     return subject.definition is not Stream.definition
 
 

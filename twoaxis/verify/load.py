@@ -14,7 +14,7 @@ from typing import TypeVar
 from twoaxis.base.registry import Registry
 from twoaxis.depth.registry import STREAMS
 from twoaxis.depth.stream import Stream
-from twoaxis.sequence.mixer import Mixer
+from twoaxis.sequence.mixer import LocalOperator
 from twoaxis.sequence.registry import MIXERS
 from twoaxis.verify.mixer import check_mixer
 from twoaxis.verify.report import Report
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def check_file(path: str | Path, *, compile: bool = False, seed: int = 0) -> list[Report]:
-    """Import a Python file and check every `Stream` and `Mixer` subclass that it defines, in the order of the file.
+    """Import a Python file and check every `Stream` and `LocalOperator` that it defines, in the order of the file.
 
     The file is run, like any import: check only files you trust. What it registers is forgotten again afterwards.
 
@@ -39,7 +39,7 @@ def check_file(path: str | Path, *, compile: bool = False, seed: int = 0) -> lis
     with _as_before(STREAMS), _as_before(MIXERS), _loaded(Path(path)) as module:
         subjects = defined_in(module)
         if not subjects:
-            raise ValueError(f"{path} defines no subclass of twoaxis.Stream or of twoaxis.sequence.mixer.Mixer")
+            raise ValueError(f"{path} defines no subclass of twoaxis.Stream or of twoaxis.LocalOperator")
         return [
             check_stream(s, seed=seed, compile=compile)
             if issubclass(s, Stream)
@@ -93,12 +93,12 @@ def _line(error: BaseException, path: Path) -> str:
     return "" if line is None else f" (line {line})"
 
 
-def defined_in(module: ModuleType) -> list[type[Stream] | type[Mixer]]:
+def defined_in(module: ModuleType) -> list[type[Stream] | type[LocalOperator]]:
     """The streams and mixers a module defines itself; a class that others in it build on is theirs, not a subject."""
     found = [
         value
         for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Stream | Mixer) and value.__module__ == module.__name__
+        if inspect.isclass(value) and issubclass(value, Stream | LocalOperator) and value.__module__ == module.__name__
     ]
     unique = list(dict.fromkeys(found))
     bases = {base for cls in unique for base in cls.__mro__[1:]}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.ring import Ring
-from twoaxis.sequence.mixer import POINTS, Local, Mixer
+from twoaxis.sequence.mixer import POINTS, LocalOperator
 from twoaxis.sequence.registry import MIXERS, mixer
 from twoaxis.verify.case import BATCH, CHANNELS, LONG_TIME, WIDTH, MixerCase, registered
 from twoaxis.verify.certificate import deviation
@@ -84,7 +84,7 @@ def causal(case: MixerCase) -> Outcome:
     return Outcome(worst, 1e-13)
 
 
-def _in_chunks(operator: Local, x: Tensor, cuts: Sequence[int], spare: int = 0) -> tuple[Tensor, Ring]:
+def _in_chunks(operator: LocalOperator, x: Tensor, cuts: Sequence[int], spare: int = 0) -> tuple[Tensor, Ring]:
     ring, rows = operator.start(spare), []
     for chunk in x.split(list(cuts), dim=1):
         y, ring = operator.step(chunk, ring)
@@ -310,7 +310,7 @@ MIXER_CHECKS: dict[str, Callable[[MixerCase], Outcome | str]] = {
 
 
 def check_mixer(
-    subject: type[Mixer] | str,
+    subject: type[LocalOperator] | str,
     variants: Sequence[Mapping[str, Any]] | None = None,
     *,
     seed: int = 0,
