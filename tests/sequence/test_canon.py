@@ -235,5 +235,5 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 
 def test_bad_point() -> None:
-    with pytest.raises(ValueError, match="canon acts at attention, hidden, not at 'site': .*set='AD'"):
+    with pytest.raises(ValueError, match=r"canon acts at attention, hidden, not at 'site': .*set='AD'"):
         mixer("canon", set="AD").build("site", 8)
