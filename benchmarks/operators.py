@@ -17,7 +17,7 @@ from benchmarks.scale import Scale
 from benchmarks.tables import Table
 from benchmarks.timing import Run, exponent, interleave
 from twoaxis import window_attention
-from twoaxis.kernels.rewrite import delta_rewrite, delta_rewrite_reference
+from twoaxis.kernels.rewrite import delta_rewrite
 from twoaxis.kernels.softmax_read import open_source, softmax_read
 from twoaxis.kernels.streams import mix_streams
 from twoaxis.kernels.taps import depthwise_taps, depthwise_taps_reference
@@ -83,7 +83,7 @@ def wide_states(scale: Scale) -> Table:
         return mix_streams(state, weights, y, gain)
 
     def rewrite_naive() -> Tensor:
-        return delta_rewrite_reference(state, y, gate, value, 1e-6)
+        return delta_rewrite.reference(state, y, gate, value, k_eps=1e-6)
 
     def rewrite() -> Tensor:
         return delta_rewrite(state, y, gate, value, k_eps=1e-6)
