@@ -47,6 +47,8 @@ class DenseFormerConfig(Options):
 class DenseFormer(HistoryStream):
     """Depth-weighted averages of block outputs."""
 
+    alpha: nn.ParameterDict
+
     name = "denseformer"
     Config = DenseFormerConfig
     config: DenseFormerConfig
@@ -94,7 +96,6 @@ class DenseFormer(HistoryStream):
 
     def __init__(self, config: DenseFormerConfig, layout: Layout) -> None:
         super().__init__(config, layout)
-        self.alpha = nn.ParameterDict()
         self.follow(Plan.blocks(layout, self._slots))
         for site, read in zip(layout.sites, self.plan.reads, strict=True):
             if read is not None:

@@ -38,7 +38,7 @@ from torch import Tensor
 from twoaxis.base.method import Start
 from twoaxis.depth.plan import Plan, attention_sites, qkv_ways
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Seen, State, Stream, Tokens
+from twoaxis.depth.stream import Apply, Layout, Seen, State, Stream, Tokens
 from twoaxis.kernels.history import query_read, rms_logits, softmax_read, weighted_sum
 from twoaxis.kernels.precision import widen
 
@@ -151,11 +151,14 @@ class HistoryStream(Stream):
     tensors: int = 1
     """How many tensors `store` keeps of a source."""
 
+    def __init__(self, config: Any, layout: Layout) -> None:
+        super().__init__(config, layout)
+        self.attention = attention_sites(layout)
+
     def follow(self, plan: Plan) -> None:
         """Take over a plan: what there is at each boundary is found here, once."""
         self.plan = plan
         sites = self.layout.sites
-        self._attention = attention_sites(self.layout)
         self._origin: list[str] = []
         """By site, where its residual comes from: "read" (a weighted sum), "x" (running) or "plain" (the plain sum)."""
         for site in sites:
@@ -221,7 +224,8 @@ class HistoryStream(Stream):
         assert x is not None
         return x
 
-    def _view(self, h: History, site: Site) -> View:
+    def view(self, h: History, site: Site) -> View:
+        """The sources that `site` reads."""
         read = self.plan.reads[site.index]
         assert read is not None
         chosen = list(h.kept)
@@ -237,11 +241,11 @@ class HistoryStream(Stream):
         return View(chosen, h)
 
     def _read(self, value: History, site: Site) -> Seen:
-        read, attention = self.plan.reads[site.index], self._attention.get(site.block)
+        read, attention = self.plan.reads[site.index], self.attention.get(site.block)
         if read is None:
             x = self.inner(value, site)
             return Seen(x) if value.waiting is None or site != attention else Seen(x, *value.waiting)
-        view = self._view(self._now(value, site.index), site)
+        view = self.view(self._now(value, site.index), site)
         mixed = zip(read.ways, self.mix(view, site), strict=True)
         ways = {way: self.enter(way, x, view, site) for way, x in mixed}
         x = ways["x"] if "x" in ways else self._residual(view.state, site)
@@ -252,7 +256,7 @@ class HistoryStream(Stream):
 
     def ways(self, site: Site) -> tuple[str, ...]:
         """q, k and v at the attention of a block that reads them separately; a parallel one also has its MLP's x."""
-        if site != self._attention.get(site.block):
+        if site != self.attention.get(site.block):
             return ("x",)
         read = self.plan.reads[self.sites_of(site.block)[0].index]
         return ("x",) if read is None or "k" not in read.ways else qkv_ways(site)
@@ -268,7 +272,7 @@ class HistoryStream(Stream):
         after, plan, h = site.index + 1, self.plan, self._now(value, site.index)
         waiting = h.waiting if seen.aux is None else seen.aux
         if waiting is not None:
-            waiting = None if site == self._attention[site.block] else waiting.plus(y)
+            waiting = None if site == self.attention[site.block] else waiting.plus(y)
         x = inside = part = None
         if self._needs_x(after):
             x, inside = self.onward(h, site, y, seen)
@@ -392,7 +396,7 @@ class HistoryStream(Stream):
         """(..., W, S) as `route` gives them, with heads (..., H, S); weights per channel as their mean."""
         if self.plan.reads[site.index] is None:
             return None
-        view = self._view(self._now(value, site.index), site)
+        view = self.view(self._now(value, site.index), site)
         weights, sources = self.route(view, site), view.sources
         if isinstance(weights, Softmax):
             logits = weights.logits
@@ -431,7 +435,7 @@ class HistoryStream(Stream):
 
     def _waits(self, site: Site) -> int:
         """Ways that wait past `site` for the attention of its block."""
-        attention = self._attention.get(site.block)
+        attention = self.attention.get(site.block)
         if attention is None or site.index >= attention.index:
             return 0
         read = self.plan.reads[self.sites_of(site.block)[0].index]
