@@ -7,7 +7,7 @@
 
 These are evaluations of one and the same read, not methods: a stream says what its folded queries are, and in which
 order its read takes them is decided here. What is not finished, the rest and a partial sum, gets its logit when it is
-read. A few tokens at a time, without gradients, get theirs in the read (`twoaxis.kernels.history.query_read`).
+read. One token at a time, without gradients, gets its logits in the read (`twoaxis.kernels.history.query_read`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class AheadStream(HistoryStream):
     eps: float | None = None
     """Inside the keys' mean square; None leaves the keys un-normalised."""
     single_reads: bool = True
-    """Whether all reads are softmaxes over whole sources, which few tokens take in one call."""
+    """Whether all reads are softmaxes over whole sources, which one token takes in one call."""
     group: int | None = None
     """Sub-layers per group where reads have two phases; a multiple of the sub-layers per source."""
 
@@ -94,8 +94,10 @@ class AheadStream(HistoryStream):
         return rms_logits(x, queries, eps=self.eps).unbind(-1)
 
     def _single(self, x: Tensor) -> bool:
-        """Whether reads make their own logits: a few tokens without gradients, where calls take the time."""
-        return self.single_reads and launch_bound(x) and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+        """Whether reads make their own logits: one token of a few sequences without gradients, in eager mode."""
+        if not self.single_reads or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return False
+        return x.dim() > 1 and x.shape[-2] == 1 and launch_bound(x)
 
     def logits(self, view: View, site: Site, skip: int = 0) -> list[Tensor]:
         """Of every source of a read but the first `skip`, (..., H)."""

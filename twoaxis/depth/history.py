@@ -14,7 +14,7 @@ that wait behind a mixer, stage boundaries, names and counts. What a method may 
 keep:
 
     route(view, site)                  the method: the weight of each source at a site
-    store(x, number)                   what is kept of a source                         default: the source itself
+    store(x, number, own)              what is kept of a source                         default: the source itself
     derive(x, number, boundary, own)   made once per source for the sites ahead         default: nothing
     prepare()                          `own`: made of parameters, once per pass         default: nothing
     mix(view, site)                    the read itself, where it is no weighted sum     default: `route`, then a sum
@@ -30,11 +30,13 @@ parameters that were written to. The time to build a stream is linear in the num
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from twoaxis.base.meter import tensors_in
 from twoaxis.base.method import Start
 from twoaxis.depth.plan import Plan, attention_sites, qkv_ways
 from twoaxis.depth.site import Site
@@ -180,8 +182,8 @@ class HistoryStream(Stream):
         """What weight each source has at `site`."""
         raise NotImplementedError(f"{type(self).__name__} does not define route")
 
-    def store(self, x: Tensor, number: int) -> tuple[Tensor, ...]:
-        """What is kept of a source: what sums run over, and whatever else."""
+    def store(self, x: Tensor, number: int, own: Any) -> tuple[Tensor, ...]:
+        """What is kept of a source: what sums run over, and whatever else; `own` is what `prepare` made."""
         return (x,)
 
     def derive(self, x: Tensor, number: int, boundary: int, own: Any) -> Any:
@@ -266,7 +268,7 @@ class HistoryStream(Stream):
     def _open(self, x: Tensor, tokens: Tokens) -> History:
         running = x if self._origin[0] == "x" or self.source == "state" else None
         h = History(running, x if self._last_plain >= 0 else None, own=self.prepare(), stamp=self._stamp())
-        return self._push(h, x, 0)
+        return self._push(h, x, 0) if 0 in self.plan.born else h
 
     def _write(self, value: History, site: Site, y: Tensor, seen: Seen, c: Seen) -> History:
         after, plan, h = site.index + 1, self.plan, self._now(value, site.index)
@@ -291,11 +293,12 @@ class HistoryStream(Stream):
     def _needs_x(self, boundary: int) -> bool:
         return self.source == "state" or self._origin[boundary] == "x"
 
-    def _push(self, h: History, x: Tensor, boundary: int) -> History:
+    def _push(self, h: History, x: Tensor | None, boundary: int) -> History:
         """Make `x` the source that is complete at `boundary`, if anybody will use it."""
+        assert x is not None
         number = self.plan.born[boundary]
         if self.plan.lives(number, boundary):
-            return h._replace(kept=(*h.kept, self._make(self.store(x, number), number, boundary, h.own)))
+            return h._replace(kept=(*h.kept, self._make(self.store(x, number, h.own), number, boundary, h.own)))
         return self._fold(h, x) if boundary <= self.plan.rest_last else h
 
     def _make(self, stored: tuple[Tensor, ...], number: int, boundary: int, own: Any) -> Source:
@@ -320,8 +323,9 @@ class HistoryStream(Stream):
         """Says which parameters, in which state, and whether gradients are recorded; None while a graph is made."""
         if not self.derives or torch.compiler.is_compiling():
             return None
-        used = [p for name in self.derives if (p := getattr(self, name)) is not None]
-        return (*((id(p), 0 if p.is_inference() else p._version) for p in used), torch.is_grad_enabled())
+        used = [p for name in self.derives if (p := getattr(self, name, None)) is not None]
+        each = chain.from_iterable(p.values() if isinstance(p, nn.ParameterDict) else (p,) for p in used)
+        return (*((id(p), 0 if p.is_inference() else p._version) for p in each), torch.is_grad_enabled())
 
     def _now(self, h: History, boundary: int) -> History:
         """`h` with what is made of parameters made anew, where it is stale."""
@@ -330,10 +334,12 @@ class HistoryStream(Stream):
         return self._remade(h, boundary)._replace(stamp=stamp)
 
     def _remade(self, h: History, boundary: int) -> History:
-        own = self.prepare()
+        own, birth = self.prepare(), self.plan.birth
         numbered = zip(self.plan.alive(boundary), h.kept, strict=True)
-        kept = tuple(s._replace(derived=self.derive(s.x, n, boundary, own)) for n, s in numbered)
-        return h._replace(own=own, kept=kept)
+        # as when the source was complete: a product of another size would round in another way
+        kept = tuple(s._replace(derived=self.derive(s.x, n, birth[n], own)) for n, s in numbered)
+        h = h._replace(own=own, kept=kept)
+        return self._push(h._replace(kept=kept[:-1]), h.x, boundary) if self._newest_is_x(boundary) else h
 
     # Stage boundaries. Where sources are states, the newest one is made of the residual.
 
@@ -360,10 +366,7 @@ class HistoryStream(Stream):
         own = self.prepare()
         kept = [self._make(tuple(next(queue) for _ in range(self.tensors)), n, i, own) for n in older]
         h = History(x, plain, tuple(kept), rest, part, own=own, stamp=self._stamp())
-        if not newest:
-            return h
-        assert x is not None
-        return self._push(h, x, i)
+        return self._push(h, x, i) if newest else h
 
     def rescale(self, state: State, factor: Tensor | float) -> State:
         """The state of a residual that a layer multiplies by `factor` between two sites.
@@ -386,11 +389,15 @@ class HistoryStream(Stream):
             kept = tuple(source._replace(x=source.x * factor) for source in h.kept)
             h = self._remade(h._replace(rest=rest, kept=kept), i)
         elif self._newest_is_x(i):
-            assert x is not None
             h = self._push(h._replace(kept=h.kept[:-1]), x, i)
         return state._replace(value=h)
 
     # Inspection and counts.
+
+    def held(self, value: History) -> list[Tensor]:
+        """What a stage boundary sends and what is kept inside a block, of whatever width: no logits, no reads ahead."""
+        kept = [(source.x, source.also) for source in value.kept]
+        return tensors_in([value.x, value.plain, value.rest, value.part, value.waiting, value.inside, kept])
 
     def _weights(self, value: History, site: Site) -> Tensor | None:
         """(..., W, S) as `route` gives them, with heads (..., H, S); weights per channel as their mean."""

@@ -108,6 +108,7 @@ class MuddFormer(HistoryStream):
     generator_scale: nn.ParameterDict
     pre_scale: nn.ParameterDict
     post_scale: nn.ParameterDict
+    derives = ("pre_scale",)
 
     name = "muddformer"
     Config = MuddFormerConfig
@@ -192,7 +193,7 @@ class MuddFormer(HistoryStream):
         hidden = ways * (block + 1)
         return (hidden // 64 + 1) * 64 if self.config.round64 else hidden
 
-    def store(self, x: Tensor, number: int) -> tuple[Tensor, ...]:
+    def store(self, x: Tensor, number: int, own: None) -> tuple[Tensor, ...]:
         """With prenorm the sums run over the normalised slot."""
         if not self.config.prenorm:
             return (x,)

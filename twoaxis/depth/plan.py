@@ -61,6 +61,8 @@ class Plan:
     ) -> None:
         self.born, self.names = dict(born), tuple(names)
         self.reads = tuple(reads.get(site.index) for site in layout.sites)
+        self.birth = sorted(born)
+        """By number: the boundary at which the source is complete."""
         self.last = [-1] * len(born)
         """By number: the last site that reads the source one by one; -1 where none does."""
         self.ends: dict[int, set[int]] = {}
@@ -111,7 +113,7 @@ class Plan:
     def alive(self, boundary: int) -> list[int]:
         """Numbers of the sources that are complete at `boundary` and that a site from there on reads one by one."""
         recent = [n for n in self._span[boundary] if self.last[n] >= boundary]
-        return [0, *recent] if self.last[0] >= boundary else recent
+        return [0, *recent] if self.last and self.last[0] >= boundary else recent
 
     def wanted(self, boundary: int) -> bool:
         """Whether the source that is complete at `boundary` is used at all."""
