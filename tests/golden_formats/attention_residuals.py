@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import twoaxis
 from tests.golden_formats.base import FORWARD, Golden, finish, put, rms_norm, stacked, tanh_of, trace
 from twoaxis.depth.attention_residuals import AttentionResiduals
 from twoaxis.depth.stream import State, Stream
-from twoaxis.kernels.weighted_sum import rms_logits, weighted_sum
+from twoaxis.kernels.history import rms_logits, weighted_sum
 
 
 def check_attention_residuals(g: Golden) -> None:
@@ -71,10 +72,10 @@ def number_of(name: str, index: int, size: int) -> int:
 def check_block_sums(g: Golden, steps: list[dict[str, Any]], state: State) -> None:
     """Block sums and running partials."""
     final = state.value
-    sums = [slot.x for slot in final.slots] + ([final.part] if final.part is not None else [])
+    sums = [source.x for source in final.kept] + ([final.part] if final.part is not None else [])
     g.equal("block_rep", torch.stack(sums))
     after = [step["state"].value for step in steps]
-    g.equal("partial", torch.stack([v.slots[-1].x if v.part is None else v.part for v in after]))
+    g.equal("partial", torch.stack([v.kept[-1].x if v.part is None else v.part for v in after]))
 
 
 def check_phases(g: Golden, stream: AttentionResiduals, steps: list[dict[str, Any]], evaluation: str) -> None:
@@ -82,21 +83,30 @@ def check_phases(g: Golden, stream: AttentionResiduals, steps: list[dict[str, An
     logits = torch.zeros_like(g.tensor("phase2_logit"))  # zero where there is no partial
     for i, step in enumerate(steps):
         if (part := step["before"].value.part) is not None:
-            logits[i] = stream._logit(part, i, stream._queries())[..., 0].detach()
+            logits[i] = logit(stream, part, i).detach()
     g.equal("phase2_logit", logits)
     if evaluation == "direct":
         return
     o, m, mass = g.tensor("phase1_o"), g.tensor("phase1_m"), g.tensor("phase1_l")
     for i, step in enumerate(steps):
-        ahead = step["before"].value.ahead
-        if ahead is None:  # the first group reads the embedding alone
-            read = step["before"].value.slots[0].x
-            lse = stream._logit(read, i, stream._queries())[..., 0]
+        group = step["before"].value.own.group
+        if group is None:  # the first group reads the embedding alone
+            read = step["before"].value.kept[0].x
+            lse = logit(stream, read, i)
         else:
-            read, lse = ahead.reads[i - ahead.row], ahead.lse[..., 0, i - ahead.row]
+            assert stream.group is not None
+            place = i - min((i // stream.group + 1) * stream.group, len(stream.layout.sites))
+            read, lse = group.reads[place], group.lse[..., 0, place]
         assert (read - o[i] / mass[i].unsqueeze(-1)).abs().max() <= FORWARD * o.abs().max()
         assert (lse - (m[i] + mass[i].log())).abs().max() <= FORWARD * lse.abs().max().clamp_min(1)
         g.compared += 1
+
+
+def logit(stream: AttentionResiduals, x: Tensor, row: int) -> Tensor:
+    """Of one source for one site."""
+    queries = stream.queries()
+    assert queries is not None
+    return rms_logits(x, queries[row : row + 1], eps=stream.eps)[..., 0, 0]
 
 
 def check_attention_residuals_op(g: Golden) -> None:
@@ -106,7 +116,7 @@ def check_attention_residuals_op(g: Golden) -> None:
         weight, out_weight = g.tensor("norm_weight", grad=True), g.tensor("output_norm_weight", grad=True)
         u = (query * weight * scale).view(1, 1, d)
         sources = list(v.unbind(0))
-        logits = torch.stack([rms_logits(s, u, g.number("eps"))[..., 0, 0] for s in sources], dim=-1)
+        logits = torch.stack([rms_logits(s, u, eps=g.number("eps"))[..., 0, 0] for s in sources], dim=-1)
         alpha = logits.softmax(-1)
         out = weighted_sum(sources, token=alpha.unsqueeze(-2))[0]
         g.equal(f"{tag}_alpha", alpha.movedim(-1, 0))

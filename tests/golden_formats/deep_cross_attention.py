@@ -10,6 +10,7 @@ from torch import Tensor
 
 import twoaxis
 from tests.golden_formats.base import Golden, finish, put, trace
+from twoaxis.depth.history import HistoryStream
 
 TOYS = ("A", "B", "C", "M")
 KNOWN = re.compile(
@@ -41,11 +42,12 @@ def check_form(g: Golden, form: str) -> None:
         window=None if k < 0 else k,
         relu=form,
     ).double()
+    assert isinstance(stream, HistoryStream)
     ours = dict(stream.named_parameters())
     held: dict[str, str] = {}
     for block in range(blocks + 1):
         theirs = f"grn{block}" if block < blocks else "grn_out"
-        held |= {f"{theirs}.b": f"static.{block}"} | ({f"{theirs}.w": f"query.{block}"} if f"{theirs}.w" in g else {})
+        held |= {f"{theirs}.b": f"static.{block}"} | ({f"{theirs}.w": f"token.{block}"} if f"{theirs}.w" in g else {})
     assert set(ours) == set(held.values())
     if "plain_out" in g:
         for theirs, name in held.items():
@@ -66,13 +68,13 @@ def check_form(g: Golden, form: str) -> None:
     for block in range(blocks):
         first, last = steps[2 * block], steps[2 * block + 1]
         seen = first["seen"]
-        g.equal(f"stack{block}", torch.stack(first["before"].value.sources()))
+        g.equal(f"stack{block}", torch.stack(stream.view(first["before"].value, first["site"]).sources))
         for way in "qkv":
             separate = getattr(seen, way)
             g.equal(f"stream.{way}{block}", seen.x if separate is None else separate)
         g.equal(f"stream.r{block}", seen.x)
         g.equal(f"block_out{block}", first["y"] + last["y"])
-    g.equal("stack_out", torch.stack(state.value.sources()))
+    g.equal("stack_out", torch.stack(stream.view(state.value, stream.layout.out).sources))
     if "plain_out" in g:
         g.equal("plain_out", out)
     leaves = {"grad.x0": x0} | {f"grad.toy.{name}": toy for name, toy in toys.items()}

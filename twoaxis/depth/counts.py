@@ -12,7 +12,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from twoaxis.base.meter import Meter, storage_bytes, tensors_in
+from twoaxis.base.meter import Meter, storage_bytes
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Applied, Cost, Seen, State, Stream
 from twoaxis.depth.walk import visit
@@ -57,11 +57,11 @@ def count_live(stream: Stream) -> int:
 
     def look(site: Site, state: State, seen: Seen) -> None:
         nonlocal most
-        most = max(most, _numbers(state, stream.layout.width))
+        most = max(most, _numbers(stream, state))
 
     state = stream.open(_embedding(stream, TOKENS))
     state = visit(stream, state, stream.sites, _blank, look)
-    return max(most, _numbers(state, stream.layout.width))
+    return max(most, _numbers(stream, state))
 
 
 @torch.no_grad()
@@ -81,7 +81,6 @@ def _embedding(stream: Stream, tokens: int) -> Tensor:
     return torch.empty(1, tokens, stream.layout.width, device="meta")
 
 
-def _numbers(state: State, width: int) -> int:
-    """Numbers per token in the vectors of a state; logits and the like, which have another last dimension, are none."""
-    vectors = [t for t in tensors_in([state.value]) if t.dim() > 1 and t.shape[-1] == width and TOKENS in t.shape]
-    return storage_bytes(vectors) // 4 // TOKENS
+def _numbers(stream: Stream, state: State) -> int:
+    """Numbers per token in what a state holds."""
+    return storage_bytes(t for t in stream.held(state.value) if TOKENS in t.shape) // 4 // TOKENS

@@ -39,18 +39,18 @@ of a block and about q, k, v at its attention, and where only the latter is on t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from twoaxis.base.method import Card, Published
 from twoaxis.base.options import Count, Options
-from twoaxis.depth.multiway import Waiting, attention_sites, defined_block, qkv_ways
+from twoaxis.depth.history import HistoryStream, View, Weights, defined_block
+from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen, Stream, Tokens
-from twoaxis.kernels.precision import widen
-from twoaxis.kernels.weighted_sum import rms_logits, weighted_sum
+from twoaxis.depth.stream import Apply, Layout, Neutral
+from twoaxis.kernels.history import rms_logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,33 +67,12 @@ class DeepCrossAttentionConfig(Options):
     """Slope of v3's ReLU at 0: one, so that w learns from its start at zero, or zero as published: it never does."""
 
 
-class Stack(NamedTuple):
-    """The slots, and what runs inside a block.
-
-    Attributes:
-        slots: the embedding and the newest contributions, oldest first; empty once nobody will read them.
-        overflow: the sum of the contributions that have left the window.
-        total: the plain residual, kept only while some block will read plainly.
-        x: the residual inside a block that reads a GRN; None between blocks and in blocks that read plainly.
-        part: the contribution of the current block so far.
-        waiting: ways for an attention that is not the first of its block.
-    """
-
-    slots: tuple[Tensor, ...]
-    overflow: Tensor | None
-    total: Tensor | None
-    x: Tensor | None = None
-    part: Tensor | None = None
-    waiting: Waiting | None = None
-
-    def sources(self) -> list[Tensor]:
-        """What a GRN reads, oldest first."""
-        middle = [] if self.overflow is None else [self.overflow]
-        return [self.slots[0], *middle, *self.slots[1:]]
-
-
-class DeepCrossAttention(Stream):
+class DeepCrossAttention(HistoryStream):
     """Generalised residual networks over block contributions, one per way."""
+
+    static: nn.ParameterDict
+    token: nn.ParameterDict
+    source = "increment"
 
     name = "deep_cross_attention"
     Config = DeepCrossAttentionConfig
@@ -143,36 +122,57 @@ class DeepCrossAttention(Stream):
 
     def __init__(self, config: DeepCrossAttentionConfig, layout: Layout) -> None:
         super().__init__(config, layout)
-        self.attention = attention_sites(layout)
-        firsts = [site for site in layout.sites if site.first]
-        self.grns = {site.block: names for site in firsts if (names := self._names(site))}
-        """For each block that reads the slots: the ways it reads."""
-        self.plain_blocks = frozenset(site.block for site in firsts if not self.uses(site))
-        """Blocks whose residual way is the plain one."""
-        self.last_read = max(self.grns, default=-1)
-        self.last_plain = max(self.plain_blocks, default=-1)
+        self.follow(Plan.blocks(layout, self._slots))
+        self.grns = {layout.sites[i].block: read for i, read in enumerate(self.plan.reads) if read is not None}
+        """For each block that reads the slots: what it reads."""
         wide = (layout.width,) if config.version > 1 else ()
-        self.static = nn.ParameterDict(
-            {str(b): nn.Parameter(torch.empty(len(names), self._count(b), *wide)) for b, names in self.grns.items()}
-        )
-        dynamic = self.grns if config.version == 3 else {}
-        self.query = nn.ParameterDict(
-            {str(b): nn.Parameter(torch.empty(len(names), layout.width)) for b, names in dynamic.items()}
-        )
+        for b, read in self.grns.items():
+            self.parameter(f"static.{b}", len(read.ways), read.total, *wide, start=1.0, neutral=1.0)
+        for b, read in self.grns.items():
+            self.parameter(f"token.{b}", len(read.ways), layout.width, neutral=0.0, needed=config.version == 3)
 
-    def _names(self, first: Site) -> tuple[str, ...]:
-        """The ways that the block beginning at `first` reads from the slots."""
-        attention = self.attention.get(first.block)
-        if self.config.ways == "qkv" and attention is not None and self.uses(attention):
-            return ("q", "k", "v")
-        return ("x",) if self.uses(first) else ()
+    def _slots(self, first: Site) -> Read | None:
+        """The embedding, the sum of what left the window, and the last k contributions."""
+        b, k, attention = first.block, self.config.window, self.attention.get(first.block)
+        residual = "x" if self.uses(first) else "q"  # the residual is the q way, or stays plain
+        separate = self.config.ways == "qkv" and attention is not None and self.uses(attention)
+        ways = (residual, "k", "v") if separate else ("x",)
+        oldest = 1 if k is None else max(1, b - k + 1)
+        read = Read(range(oldest, b + 1), ways, first=True, rest=k is not None and b > k)
+        return read if separate or self.uses(first) else None
 
-    def _count(self, block: int) -> int:
-        """Slots that `block` finds, the overflow included."""
-        return block + 1 if self.config.window is None else min(block + 1, self.config.window + 2)
+    def route(self, view: View, site: Site) -> Weights:
+        """Scalars (v1) or vectors (v2) per slot, and relu(w . s_j) per token (v3)."""
+        static = self.static[str(site.block)]
+        if self.config.version == 1:
+            return Weights(static=static)
+        if self.config.version == 2:
+            return Weights(channel=static)
+        w = self.token[str(site.block)].unsqueeze(1)
+        dots = torch.stack([rms_logits(s, w, eps=None)[..., 0, :] for s in view.sources], dim=-1)  # (..., W, S)
+        return Weights(channel=static, token=torch.relu(dots) if self.config.relu == "literal" else dots.clamp(min=0.0))
 
-    def _overflows(self, block: int) -> bool:
-        return self.config.window is not None and block > self.config.window
+    @property
+    def neutral(self) -> Neutral:
+        """The sum of block contributions adds in another order than the plain residual does."""
+        return "rounding" if self.grns else "bitwise"
+
+    def dead(self) -> dict[str, str]:
+        """With the literal ReLU, every w that stands at zero."""
+        why = "w is zero, where the literal ReLU has slope zero for every input"
+        found = {}
+        for b in self.grns if self.config.version == 3 and self.config.relu == "literal" else ():
+            rows = self.token[str(b)]
+            zero = [row for row, w in enumerate(rows) if w.is_meta or not bool(w.any())]
+            names = [f"token.{b}"] if len(zero) == len(rows) else [f"token.{b}[{row}]" for row in zero]
+            found |= dict.fromkeys(names, why)
+        return found
+
+    def flops(self) -> int:
+        """Per way and slot a multiply-add and, in v3, a dot product and the sum of the two weights."""
+        per_slot = 5 if self.config.version == 3 else 2
+        read = sum(len(read.ways) * read.total for read in self.grns.values())
+        return self.layout.width * (per_slot * read + self.additions())
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """Block by block over the list of slots s_0, s_1, ...; the residual of a block is its first GRN, that of q."""
@@ -191,173 +191,6 @@ class DeepCrossAttention(Stream):
         for way, weight in enumerate(self.static[str(block)]):
             b = weight.reshape(len(s), 1, 1, -1)  # a number or a vector per slot
             if self.config.version == 3:
-                b = b + torch.relu(s @ self.query[str(block)][way]).unsqueeze(-1)
+                b = b + torch.relu(s @ self.token[str(block)][way]).unsqueeze(-1)
             reads.append((b * s).sum(0))
         return reads
-
-    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
-        """One for every static weight, zero for w: every read is the sum of the slots."""
-        with torch.no_grad():
-            for static in self.static.values():
-                static.fill_(1.0)
-            for query in self.query.values():
-                query.zero_()
-
-    def neutral_(self) -> None:
-        """The initial values are neutral."""
-        self.reset_parameters()
-
-    @property
-    def neutral(self) -> Neutral:
-        """The sum of block contributions adds in another order than the plain residual does."""
-        return "rounding" if self.grns else "bitwise"
-
-    # Reads.
-
-    def _token(self, sources: list[Tensor], block: int) -> Tensor | None:
-        """v3's scalars relu(w · s_j): (..., W, S)."""
-        if self.config.version < 3:
-            return None
-        w = self.query[str(block)].unsqueeze(1)
-        dots = torch.stack([rms_logits(s, w, None)[..., 0, :] for s in sources], dim=-1)
-        return torch.relu(dots) if self.config.relu == "literal" else dots.clamp(min=0.0)
-
-    def _mix(self, value: Stack, block: int) -> tuple[Tensor, ...]:
-        sources, static = value.sources(), self.static[str(block)]
-        if self.config.version == 1:
-            return weighted_sum(sources, static=static)
-        return weighted_sum(sources, channel=static, token=self._token(sources, block))
-
-    def _read(self, value: Stack, site: Site) -> Seen:
-        block, attention = site.block, self.attention.get(site.block)
-        if not site.first:
-            x = value.total if value.x is None else value.x
-            assert x is not None
-            return Seen(x) if value.waiting is None or site != attention else Seen(x, *value.waiting)
-        names = self.grns.get(block, ())
-        mixed = dict(zip(names, self._mix(value, block), strict=True)) if names else {}
-        plain = block in self.plain_blocks
-        x = value.total if plain else mixed[names[0]]
-        assert x is not None
-        if "k" not in mixed:
-            return Seen(x)
-        waiting = Waiting(mixed["q"] if plain else None, mixed["k"], mixed["v"])
-        return Seen(x, *waiting) if site == attention else Seen(x, aux=waiting)
-
-    def ways(self, site: Site) -> tuple[str, ...]:
-        """q, k and v at the attention of a block that reads them separately."""
-        separate = site == self.attention.get(site.block) and "k" in self.grns.get(site.block, ())
-        return qkv_ways(site) if separate else ("x",)
-
-    # Writes.
-
-    def _open(self, x: Tensor, tokens: Tokens) -> Stack:
-        return Stack((x,) if self.last_read >= 0 else (), None, x if self.last_plain >= 0 else None)
-
-    def _write(self, value: Stack, site: Site, y: Tensor, seen: Seen, c: Seen) -> Stack:
-        ahead = site.block + 1
-        total = None
-        if value.total is not None and self.last_plain >= (ahead if site.last else site.block):
-            total = value.total + y
-        slots: tuple[Tensor, ...] = ()
-        overflow = part = None
-        if self.last_read >= ahead:
-            slots, overflow = value.slots, value.overflow
-            # sub-layers may answer in a narrower dtype than the stream's; contributions add up in the stream's
-            part = y.to(slots[0].dtype) if value.part is None else value.part + y
-        if site.last:
-            return Stack(slots, overflow, total) if part is None else self._push(slots, overflow, total, part)
-        waiting = seen.aux if site.first else value.waiting
-        if waiting is not None:
-            waiting = None if site == self.attention[site.block] else waiting.plus(y)
-        x = None if site.block in self.plain_blocks else seen.x + y
-        return Stack(slots, overflow, total, x, part, waiting)
-
-    def _push(self, slots: tuple[Tensor, ...], overflow: Tensor | None, total: Tensor | None, f: Tensor) -> Stack:
-        """Add a block's contribution; the oldest one leaves a full window for the running sum."""
-        first, *recent = (*slots, f)
-        if self.config.window is not None and len(recent) > self.config.window:
-            leaving = recent.pop(0)
-            overflow = leaving if overflow is None else overflow + leaving
-        return Stack((first, *recent), overflow, total)
-
-    # Stage boundaries, inspection, declarations.
-
-    def _pack(self, value: Stack, site: Site) -> tuple[Tensor, ...]:
-        return (*value.slots, *(t for t in (value.overflow, value.total) if t is not None))
-
-    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Stack:
-        reads, plain = self.last_read >= site.block, self.last_plain >= site.block
-        overflows = reads and self._overflows(site.block)
-        slots = self._count(site.block) - overflows if reads else 0
-        self._packed(tensors, slots + overflows + plain, site)
-        rest = iter(tensors[slots:])
-        return Stack(tensors[:slots], next(rest) if overflows else None, next(rest) if plain else None)
-
-    def _weights(self, value: Stack, site: Site) -> Tensor | None:
-        """Weights of the block's ways, q before k before v; vector weights as their mean over channels."""
-        if not site.first or site.block not in self.grns:
-            return None
-        sources, static = value.sources(), widen(self.static[str(site.block)])
-        mean = static if self.config.version == 1 else static.mean(-1)
-        token = self._token(sources, site.block)
-        return mean.expand(*sources[0].shape[:-1], *mean.shape) if token is None else mean + token
-
-    def sources(self, site: Site) -> tuple[str, ...]:
-        """The slots that the GRNs before `site` read."""
-        if not site.first or site.block not in self.grns:
-            return ()
-        overflows = self._overflows(site.block)
-        newest = self._count(site.block) - 1 - overflows
-        names = [f"block {b}" for b in range(site.block - newest, site.block)]
-        return ("embedding", *(["overflow"] if overflows else []), *names)
-
-    def dead(self) -> dict[str, str]:
-        """With the literal ReLU, every w that stands at zero."""
-        if self.config.relu == "trainable":
-            return {}
-        why = "w is zero, where the literal ReLU has slope zero for every input"
-        found = {}
-        for block, query in self.query.items():
-            zero = [row for row, w in enumerate(query) if w.is_meta or not bool(w.any())]
-            names = [f"query.{block}"] if len(zero) == len(query) else [f"query.{block}[{row}]" for row in zero]
-            found |= dict.fromkeys(names, why)
-        return found
-
-    def cost(self) -> Cost:
-        """Per way and slot a multiply-add and, in v3, a dot product and the sum of the two weights; the running sum."""
-        width, config = self.layout.width, self.config
-        counts = {block: self._count(block) for block in self.grns}
-        per_slot = 5 if config.version == 3 else 2
-        flops = sum(per_slot * width * len(names) * counts[block] for block, names in self.grns.items())
-        if config.window is not None:
-            flops += width * max(0, self.last_read - config.window - 1)
-        flops += width * sum(self._waiting(site) + self._adds(site) - 1 for site in self.layout.sublayers)
-        parameters = sum(p.numel() for p in self.parameters())
-        live = max(self._held(site) for site in self.layout.sites)
-        return Cost(parameters=parameters, flops=flops, reads=sum(counts.values()), live=live * width)
-
-    def _waiting(self, site: Site) -> int:
-        """Ways that wait past `site` for its block's attention."""
-        attention = self.attention.get(site.block)
-        if attention is None or site.index >= attention.index or "k" not in self.grns.get(site.block, ()):
-            return 0
-        return 3 if site.block in self.plain_blocks else 2
-
-    def _adds(self, site: Site) -> int:
-        """Additions of what `site` writes: to the running value, the block's contribution, the plain sum."""
-        running = not site.last and site.block not in self.plain_blocks
-        part = not site.first and self.last_read > site.block
-        return running + part + (self.last_plain >= site.block + site.last)
-
-    def _held(self, site: Site) -> int:
-        """Vectors in the state before `site`."""
-        if site.index == 0:
-            return 1  # the first slot and the plain sum are both the embedding
-        block, inside = site.block, not site.first
-        held = self._count(block) if self.last_read >= block + inside else 0
-        held += self.last_plain >= block
-        if not inside:
-            return held
-        held += (block not in self.plain_blocks) + (self.last_read > block)
-        return held + self._waiting(self.layout.sites[site.index - 1])

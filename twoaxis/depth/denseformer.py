@@ -22,16 +22,16 @@ included; `parameter_groups` says so too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, ParameterGroup, Published
+from twoaxis.base.method import Card, Published
 from twoaxis.base.options import Count, Options
+from twoaxis.depth.history import HistoryStream, View, Weights, newest
+from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen, Stream, Tokens
-from twoaxis.kernels.weighted_sum import share, weighted_sum
+from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +44,10 @@ class DenseFormerConfig(Options):
     """Average after every `period`-th block."""
 
 
-class Slots(NamedTuple):
-    """The running residual inside a block and the block outputs somebody will still read; averages take `shared`."""
-
-    x: Tensor
-    slots: tuple[Tensor | None, ...]
-    shared: tuple[Tensor | None, ...]
-
-
-class DenseFormer(Stream):
+class DenseFormer(HistoryStream):
     """Depth-weighted averages of block outputs."""
+
+    alpha: nn.ParameterDict
 
     name = "denseformer"
     Config = DenseFormerConfig
@@ -102,13 +96,30 @@ class DenseFormer(Stream):
 
     def __init__(self, config: DenseFormerConfig, layout: Layout) -> None:
         super().__init__(config, layout)
-        first_sites = [s for s in layout.sites if s.first and s.block > 0]
-        averaged = [s.block for s in first_sites if s.block % config.period == 0 and self.uses(s)]
-        self.read_slots = {j: tuple(range(j % config.dilation, j + 1, config.dilation)) for j in averaged}
-        """For each averaged block: the slots its average reads, oldest first."""
-        self.last_reader = {s: j for j in averaged for s in self.read_slots[j]}
-        """For each slot: the last block whose average reads it."""
-        self.alpha = nn.ParameterDict({str(j): nn.Parameter(torch.empty(len(s))) for j, s in self.read_slots.items()})
+        self.follow(Plan.blocks(layout, self._slots))
+        for site, read in zip(layout.sites, self.plan.reads, strict=True):
+            if read is not None:
+                start = newest(1.0)
+                self.parameter(f"alpha.{site.block}", read.total, start=start, neutral=start, decay=True)
+
+    def _slots(self, first: Site) -> Read | None:
+        """Every `dilation`-th slot up to the newest, before every `period`-th block."""
+        j, k = first.block, self.config.dilation
+        return Read(range(j % k, j + 1, k)) if j and j % self.config.period == 0 and self.uses(first) else None
+
+    def route(self, view: View, site: Site) -> Weights:
+        """One scalar per slot."""
+        return Weights(static=self.alpha[str(site.block)].unsqueeze(0))
+
+    @property
+    def neutral(self) -> Neutral:
+        """Zero times a slot adds nothing to a bit."""
+        return "bitwise"
+
+    def flops(self) -> int:
+        """One multiply-add per channel and slot read; a slot that is read alone is only scaled."""
+        counts = [read.total for read in self.plan.reads if read is not None]
+        return self.layout.width * sum(2 * n - (n == 1) for n in counts)
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """Block by block; X_0, X_1, ... are the slots, Y_j is what block j + 1 starts from."""
@@ -123,82 +134,3 @@ class DenseFormer(Stream):
                 ]
                 x = torch.tensordot(self.alpha[str(j)], torch.stack(averaged), 1)
         return x
-
-    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
-        """One on the newest slot, zero on the others: the plain residual."""
-        with torch.no_grad():
-            for alpha in self.alpha.values():
-                alpha.zero_()[-1] = 1.0
-
-    def neutral_(self) -> None:
-        """The initial values are neutral."""
-        self.reset_parameters()
-
-    @property
-    def neutral(self) -> Neutral:
-        """Zero times a slot adds nothing to a bit."""
-        return "bitwise"
-
-    def _open(self, x: Tensor, tokens: Tokens) -> Slots:
-        return self._push(Slots(x, (), ()), 0)
-
-    def _read(self, value: Slots, site: Site) -> Seen:
-        if not site.first or site.block not in self.read_slots:
-            return Seen(value.x)
-        return Seen(weighted_sum(self._gather(value, site), static=self.alpha[str(site.block)][None])[0])
-
-    def _write(self, value: Slots, site: Site, y: Tensor, seen: Seen, c: Seen) -> Slots:
-        x, ahead = seen.x + y, site.block + 1
-        live = [self.last_reader.get(i, 0) >= ahead for i in range(len(value.slots))]
-        slots, shared = (
-            tuple(s if kept else None for s, kept in zip(row, live, strict=True)) for row in (value.slots, value.shared)
-        )
-        after = Slots(x, slots, shared)
-        return self._push(after, ahead) if site.last else after
-
-    def _gather(self, value: Slots, site: Site) -> list[Tensor]:
-        slots = [value.shared[s] for s in self.read_slots[site.block]]
-        return [s for s in slots if s is not None]
-
-    def _push(self, value: Slots, number: int) -> Slots:
-        """Make the running residual slot `number`, if anybody will read it."""
-        x, read = value.x, number in self.last_reader
-        return Slots(x, (*value.slots, x if read else None), (*value.shared, share(x) if read else None))
-
-    def _pack(self, value: Slots, site: Site) -> tuple[Tensor, ...]:
-        # the newest slot, where it is live, is x itself
-        return (value.x, *(s for s in value.slots[:-1] if s is not None))
-
-    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Slots:
-        live = [self.last_reader.get(i, 0) >= site.block for i in range(site.block)]
-        self._packed(tensors, 1 + sum(live), site)
-        x, *rest = tensors
-        older = iter(rest)
-        slots = [next(older) if kept else None for kept in live]
-        shared = [None if slot is None else share(slot) for slot in slots]
-        return self._push(Slots(x, tuple(slots), tuple(shared)), site.block)
-
-    def _weights(self, value: Slots, site: Site) -> Tensor | None:
-        if not site.first or site.block not in self.read_slots:
-            return None
-        alpha = self.alpha[str(site.block)]
-        return alpha.expand(*value.x.shape[:-1], 1, len(alpha))
-
-    def sources(self, site: Site) -> tuple[str, ...]:
-        """The slots the average before `site` reads."""
-        slots = self.read_slots.get(site.block, ()) if site.first else ()
-        return tuple("embedding" if s == 0 else f"block {s - 1}" for s in slots)
-
-    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        """As in the original: decayed like any matrix."""
-        names = tuple(name for name, _ in self.named_parameters())
-        return (ParameterGroup(names, decay=True),) if names else ()
-
-    def cost(self) -> Cost:
-        """One multiply-add per channel and slot read; a slot that is read alone is only scaled."""
-        reads = sum(len(s) for s in self.read_slots.values())
-        alone = sum(len(s) == 1 for s in self.read_slots.values())
-        # at a boundary the newest slot is the running residual itself; inside a block it stands beside it
-        live = 1 + max(sum(s <= j < last for s, last in self.last_reader.items()) for j in range(self.layout.blocks))
-        width = self.layout.width
-        return Cost(parameters=reads, flops=(2 * reads - alone) * width, reads=reads, live=live * width)

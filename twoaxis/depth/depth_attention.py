@@ -25,15 +25,15 @@ from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.base.method import Card, ParameterGroup, Published
+from twoaxis.base.method import Card, Normal, Published
 from twoaxis.base.options import Count, Options, between
+from twoaxis.depth.history import History, HistoryStream, View
+from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import OUT, Site
-from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen, Stream, Tokens
-from twoaxis.kernels.weighted_sum import source_dots
-from twoaxis.ring import Ring
-from twoaxis.window import attend
+from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
+from twoaxis.kernels.history import source_dots, weighted_sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +63,24 @@ class DepthAttentionConfig(Options):
             raise ValueError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
 
 
-class Depths(NamedTuple):
-    """The running residual and the ring of keys and values over depth."""
+class Projections(NamedTuple):
+    """The sets of projections, taken apart: autograd puts the gradients of a stack together once."""
 
-    x: Tensor
-    ring: Ring
+    query: tuple[Tensor, ...]
+    key: tuple[Tensor, ...]
+    value: tuple[Tensor, ...]
+    output: tuple[Tensor, ...]
 
 
-class DepthAttention(Stream):
+class DepthAttention(HistoryStream):
     """Causal windowed attention over the states of a token."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+    derives = Projections._fields
+    tensors = 2
 
     name = "depth_attention"
     Config = DepthAttentionConfig
@@ -109,24 +118,31 @@ class DepthAttention(Stream):
 
     def __init__(self, config: DepthAttentionConfig, layout: Layout) -> None:
         super().__init__(config, layout)
-        width, heads = layout.width, config.heads
+        width, heads, add = layout.width, config.heads, config.inject == "add"
         if config.head_width is None and width % heads:
             raise ValueError(f"heads ({heads}) must divide the width ({width}), or give head_width")
+        self.goes_on = "read" if add else "own"
         self.head_width = config.head_width or width // heads
         self.kv_heads = config.kv_heads or heads
-        reading = [site for site in layout.sites if self._reads(site)]
-        self.rows = {site.index: 0 if config.shared else row for row, site in enumerate(reading)}
+        reading = [site.index for site in layout.sites if self._reads(site)]
+        self.rows = {index: 0 if config.shared else row for row, index in enumerate(reading)}
         """Which projections a reading site uses."""
-        depths = [site for site in layout.sites if self._is_state(site)]
-        last = max((site.index for site in reading), default=-1)
-        self.key_rows = {s.index: self._key_row(s) for s in depths if s.index <= last}
-        """Which projections make the keys and values of the state that arrives at a site."""
+        last = max(reading, default=-1)
+        states = [site.index for site in layout.sites[: last + 1] if self._is_state(site)]
+        self.follow(self._windows(states))
+        ahead = iter(reading)
+        reader, self.key_rows = next(ahead, -1), []
+        """By state: which projections make its keys and values, those of the first site that can see it."""
+        for index in states:
+            reader = reader if reader >= index else next(ahead)
+            self.key_rows.append(self.rows[reader])
         sets = min(len(reading), 1) if config.shared else len(reading)
-        self.query = nn.Parameter(torch.empty(sets, heads * self.head_width, width))
-        self.key = nn.Parameter(torch.empty(sets, self.kv_heads * self.head_width, width))
-        self.value = nn.Parameter(torch.empty(sets, self.kv_heads * self.head_width, width))
-        self.output = nn.Parameter(torch.empty(sets, width, heads * self.head_width))
-        self.reading = len(reading)
+        inner, kv = heads * self.head_width, self.kv_heads * self.head_width
+        start = Normal(width**-0.5)
+        for name, size in (("query", inner), ("key", kv), ("value", kv)):
+            self.parameter(name, sets, size, width, start=start, decay=True, float32=False)
+        out = 0.0 if add else Normal(inner**-0.5)
+        self.parameter("output", sets, width, inner, start=out, neutral=0.0, decay=True, float32=False)
 
     def _is_state(self, site: Site) -> bool:
         """Whether the stream's state on arrival at `site` is one of the depths."""
@@ -136,9 +152,72 @@ class DepthAttention(Stream):
         """Whether `site` reads over depth."""
         return self.uses(site) and self._is_state(site) and (site.kind != OUT or self.config.read_out)
 
-    def _key_row(self, site: Site) -> int:
-        """A state is projected once, by the first set that can see it: its own site's, or the next reading one's."""
-        return next(self.rows[i] for i in sorted(self.rows) if i >= site.index)
+    def _windows(self, states: list[int]) -> Plan:
+        """The last K states, the one that arrives at the site included."""
+        born = {index: n for n, index in enumerate(states)}
+        window = self.config.window or len(states)
+        reads = {index: Read(range(max(0, born[index] - window + 1), born[index] + 1)) for index in self.rows}
+        return Plan(self.layout, born, reads, ["embedding" if i == 0 else f"state before site {i}" for i in states])
+
+    def prepare(self) -> Projections | None:
+        """The projections, one by one; None where no site reads."""
+        stacks = [getattr(self, name) for name in Projections._fields] if self.rows else []
+        return Projections(*(stack.unbind(0) for stack in stacks)) if stacks else None
+
+    def store(self, x: Tensor, number: int, own: Projections) -> tuple[Tensor, ...]:
+        """Values and keys of a state, (..., Hkv, D)."""
+        row = self.key_rows[number]
+        return tuple(F.linear(x, w[row]).unflatten(-1, (self.kv_heads, -1)) for w in (own.value, own.key))
+
+    def _attention(self, view: View, site: Site) -> Tensor:
+        """The softmax over the states, (..., Hkv, G, S)."""
+        x = view.state.x
+        assert x is not None
+        q = F.linear(x, view.state.own.query[self.rows[site.index]]).unflatten(-1, (self.kv_heads, -1, self.head_width))
+        keys = [source.also[0] for source in view.kept]
+        return (source_dots(q, keys) * self.head_width**-0.5).softmax(-1)
+
+    def mix(self, view: View, site: Site) -> tuple[Tensor, ...]:
+        """z: per key head one way for each query head of its group."""
+        ways = weighted_sum(view.sources, token=self._attention(view, site))
+        return ((ways[0] if len(ways) == 1 else torch.stack(ways, dim=-2).flatten(-3, -2)).flatten(-2),)
+
+    def enter(self, way: str, read: Tensor, view: View, site: Site) -> Tensor:
+        """z through its output projection, added to the state or in its place."""
+        read = F.linear(read, view.state.own.output[self.rows[site.index]])
+        if self.config.inject == "replace":
+            return read
+        assert view.state.x is not None
+        return view.state.x + read
+
+    def _weights(self, value: History, site: Site) -> Tensor | None:
+        if site.index not in self.rows:
+            return None
+        return self._attention(self.view(self._now(value, site.index), site), site).flatten(-3, -2)
+
+    @property
+    def neutral(self) -> Neutral:
+        """Adding zero changes no bit; a replaced input is never the plain one."""
+        return "bitwise" if self.config.inject == "add" or not self.rows else "none"
+
+    def dead(self) -> dict[str, str]:
+        """A softmax over one state is one whatever the query: such queries, and keys nobody compares, never learn."""
+        asking, compared = set(), set()
+        for index, row in self.rows.items():
+            read = self.plan.reads[index]
+            if read is not None and read.total > 1:
+                asking.add(row)
+                compared.update(self.key_rows[n] for n in read.numbers)
+        rows = set(self.rows.values())
+        lone = {f"query[{r}]": "its sites see one state, the softmax is constant" for r in sorted(rows - asking)}
+        return lone | {f"key[{r}]": "no site sees its states beside another" for r in sorted(rows - compared)}
+
+    def flops(self) -> int:
+        """Four projections per reading site and state, a dot product and a multiply-add per head and state, the sum."""
+        width, inner, kv = self.layout.width, self.config.heads * self.head_width, self.kv_heads * self.head_width
+        counts = [read.total for read in self.plan.reads if read is not None]
+        projections = 4 * width * (inner * len(counts) + kv * len(self.key_rows))
+        return projections + 4 * inner * sum(counts) + width * len(counts) * (self.config.inject == "add")
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """State by state; keys and values of the states so far are lists, of which a read takes the last K."""
@@ -163,110 +242,3 @@ class DepthAttention(Stream):
             if site.kind != OUT:
                 x = (h if config.inject == "add" else x) + apply(site, Seen(h)).y
         return h
-
-    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
-        """Projections N(0, 1/width); with `add` the output projection is zero, so the start is the plain residual."""
-        with torch.no_grad():
-            for weight in (self.query, self.key, self.value):
-                weight.normal_(0.0, self.layout.width**-0.5, generator=generator)
-            if self.config.inject == "add":
-                self.output.zero_()
-            else:
-                self.output.normal_(0.0, self.output.shape[-1] ** -0.5, generator=generator)
-
-    def neutral_(self) -> None:
-        """Zero output projections, with `add`."""
-        if self.neutral == "none":
-            super().neutral_()
-        with torch.no_grad():
-            self.output.zero_()
-
-    @property
-    def neutral(self) -> Neutral:
-        """Adding zero changes no bit; a replaced input is never the plain one."""
-        return "bitwise" if self.config.inject == "add" or not self.reading else "none"
-
-    def _arrive(self, x: Tensor, ring: Ring, index: int) -> Depths:
-        """The state on arrival at site `index`: project it once, when it is one of the depths anybody will read."""
-        row = self.key_rows.get(index)
-        if row is None:
-            return Depths(x, ring)
-        k, v = (F.linear(x, w[row]).unflatten(-1, (self.kv_heads, -1)) for w in (self.key, self.value))
-        return Depths(x, ring.append(k.unsqueeze(-3), v.unsqueeze(-3)))
-
-    def _open(self, x: Tensor, tokens: Tokens) -> Depths:
-        return self._arrive(x, Ring(self.config.window, x.dim() - 1, merge=False), 0)
-
-    def _read(self, value: Depths, site: Site) -> Seen:
-        if not self._reads(site):
-            return Seen(value.x)
-        row = self.rows[site.index]
-        q = F.linear(value.x, self.query[row]).unflatten(-1, (self.config.heads, -1)).unsqueeze(-3)
-        z = attend(value.ring, q).squeeze(-3).flatten(-2)
-        read = F.linear(z, self.output[row])
-        return Seen(value.x + read if self.config.inject == "add" else read)
-
-    def _write(self, value: Depths, site: Site, y: Tensor, seen: Seen, c: Seen) -> Depths:
-        base = seen.x if self.config.inject == "add" else value.x
-        return self._arrive(base + y, value.ring, site.index + 1)
-
-    def _pack(self, value: Depths, site: Site) -> tuple[Tensor, ...]:
-        return (value.x, *(t.squeeze(-3) for piece in value.ring.pieces for t in piece))
-
-    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Depths:
-        seen = sum(i <= site.index for i in self.key_rows)
-        self._packed(tensors, 1 + 2 * min(seen, self.config.window or seen), site)
-        x, *rest = tensors
-        pieces = tuple((k.unsqueeze(-3), v.unsqueeze(-3)) for k, v in zip(rest[::2], rest[1::2], strict=True))
-        return Depths(x, Ring(self.config.window, x.dim() - 1, merge=False, seen=seen, pieces=pieces))
-
-    def _weights(self, value: Depths, site: Site) -> Tensor | None:
-        if not self._reads(site):
-            return None
-        q = F.linear(value.x, self.query[self.rows[site.index]])
-        q = q.unflatten(-1, (self.kv_heads, -1, self.head_width))
-        keys = [piece[0].squeeze(-3) for piece in value.ring.pieces]
-        return (source_dots(q, keys) * self.head_width**-0.5).softmax(-1).flatten(-3, -2)
-
-    def sources(self, site: Site) -> tuple[str, ...]:
-        """The states `site` reads, oldest first."""
-        if not self._reads(site):
-            return ()
-        names = ["embedding" if i == 0 else f"state before site {i}" for i in sorted(self.key_rows) if i <= site.index]
-        return tuple(names if self.config.window is None else names[-self.config.window :])
-
-    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        """Projections like any attention's: decayed, in the model's dtype."""
-        names = tuple(name for name, _ in self.named_parameters())
-        return (ParameterGroup(names, decay=True, float32=False),)
-
-    def dead(self) -> dict[str, str]:
-        """A softmax over one state is one whatever the query: such queries, and keys nobody compares, never learn."""
-        asking, compared = set(), set()
-        for site in (s for s in self.layout.sites if self._reads(s)):
-            states = [i for i in sorted(self.key_rows) if i <= site.index]
-            states = states if self.config.window is None else states[-self.config.window :]
-            if len(states) > 1:
-                asking.add(self.rows[site.index])
-                compared.update(self.key_rows[i] for i in states)
-        rows = range(self.query.shape[0])
-        lone = {f"query[{r}]": "its sites see one state, the softmax is constant" for r in rows if r not in asking}
-        alone = {f"key[{r}]": "no site sees its states beside another" for r in rows if r not in compared}
-        return lone | alone
-
-    def cost(self) -> Cost:
-        """Four projections per reading site and state, a dot product and a multiply-add per head and state, the sum."""
-        width, inner, kv = (
-            self.layout.width,
-            self.config.heads * self.head_width,
-            self.kv_heads * self.head_width,
-        )
-        counts = [len(self.sources(site)) for site in self.layout.sites if self._reads(site)]
-        projections = len(counts) * 2 * 2 * width * inner + len(self.key_rows) * 2 * 2 * width * kv
-        window = self.config.window or len(self.key_rows)
-        return Cost(
-            parameters=sum(p.numel() for p in self.parameters()),
-            flops=projections + sum(counts) * 4 * inner + (width * len(counts) if self.config.inject == "add" else 0),
-            reads=sum(counts),
-            live=width + 2 * kv * min(window, len(self.key_rows)),
-        )

@@ -47,7 +47,7 @@ from torch import Tensor
 from twoaxis.base.method import Card, Published
 from twoaxis.base.options import NotNegative, Options
 from twoaxis.depth.slot_mix import SlotMix
-from twoaxis.depth.stream import Apply, Cost, Layout, Seen
+from twoaxis.depth.stream import Apply, Layout, Seen
 from twoaxis.kernels.precision import widen
 
 
@@ -116,6 +116,7 @@ class ElcBert(SlotMix):
             skip=False,
             rejoin=config.variant != "base",
             read_out=config.variant == "weighted_output",
+            start=1.0 if config.variant == "base" else 0.0,
         )
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
@@ -138,17 +139,13 @@ class ElcBert(SlotMix):
             return slots[-1]
         return torch.tensordot(self.logits[str(self.layout.blocks)].softmax(0), torch.stack(slots), 1)
 
-    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
-        """Logits zero; in base one on the newest slot."""
-        self._reset(1.0 if self.config.variant == "base" else 0.0)
-
-    def _store(self, x: Tensor) -> Tensor:
+    def finish(self, x: Tensor) -> Tensor:
+        """In `normalized` a block ends in a LayerNorm without scale and bias."""
         if self.config.variant != "normalized":
             return x
         return F.layer_norm(widen(x), (self.layout.width,), eps=self.config.eps).to(x.dtype)
 
-    def cost(self) -> Cost:
+    def flops(self) -> int:
         """The mixtures, and for `normalized` mean, centring, mean square and scaling of each block's output."""
-        cost = super().cost()
         norms = len(self.drops) if self.config.variant == "normalized" else 0
-        return cost._replace(flops=cost.flops + norms * 5 * self.layout.width)
+        return super().flops() + norms * 5 * self.layout.width

@@ -39,19 +39,20 @@ its attention.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, ParameterGroup, Published
+from twoaxis.base.method import Card, Normal, Published
 from twoaxis.base.options import NotNegative, Options
-from twoaxis.depth.multiway import Waiting, attention_sites, defined_block, qkv_ways
+from twoaxis.depth.history import HistoryStream, View, Weights, defined_block, newest
+from twoaxis.depth.plan import Plan, Read, qkv_ways
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Layout, Neutral
+from twoaxis.kernels.history import rms_logits
 from twoaxis.kernels.precision import full_precision, widen
-from twoaxis.kernels.weighted_sum import rms_logits, share, weighted_sum
 
 POST_START = 0.001
 """Where the scale of the post-norm starts."""
@@ -98,20 +99,16 @@ class MuddFormerConfig(Options):
         return self.prenorm if self.generator_scale is None else self.generator_scale
 
 
-class Slots(NamedTuple):
-    """The running residual, the (with prenorm: normalised) block outputs, and ways that wait for the attention.
-
-    Sums read `shared`, the block outputs as `share` gives them.
-    """
-
-    x: Tensor
-    slots: tuple[Tensor, ...]
-    shared: tuple[Tensor, ...]
-    waiting: Waiting | None = None
-
-
-class MuddFormer(Stream):
+class MuddFormer(HistoryStream):
     """Multiway dynamic dense connections."""
+
+    static: nn.ParameterDict
+    generator_in: nn.ParameterDict
+    generator_out: nn.ParameterDict
+    generator_scale: nn.ParameterDict
+    pre_scale: nn.ParameterDict
+    post_scale: nn.ParameterDict
+    derives = ("pre_scale",)
 
     name = "muddformer"
     Config = MuddFormerConfig
@@ -164,36 +161,90 @@ class MuddFormer(Stream):
 
     def __init__(self, config: MuddFormerConfig, layout: Layout) -> None:
         super().__init__(config, layout)
-        self.attention = attention_sites(layout)
-        firsts = [site for site in layout.sites if site.first and site.block > 0]
-        self.mixes = {site.block: names for site in firsts if (names := self._names(site))}
-        """For each block that mixes the slots: the ways it mixes."""
-        self.last_read = max(self.mixes, default=-1)
-        width, dynamic = layout.width, self.mixes if config.dynamic else {}
+        self.follow(Plan.blocks(layout, self._slots))
+        self.mixes = {layout.sites[i].block: read.ways for i, read in enumerate(self.plan.reads) if read is not None}
+        """For each block that mixes the slots: the ways it mixes, x being the residual's."""
+        width, plain = layout.width, newest(0.0 if config.postnorm else 1.0)
+        for b, ways in self.mixes.items():
+            self.parameter(f"static.{b}", len(ways), b + 1, start=plain, neutral=plain, decay=True)
+        dynamic = self.mixes if config.dynamic else {}
+        for b in dynamic:
+            self.parameter(f"generator_in.{b}", width, self._hidden(b), start=Normal(width**-0.5), decay=True)
+        for b, ways in dynamic.items():
+            self.parameter(f"generator_out.{b}", self._hidden(b), len(ways) * (b + 1), neutral=0.0, decay=True)
+        for b in dynamic:
+            self.parameter(f"generator_scale.{b}", width, start=1.0, decay=True, needed=config.scales_generator)
+        for slot in range(max(self.mixes, default=-1) + 1):
+            self.parameter(f"pre_scale.{slot}", width, start=1.0, decay=True, needed=config.prenorm)
+        for b, ways in self.mixes.items():
+            normed = config.postnorm and "x" in ways
+            self.parameter(f"post_scale.{b}", width, start=POST_START, decay=True, needed=normed)
 
-        def each(shapes: dict[int, tuple[int, ...]], needed: bool = True) -> nn.ParameterDict:
-            return nn.ParameterDict(
-                {str(block): nn.Parameter(torch.empty(shape)) for block, shape in shapes.items() if needed}
-            )
-
-        self.static = each({b: (len(names), b + 1) for b, names in self.mixes.items()})
-        self.generator_in = each({b: (width, self._hidden(b)) for b in dynamic})
-        self.generator_out = each({b: (self._hidden(b), len(names) * (b + 1)) for b, names in dynamic.items()})
-        self.generator_scale = each({b: (width,) for b in dynamic}, config.scales_generator)
-        self.pre_scale = each({slot: (width,) for slot in range(self.last_read + 1)}, config.prenorm)
-        self.post_scale = each({b: (width,) for b, names in self.mixes.items() if "r" in names}, config.postnorm)
-
-    def _names(self, first: Site) -> tuple[str, ...]:
-        """The ways that the block beginning at `first` mixes from the slots."""
+    def _slots(self, first: Site) -> Read | None:
+        """All slots, in the ways that the block beginning at `first` mixes."""
         attention = self.attention.get(first.block)
         separate = self.config.ways == "qkvr" and attention is not None and self.uses(attention)
-        return (("q", "k", "v") if separate else ()) + (("r",) if self.uses(first) else ())
+        ways = (("q", "k", "v") if separate else ()) + (("x",) if self.uses(first) else ())
+        return Read(range(first.block + 1), ways) if ways and first.block else None
 
     def _hidden(self, block: int) -> int:
         """K: hidden width of the generator before `block`."""
         ways = 4 if self.config.expand_last and block == self.layout.blocks else len(self.mixes[block])
         hidden = ways * (block + 1)
         return (hidden // 64 + 1) * 64 if self.config.round64 else hidden
+
+    def store(self, x: Tensor, number: int, own: None) -> tuple[Tensor, ...]:
+        """With prenorm the sums run over the normalised slot."""
+        if not self.config.prenorm:
+            return (x,)
+        return ((_rms(x, self.config.eps) * widen(self.pre_scale[str(number)])).to(x.dtype),)
+
+    @full_precision
+    def route(self, view: View, site: Site) -> Weights:
+        """The generator on the newest slot, and the static weights."""
+        config, key, x = self.config, str(site.block), view.state.x
+        if not config.dynamic:
+            return Weights(static=self.static[key])
+        assert x is not None
+        inner = widen(self.generator_in[key]).mT  # (K, D)
+        if config.scales_generator:
+            inner = inner * widen(self.generator_scale[key])
+        eps = config.eps if config.generator_eps is None else config.generator_eps
+        u = rms_logits(x, inner.unsqueeze(1), eps=eps).squeeze(-2)
+        hidden = F.gelu(u, approximate="tanh" if config.gelu == "tanh" else "none")
+        static = widen(self.static[key])
+        return Weights(token=(hidden @ widen(self.generator_out[key])).unflatten(-1, static.shape) + static)
+
+    def enter(self, way: str, read: Tensor, view: View, site: Site) -> Tensor:
+        """With postnorm the mix is added to the newest slot, that of the residual way normalised first."""
+        if not self.config.postnorm:
+            return read
+        if way == "x":
+            read = (_rms(read, self.config.eps) * widen(self.post_scale[str(site.block)])).to(read.dtype)
+        assert view.state.x is not None
+        return view.state.x + read
+
+    def ways(self, site: Site) -> tuple[str, ...]:
+        """q, k and v where they are mixed separately, and in block 0, whose ways are equal, if the option says so."""
+        if self.config.first_norms == "separate" and site.block == 0 and site == self.attention.get(0):
+            return qkv_ways(site) if self.uses(site) and self.config.ways == "qkvr" else ("x",)
+        return super().ways(site)
+
+    @property
+    def neutral(self) -> Neutral:
+        """Zero times a slot adds nothing to a bit; a normalised slot in place of the residual is never plain."""
+        return "none" if self.mixes and self.config.prenorm and not self.config.postnorm else "bitwise"
+
+    def flops(self) -> int:
+        """Generate and mix, and the norms: a mean square and a product, plus one for a learned scale."""
+        config, per_channel = self.config, 4 * (max(self.mixes, default=-1) + 1) * self.config.prenorm
+        for block, ways in self.mixes.items():
+            per_channel += 2 * len(ways) * (block + 1)
+            if config.dynamic:
+                per_channel += 2 * self._hidden(block) + (4 if config.scales_generator else 3)
+            if config.postnorm:
+                per_channel += len(ways) + (4 if "x" in ways else 0)
+        return self.layout.width * (per_channel + self.additions())
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """Block by block over the list of block outputs X_0, X_1, ...; block 0 reads the embedding in every way."""
@@ -215,7 +266,7 @@ class MuddFormer(Stream):
         weights = self.static[key].expand(*x.shape[:-1], -1, -1)  # (B, T, C, n)
         if config.dynamic:
             u = _defined_rms(x, config.eps if config.generator_eps is None else config.generator_eps)
-            if key in self.generator_scale:
+            if config.scales_generator:
                 u = u * self.generator_scale[key]
             hidden = F.gelu(u @ self.generator_in[key], approximate="tanh" if config.gelu == "tanh" else "none")
             weights = weights + (hidden @ self.generator_out[key]).unflatten(-1, weights.shape[-2:])
@@ -224,170 +275,6 @@ class MuddFormer(Stream):
             mixes[-1] = _defined_rms(mixes[-1], config.eps) * self.post_scale[key]
             mixes = [x + mix for mix in mixes]
         return mixes
-
-    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
-        """W1 ~ N(0, 1/D), W2 = 0, a one on the newest slot or zero with postnorm, scales 1, the post-norm's 0.001."""
-        with torch.no_grad():
-            for weight in self.generator_in.values():
-                weight.normal_(0.0, self.layout.width**-0.5, generator=generator)
-            for scale in (*self.generator_scale.values(), *self.pre_scale.values()):
-                scale.fill_(1.0)
-            for scale in self.post_scale.values():
-                scale.fill_(POST_START)
-        self._plain_weights()
-
-    def _plain_weights(self) -> None:
-        with torch.no_grad():
-            for weight in self.generator_out.values():
-                weight.zero_()
-            for static in self.static.values():
-                static.zero_()[:, -1] = 0.0 if self.config.postnorm else 1.0
-
-    def neutral_(self) -> None:
-        """No dynamic weights, and static ones that pick the newest slot or, with postnorm, add nothing to it."""
-        if self.neutral == "none":
-            super().neutral_()
-        self._plain_weights()
-
-    @property
-    def neutral(self) -> Neutral:
-        """Zero times a slot adds nothing to a bit; a normalised slot in place of the residual is never plain."""
-        return "none" if self.mixes and self.config.prenorm and not self.config.postnorm else "bitwise"
-
-    # Reads.
-
-    def _push(self, value: Slots, number: int) -> Slots:
-        """Make the running residual block output `number`, or with prenorm what the sums run over in place of it."""
-        slot = x = value.x
-        if self.config.prenorm:
-            slot = (_rms(x, self.config.eps) * widen(self.pre_scale[str(number)])).to(x.dtype)
-        return Slots(x, (*value.slots, slot), (*value.shared, share(slot)))
-
-    @full_precision
-    def _token(self, x: Tensor, block: int) -> Tensor:
-        """The weights before `block` from the newest slot `x`: (..., C, n)."""
-        key, eps = str(block), self.config.generator_eps
-        inner = widen(self.generator_in[key]).mT  # (K, D)
-        if self.config.scales_generator:
-            inner = inner * widen(self.generator_scale[key])
-        u = rms_logits(x, inner.unsqueeze(1), self.config.eps if eps is None else eps).squeeze(-2)
-        hidden = F.gelu(u, approximate="tanh" if self.config.gelu == "tanh" else "none")
-        static = widen(self.static[key])
-        return (hidden @ widen(self.generator_out[key])).unflatten(-1, static.shape) + static
-
-    def _mix(self, value: Slots, block: int) -> dict[str, Tensor]:
-        """Every way of `block`."""
-        names, x = self.mixes[block], value.x
-        if self.config.dynamic:
-            mixed = weighted_sum(value.shared, token=self._token(x, block))
-        else:
-            mixed = weighted_sum(value.shared, static=self.static[str(block)])
-        ways = dict(zip(names, mixed, strict=True))
-        if not self.config.postnorm:
-            return ways
-        if "r" in ways:
-            scale = widen(self.post_scale[str(block)])
-            ways["r"] = (_rms(ways["r"], self.config.eps) * scale).to(x.dtype)
-        return {name: x + way for name, way in ways.items()}
-
-    def _read(self, value: Slots, site: Site) -> Seen:
-        attention = self.attention.get(site.block)
-        if not site.first:
-            return Seen(value.x) if value.waiting is None or site != attention else Seen(value.x, *value.waiting)
-        if site.block not in self.mixes:
-            return Seen(value.x)
-        ways = self._mix(value, site.block)
-        x = ways.get("r", value.x)
-        if "q" not in ways:
-            return Seen(x)
-        waiting = Waiting(ways["q"], ways["k"], ways["v"])
-        return Seen(x, *waiting) if site == attention else Seen(x, aux=waiting)
-
-    def ways(self, site: Site) -> tuple[str, ...]:
-        """q, k and v at the attention of a block that mixes them separately, and of block 0 if the option says so."""
-        if site != self.attention.get(site.block):
-            return ("x",)
-        first = site.block == 0 and self.uses(site) and self.config.ways == "qkvr"
-        separate = (first and self.config.first_norms == "separate") or "q" in self.mixes.get(site.block, ())
-        return qkv_ways(site) if separate else ("x",)
-
-    # Writes.
-
-    def _open(self, x: Tensor, tokens: Tokens) -> Slots:
-        value = Slots(x, (), ())
-        return self._push(value, 0) if self.mixes else value
-
-    def _write(self, value: Slots, site: Site, y: Tensor, seen: Seen, c: Seen) -> Slots:
-        x, ahead = seen.x + y, site.block + 1
-        kept = value._replace(x=x, waiting=None) if self.last_read >= ahead else Slots(x, (), ())
-        if site.last:
-            return self._push(kept, ahead) if kept.slots else kept
-        waiting = seen.aux if site.first else value.waiting
-        if waiting is not None:
-            waiting = None if site == self.attention[site.block] else waiting.plus(y)
-        return kept._replace(waiting=waiting)
-
-    # Stage boundaries, inspection, declarations.
-
-    def _pack(self, value: Slots, site: Site) -> tuple[Tensor, ...]:
-        # the newest slot is the running residual, or its norm
-        return (value.x, *value.slots[:-1])
-
-    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Slots:
-        reads = self.last_read >= site.block
-        self._packed(tensors, site.block + 1 if reads else 1, site)
-        x, *older = tensors
-        value = Slots(x, tuple(older), tuple(share(t) for t in older))
-        return self._push(value, site.block) if reads else value
-
-    def _weights(self, value: Slots, site: Site) -> Tensor | None:
-        """The weights of the block's ways in the order q, k, v, r."""
-        if not site.first or site.block not in self.mixes:
-            return None
-        if self.config.dynamic:
-            return self._token(value.x, site.block)
-        static = widen(self.static[str(site.block)])
-        return static.expand(*value.x.shape[:-1], *static.shape)
-
-    def sources(self, site: Site) -> tuple[str, ...]:
-        """The slots that the mix before `site` reads."""
-        if not site.first or site.block not in self.mixes:
-            return ()
-        return ("embedding", *(f"block {b}" for b in range(site.block)))
-
-    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        """As in the original: everything is decayed, static weights and scales included."""
-        names = tuple(name for name, _ in self.named_parameters())
-        return (ParameterGroup(names, decay=True),) if names else ()
-
-    def cost(self) -> Cost:
-        """Generate and mix, and the norms: a mean square and a product, plus one for a learned scale."""
-        width, config = self.layout.width, self.config
-        flops = 0
-        for block, names in self.mixes.items():
-            flops += 2 * width * len(names) * (block + 1)
-            if config.dynamic:
-                flops += 2 * width * self._hidden(block) + (4 if config.scales_generator else 3) * width
-            if config.postnorm:
-                flops += width * len(names) + (4 * width if "r" in names else 0)
-        flops += 4 * width * len(self.pre_scale)
-        flops += 3 * width * sum(self._waits(site) for site in self.layout.sites)
-        live = max(self._held(site) for site in self.layout.sites)
-        parameters = sum(p.numel() for p in self.parameters())
-        return Cost(parameters=parameters, flops=flops, reads=sum(b + 1 for b in self.mixes), live=live * width)
-
-    def _waits(self, site: Site) -> bool:
-        """Whether ways wait past `site` for its block's attention."""
-        attention = self.attention.get(site.block)
-        return attention is not None and site.index < attention.index and "q" in self.mixes.get(site.block, ())
-
-    def _held(self, site: Site) -> int:
-        """Vectors in the state before `site`."""
-        if site.first:
-            # the newest slot is the residual itself unless it is normalised
-            return 1 + (site.block + self.config.prenorm if self.last_read >= site.block else 0)
-        slots = site.block + 1 if self.last_read > site.block else 0
-        return 1 + slots + 3 * self._waits(self.layout.sites[site.index - 1])
 
 
 def _defined_rms(x: Tensor, eps: float) -> Tensor:

@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from twoaxis.base.meter import tensors_in
 from twoaxis.base.method import Card, Declared, Quantity
 from twoaxis.depth.site import OUT, Placement, Site, make_sites
 
@@ -221,6 +222,10 @@ class Stream(Declared):
 
     def _weights(self, value: Any, site: Site) -> Tensor | None:
         return None
+
+    def held(self, value: Any) -> list[Tensor]:
+        """What counts as live in a state: its vectors, without logits and what else is derived."""
+        return [t for t in tensors_in([value]) if t.shape[-1:] == (self.layout.width,)]
 
     def _quantities(self, value: Any, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Quantity]:
         return {}

@@ -47,8 +47,8 @@ from torch import Tensor
 
 from twoaxis.base.method import Card, Published
 from twoaxis.base.options import NotNegative, Options
-from twoaxis.depth.slot_mix import Slot, SlotMix
-from twoaxis.depth.stream import Apply, Cost, Layout, Seen
+from twoaxis.depth.slot_mix import SlotMix
+from twoaxis.depth.stream import Apply, Layout, Seen
 from twoaxis.kernels.precision import widen
 
 
@@ -118,7 +118,8 @@ class VerticalAttention(SlotMix):
     )
 
     def __init__(self, config: VerticalAttentionConfig, layout: Layout) -> None:
-        super().__init__(config, layout, skip=config.inner_residual, rejoin=True, read_out=False)
+        start = 1.0 if config.init == "newest" else 0.0
+        super().__init__(config, layout, skip=config.inner_residual, rejoin=True, read_out=False, start=start)
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """Block by block over the list of sources X_0, X_1, ..., each divided by its norm."""
@@ -139,19 +140,15 @@ class VerticalAttention(SlotMix):
             x = h + x if config.inner_residual else x
         return x
 
-    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
-        """Scalars zero; with init="newest" one on the newest source."""
-        self._reset(1.0 if self.config.init == "newest" else 0.0)
-
-    def _slot(self, x: Tensor) -> Slot:
+    def derive(self, x: Tensor, number: int, boundary: int, own: None) -> Tensor | None:
+        """One over the norm of a source, per token."""
         if self.config.norm == "none":
-            return super()._slot(x)
+            return None
         squares = widen(x).square()
         total = squares.sum(-1) if self.config.norm == "l2" else squares.mean(-1)
-        return super()._slot(x)._replace(inverse=torch.rsqrt(total + self.config.eps))
+        return torch.rsqrt(total + self.config.eps)
 
-    def cost(self) -> Cost:
-        """The mixtures, and one sum of squares per source; norms, a number each, are not counted as live."""
-        cost = super().cost()
-        sources = 0 if self.config.norm == "none" else max(self.mixes.values(), default=-1) + 1
-        return cost._replace(flops=cost.flops + sources * 2 * self.layout.width)
+    def flops(self) -> int:
+        """The mixtures, and one sum of squares per source."""
+        sources = 0 if self.config.norm == "none" else sum(last >= 0 for last in self.plan.last)
+        return super().flops() + sources * 2 * self.layout.width

@@ -1,0 +1,375 @@
+"""What every stream of the history family promises, written once and run on all of their variants."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parallel import DistributedDataParallel
+
+import twoaxis
+from tests.support.numbers import close, randn
+from twoaxis.depth.history import HistoryStream
+from twoaxis.depth.plan import Plan, Read
+from twoaxis.depth.registry import STREAMS, stream_names
+from twoaxis.depth.stream import Applied, Layout, Seen, State, Stream
+from twoaxis.depth.walk import visit
+from twoaxis.kernels.operator import using
+from twoaxis.verify.properties import label
+
+WIDTH, BLOCKS = 16, 4
+PLAIN_BLOCK, MIXED_BLOCK = ("attention", "mlp"), ("mixer", "attention", "mlp")
+FAMILY = [
+    pytest.param(name, options, id=label(name, options))
+    for name in stream_names()
+    if issubclass(STREAMS.find(name), HistoryStream)
+    for options in STREAMS.find(name).variants
+]
+every_stream = pytest.mark.parametrize(("name", "options"), FAMILY)
+
+
+def make(name: str, options: Any, kinds: Sequence[str] = PLAIN_BLOCK, **more: Any) -> HistoryStream:
+    """A stream with parameters off their start."""
+    stream = twoaxis.stream(name, blocks=BLOCKS, width=WIDTH, kinds=kinds, **options, **more).double()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in stream.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    assert isinstance(stream, HistoryStream)
+    return stream
+
+
+def act(site: Any, seen: Seen) -> Applied:
+    """A cheap sub-layer, another one at every site."""
+    ways = [way for way in seen[:4] if way is not None]
+    mixed = sum((i + 1) * way for i, way in enumerate(ways[1:])) if len(ways) > 1 else 0.0
+    return Applied(seen._replace(aux=None), torch.tanh(seen.x.roll(site.index + 1, -1) + 0.3 * mixed) * 0.5)
+
+
+def run(stream: Stream, x: Tensor) -> Tensor:
+    return stream.close(visit(stream, stream.open(x), stream.sites, act))
+
+
+def resume(stream: Stream, state: State) -> Tensor:
+    return stream.close(visit(stream, state, stream.sites[state.index :], act))
+
+
+def halfway(stream: Stream, x: Tensor) -> State:
+    """The state before block 2."""
+    return visit(stream, stream.open(x), [site for site in stream.sites if site.block < 2], act)
+
+
+def parameters(stream: nn.Module) -> dict[str, Tensor]:
+    return dict(stream.named_parameters())
+
+
+def gradients(stream: nn.Module, out: Tensor) -> dict[str, Tensor]:
+    """Of every parameter; zero where it has none."""
+    leaves = parameters(stream)
+    found = torch.autograd.grad((out * randn(*out.shape, seed=8)).sum(), list(leaves.values()), allow_unused=True)
+    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(leaves.items(), found, strict=True)}
+
+
+def all_close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        close(ours[name], tensor, least=1e-2)
+
+
+# The plan.
+
+
+def brute_force(plan: Plan, layout: Layout, boundary: int) -> list[int]:
+    """The sources alive at a boundary, by looking at every pair of a site and a source."""
+    readers = [read for read in plan.reads[boundary:] if read is not None]
+    return [
+        n
+        for index, n in sorted(plan.born.items())
+        if index <= boundary and any(n in read.numbers or (read.first and n == 0) for read in readers)
+    ]
+
+
+@given(
+    blocks=st.integers(1, 6),
+    size=st.integers(1, 4),
+    window=st.one_of(st.none(), st.integers(1, 4)),
+    first=st.booleans(),
+    step=st.integers(1, 3),
+    reading=st.sets(st.integers(0, 12)),
+)
+def test_a_plan_knows_who_is_alive(
+    blocks: int, size: int, window: int | None, first: bool, step: int, reading: set[int]
+) -> None:
+    layout = Layout.make(blocks, 4)
+
+    def reads(site: Any) -> Read | None:
+        newest = site.index // size
+        oldest = max(int(first), 0 if window is None else newest - window + 1)
+        return Read(range(oldest, newest + 1, step), first=first) if site.index in reading else None
+
+    plan = Plan.runs(layout, size, reads)
+    for boundary in range(len(layout.sites)):
+        alive = plan.alive(boundary)
+        assert alive == brute_force(plan, layout, boundary)
+        assert [n for n in range(boundary // size + 1) if plan.lives(n, boundary)] == alive
+        if plan.reads[boundary] is not None and boundary + 1 < len(layout.sites):
+            gone = set(alive) - set(plan.alive(boundary + 1))
+            assert plan.ends.get(boundary, set()) == gone
+
+
+@contextmanager
+def steps_taken() -> Iterator[list[int]]:
+    """How many lines of Python run."""
+    count = [0]
+
+    def look(frame: Any, event: str, arg: Any) -> Any:
+        count[0] += event == "line"
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        yield count
+    finally:
+        sys.settrace(before)
+
+
+@every_stream
+def test_building_is_linear_in_depth(name: str, options: Any) -> None:
+    """MUDDFormer and the other methods over all blocks make a parameter per block: their number is what is built."""
+    counts = []
+    for blocks in (100, 400):
+        layout = Layout.make(blocks, WIDTH)
+        with torch.device("meta"), steps_taken() as count:
+            STREAMS.find(name)(STREAMS.find(name).Config(**options), layout)
+        counts.append(count[0])
+    assert counts[1] <= 4.6 * counts[0]
+
+
+def test_two_thousand_blocks_of_attention_residuals_run() -> None:
+    stream = twoaxis.stream("attention_residuals", blocks=2000, width=4, window=4, overflow="sum", read="sum")
+    x = randn(1, 2, 4, dtype=torch.float32)
+    state = stream.open(x)
+    with torch.no_grad():
+        for site in stream.sites:
+            seen = stream.read(state, site)
+            state = stream.write(state, site, 0.001 * x, seen, seen)
+    assert len(state.value.kept) == 5
+    close(stream.close(state), 5 * x, 1e-3)
+
+
+# States.
+
+
+@every_stream
+@pytest.mark.parametrize("kinds", [PLAIN_BLOCK, MIXED_BLOCK, ("parallel",)])
+def test_packs_and_continues_at_every_boundary_whatever_the_placement(
+    name: str, options: Any, kinds: tuple[str, ...]
+) -> None:
+    for placement in ("all", "1-3", "attention", "mlp", "mixer+out", "0,2", "none", "4"):
+        stream, x = make(name, options, kinds, placement=placement), randn(2, 3, WIDTH, seed=9)
+        out, state = run(stream, x), stream.open(x)
+        for site in stream.layout.sites:
+            if site.first:
+                packed = stream.pack(state)
+                close(resume(stream, stream.unpack(packed, site)), out)
+                with pytest.raises(ValueError, match=f"packs into {len(packed)} tensors, got {len(packed) + 1}"):
+                    stream.unpack((*packed, packed[0]), site)
+            if site in stream.sites:
+                state = visit(stream, state, [site], act)
+
+
+@every_stream
+def test_nothing_is_learned_where_nothing_is_placed(name: str, options: Any) -> None:
+    stream = make(name, options, MIXED_BLOCK, placement="none")
+    assert list(stream.parameters()) == []
+    x = randn(2, 3, WIDTH)
+    plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH, kinds=MIXED_BLOCK)
+    assert torch.equal(run(stream, x), run(plain, x))
+    assert stream.cost() == (0, 0, 0, WIDTH, 0)
+
+
+@every_stream
+def test_a_pass_begun_without_gradients_goes_on_with_them(name: str, options: Any) -> None:
+    """What earlier sites made is constant; what is made of parameters for later sites is not."""
+    stream, x = make(name, options), randn(2, 3, WIDTH)
+    with torch.no_grad():
+        state = halfway(stream, x)
+    fresh = stream.unpack(stream.pack(state), stream.layout.sites[state.index])
+    all_close(gradients(stream, resume(stream, state)), gradients(stream, resume(stream, fresh)))
+
+
+@every_stream
+def test_a_copy_goes_on_with_its_own_parameters(name: str, options: Any) -> None:
+    stream, x = make(name, options), randn(2, 3, WIDTH)
+    other = copy.deepcopy(stream)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+        state = halfway(stream, x)
+    fresh = other.unpack(other.pack(state), other.layout.sites[state.index])
+    out, again = resume(other, state), resume(other, fresh)
+    close(out, again)
+    all_close(gradients(other, out), gradients(other, again))
+
+
+@every_stream
+def test_a_state_meets_parameters_that_were_written_to(name: str, options: Any) -> None:
+    stream, x = make(name, options), randn(2, 3, WIDTH)
+    with torch.no_grad():
+        state = halfway(stream, x)
+        for parameter in stream.parameters():
+            parameter.mul_(1.5)
+        fresh = stream.unpack(stream.pack(state), stream.layout.sites[state.index])
+        close(resume(stream, state), resume(stream, fresh))
+
+
+@every_stream
+def test_a_residual_is_scaled_between_layers(name: str, options: Any) -> None:
+    stream, x = make(name, options), randn(2, 3, WIDTH)
+    plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH)
+
+    def scaled(of: Stream) -> Tensor:
+        state = of.open(x)
+        for block in range(BLOCKS):
+            state = of.rescale(visit(of, state, of.sites_of(block), act), 0.7)
+        return of.close(state)
+
+    if stream.neutral in ("bitwise", "rounding"):
+        stream.neutral_()
+        close(scaled(stream), scaled(plain))
+    else:
+        close(resume(stream, stream.rescale(stream.open(x), 0.7)), run(stream, 0.7 * x))
+
+
+# Gradients are autograd's own.
+
+
+@every_stream
+def test_every_parameter_is_in_the_graph(name: str, options: Any) -> None:
+    """A parameter that cannot learn gets a gradient of zero and not none, which data parallelism waits for in vain."""
+    stream = make(name, options, MIXED_BLOCK)
+    run(stream, randn(2, 3, WIDTH)).sum().backward()
+    assert [n for n, p in stream.named_parameters() if p.grad is None] == []
+
+
+@every_stream
+def test_optimiser_steps_inside_the_backward_pass(name: str, options: Any) -> None:
+    """A parameter that changes as soon as its own gradient is there changes nobody else's."""
+    stream, x = make(name, options), randn(2, 3, WIDTH)
+    before = {n: p.detach().clone() for n, p in stream.named_parameters()}
+    wanted = gradients(stream, run(stream, x))
+    for parameter in stream.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: p.data.sub_(p.grad))  # type: ignore[arg-type]
+    out = run(stream, x)
+    (out * randn(*out.shape, seed=8)).sum().backward()
+    all_close({n: before[n] - p.detach() for n, p in stream.named_parameters()}, wanted)
+
+
+@every_stream
+def test_batches_of_gradients_and_second_derivatives(name: str, options: Any) -> None:
+    stream, x = make(name, options), randn(1, 2, WIDTH, grad=True)
+    leaves = [x, *stream.parameters()]
+    out = run(stream, x)
+    probes = torch.stack([randn(*out.shape, seed=i) for i in range(3)])
+    batched = torch.autograd.grad(out, leaves, probes, is_grads_batched=True, retain_graph=True, allow_unused=True)
+    for i, probe in enumerate(probes):
+        single = torch.autograd.grad(out, leaves, probe, retain_graph=True, allow_unused=True)
+        for many, one in zip(batched, single, strict=True):
+            if many is not None and one is not None:
+                close(many[i], one, least=1e-2)
+
+    def second() -> Sequence[Tensor]:
+        (first,) = torch.autograd.grad(run(stream, x).square().sum(), x, create_graph=True)
+        found = torch.autograd.grad(first.square().sum(), leaves, allow_unused=True)
+        return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)]
+
+    ours = second()
+    with using("reference"):
+        for a, b in zip(ours, second(), strict=True):
+            close(a, b, least=1e-2)
+
+
+@every_stream
+def test_transforms_of_functions(name: str, options: Any) -> None:
+    """torch.func and forward mode, against the ordinary backward pass."""
+    stream, x = make(name, options), randn(1, 2, WIDTH)
+    whole, probe = Whole(stream), randn(1, 2, WIDTH, seed=8)
+
+    def loss(own: dict[str, Tensor]) -> Tensor:
+        out = functional_call(whole, own, (x,))
+        assert isinstance(out, Tensor)
+        return (out * probe).sum()
+
+    own = {n: p.detach() for n, p in whole.named_parameters()}
+    wanted = gradients(whole, whole(x))
+    all_close(torch.func.grad(loss)(own), wanted)
+    moved = {n: randn(*p.shape, seed=3) for n, p in own.items()}
+    _, slope = torch.func.jvp(loss, (own,), (moved,))
+    along = sum(((wanted[n] * moved[n]).sum() for n in own), torch.zeros((), dtype=torch.float64))
+    close(slope, along, 1e-10)
+
+
+class Whole(nn.Module):
+    def __init__(self, stream: Stream) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def forward(self, x: Tensor) -> Tensor:
+        return run(self.stream, x)
+
+
+def test_data_parallelism_takes_two_steps() -> None:
+    """A parameter outside the graph makes the second step fail."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(Whole(make("attention_residuals", {"query": "none"})))
+        for _ in range(2):
+            model(randn(2, 3, WIDTH)).sum().backward()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["attention_residuals", "deep_cross_attention", "denseformer", "muddformer"])
+def test_compiled_autograd(name: str) -> None:
+    stream, x = make(name, {}), randn(2, 3, WIDTH)
+    wanted = gradients(stream, run(stream, x))
+    out = run(stream, x)
+    torch._dynamo.reset()
+    with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
+        (out * randn(*out.shape, seed=8)).sum().backward()
+    all_close({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in stream.named_parameters()}, wanted)
+
+
+@pytest.mark.parametrize("options", [{"window": 2}, {}, {"block_size": 3, "evaluation": "two_phase"}], ids=str)
+def test_blocks_compiled_one_by_one(options: dict[str, Any]) -> None:
+    stream, x = make("attention_residuals", options), randn(2, 3, WIDTH)
+    wanted = gradients(stream, run(stream, x))
+    torch._dynamo.reset()
+    blocks: list[Callable[[State], State]] = [
+        torch.compile(lambda state, sites=stream.sites_of(b): visit(stream, state, sites, act), backend="eager")
+        for b in range(BLOCKS)
+    ]
+    state = stream.open(x)
+    for block in blocks:
+        state = block(state)
+    out = stream.close(state)
+    close(out, run(stream, x))
+    all_close(gradients(stream, out), wanted)
+
+
+@every_stream
+def test_no_module_is_called_like_a_projection(name: str, options: Any) -> None:
+    """Adapters look for modules by the ends of their names, and take a dictionary called query for a projection."""
+    ends = {found.rpartition(".")[2] for found, _ in make(name, options).named_modules()}
+    assert ends.isdisjoint({"query", "key", "value", "output"})
