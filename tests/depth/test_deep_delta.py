@@ -55,7 +55,7 @@ def test_initial_values() -> None:
     assert stream.compress_weight.std().item() == pytest.approx(0.5 / 16, rel=0.05)
     assert (stream.compress_read - 0.25).abs().max() == 0
     x = torch.randn(1, 5, 256, dtype=torch.float64)
-    assert torch.equal(stream.open(x).value.x, x.unsqueeze(-1).expand(-1, -1, -1, 4))
+    assert torch.equal(stream.open(x).value.h, x.unsqueeze(-2).expand(-1, -1, 4, -1))
     assert make(gate_start=0.5).gate_bias[0].item() == pytest.approx(torch.logit(torch.tensor(0.25)).item())
 
 
@@ -65,7 +65,7 @@ def test_zero_sublayer_keeps_the_state() -> None:
     state, site = stream.open(x), stream.sites[0]
     seen = stream.read(state, site)
     after = stream.write(state, site, torch.zeros_like(x), seen, seen)
-    assert torch.equal(after.value.x, x)
+    assert torch.equal(after.value.h, x.unsqueeze(-2))
 
 
 def run(stream: DeepDelta, x: Tensor, past: tuple = (), reach: Tensor | None = None) -> tuple[Tensor, tuple]:

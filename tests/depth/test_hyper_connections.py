@@ -353,7 +353,7 @@ def test_bfloat16_weights_are_computed_in_float32() -> None:
 def test_nothing_wide_is_saved_for_backward() -> None:
     """With bfloat16 states no float32 copy of the streams is kept, normalised or not."""
     stream = scatter(build(streams=4, width=64)).bfloat16()
-    x = torch.randn(2, 8, 64).bfloat16().requires_grad_()
+    x = torch.randn(2, 32, 64).bfloat16().requires_grad_()
     saved: list[Tensor] = []
 
     def pack(t: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ def test_mixing_is_doubly_stochastic_at_every_site(form: str) -> None:
         bound = (comb.sum(-1).amax(-1) * comb.sum(-2).amax(-1)).sqrt()
         assert (torch.linalg.matrix_norm(comb, 2) <= bound * (1 + 1e-12)).all()
         product = comb.mT @ product
-        assert torch.equal(step["seen"].aux.weights, comb.mT)
+        assert torch.equal(step["seen"].aux.route.mix, comb.mT)
     ones = torch.ones(2, 3, 4, dtype=torch.float64)
     tolerance = 1e-12 if form == "paper" else 5e-4
     torch.testing.assert_close(product.sum(-1), ones, rtol=tolerance, atol=tolerance)

@@ -6,10 +6,12 @@ import json
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import twoaxis
 from tests.golden_formats.base import Golden, finish, put, rms_norm, stacked, tanh_of, trace
 from twoaxis.depth.deep_delta import DeepDelta
+from twoaxis.depth.stream import State
 
 PARAMETERS = {
     "beta_in_weight": "gate_in",
@@ -64,14 +66,19 @@ def check_deep_delta(g: Golden) -> None:
         put(ours[name], g.tensor(theirs))
     norms = [rms_norm(norm_weight[i], meta["norm_eps"]) for i in range(count)]
     out, steps, _ = trace(stream, x0, [tanh_of(w[i]) for i in range(count)], norms)
-    g.equal("state_init", steps[0]["before"].value.x)
+
+    def state_of(state: State) -> Tensor:
+        """X as the original keeps it: (..., D, d_v), or a vector."""
+        return state.value.h.mT if stream.wide else state.value.h.squeeze(-2)
+
+    g.equal("state_init", state_of(steps[0]["before"]))
     g.equal("x_in", stacked(steps, lambda s: s["seen"].x))
     g.equal("sub_in", stacked(steps, lambda s: s["c"].x))
     g.equal("sub_out", stacked(steps, lambda s: s["y"]))
-    g.equal("state", stacked(steps, lambda s: s["state"].value.x))
+    g.equal("state", stacked(steps, lambda s: state_of(s["state"])))
     g.equal("beta", torch.stack([stream.gate(i, s["c"].x) for i, s in enumerate(steps)]))
     k = torch.stack([stream.direction(i, s["y"], s["c"].x) for i, s in enumerate(steps)])
-    before = torch.stack([s["before"].value.x for s in steps])
+    before = torch.stack([state_of(s["before"]) for s in steps])
     g.equal("k", k)
     g.equal("proj", torch.einsum("...d,...dv->...v" if stream.wide else "...d,...d->...", k, before))
     values = torch.stack([stream.values(i, s["seen"].x) for i, s in enumerate(steps)])

@@ -59,6 +59,6 @@ def check_manifold_hyper_connections(g: Golden) -> None:
         g.equal(key, torch.stack(arrays))
     assert ("head_mix" in g) == (meta["readout"] == "head")
     if "head_mix" in g:
-        g.equal("head_mix", stream.head_weights(state.value.h))
+        g.equal("head_mix", stream.head(state.value.h))
     leaves = {"grad_x0": x0, "grad_W": w}
     finish(g, out, leaves | {f"grad_{name}": ours[name] for name in held})

@@ -60,8 +60,8 @@ def test_deep_delta_discrepancy_shrinks_by_its_factor(options: dict[str, Any]) -
         k = stream.direction(row, y, c.x)
         v = stream.values(row, seen.x if stream.config.map == "k" else y)
         for when, held in (("before", state), ("after", after)):
-            x = held.value.x if stream.wide else held.value.x[..., None]
-            error = torch.stack([(k * x[..., i]).sum(-1) - v[..., i] for i in range(x.shape[-1])], -1)
+            h = held.value.h
+            error = torch.stack([(k * h[..., i, :]).sum(-1) - v[..., i] for i in range(h.shape[-2])], -1)
             expected = error.square().sum(-1).sqrt()
             torch.testing.assert_close(probes[f"discrepancy, {when} the write"].value, expected, rtol=1e-11, atol=1e-13)
         if stream.config.update == "delta":
@@ -89,7 +89,7 @@ def test_regimes_at_planted_gates(beta: float, regime: int) -> None:
         assert shares(gate.value, gate.regimes) == expected
         before, later = (probes[f"discrepancy, {when} the write"].value for when in ("before", "after"))
         if beta == 0:
-            assert torch.equal(after.value.x, state.value.x)
+            assert torch.equal(after.value.h, state.value.h)
             assert torch.equal(before, later)
         elif beta == 1:
             assert (later / before).max() < 1e-8  # k is a unit vector up to its epsilon

@@ -67,6 +67,11 @@ def weights(count: int, ways: int, kinds: str) -> Case:
     return Case("weighted_sum", ([(T, 5)] * count, *(shapes[kind] if kind in kinds else None for kind in "stc")))
 
 
+def mix(weights: tuple[Any, ...] | None, gain: tuple[Any, ...] | None) -> Case:
+    """A mix of three streams of width five; with a gain a sub-layer's output is added."""
+    return Case("mix_streams", ((T, 3, 5), weights, None if gain is None else (T, 5), gain))
+
+
 CASES = [
     *(rewrite(v, bound=bound, erase=erase) for v in (1, 3) for bound in (None, 3.7) for erase in (True, False)),
     replace(rewrite(2), lead=()),
@@ -74,6 +79,24 @@ CASES = [
     rewrite(5),  # the direction and the value have one shape
     Case("read_channels", ((T, 3, 5), (3, 5))),
     Case("read_channels", ((T, 1, 5), (1, 5)), lead=()),
+    *(
+        Case("stream_logits", ((T, 3, 5), (4, 5)), {"norm": norm, "eps": eps}, lead)
+        for norm in ("layer", "rms", "none")
+        for eps, lead in ((0.1, (2, 3)), (0.0, (2, 3)), (0.1, ()))
+    ),
+    *(Case("read_streams", ((T, 3, 5), weights)) for weights in ((T, 3), (3,))),
+    *(mix(weights, gain) for weights, gain in (((T, 2, 3), (T, 2)), ((2, 3), (2,)), ((T, 2, 3), None))),
+    *(mix(weights, gain) for weights in ((3,), None) for gain in ((T, 3), (3,))),
+    replace(mix((3, 3), (T, 3)), lead=()),
+    *(Case("stream_mean", ((T, n, 5),)) for n in (3, 1)),
+    *(
+        Case("sinkhorn", ((T, 4, 4),), {"iterations": iterations, "eps": eps, "first": first}, lead)
+        for iterations, eps, first, lead in (
+            *((iterations, eps, -1, (2, 3)) for iterations in (1, 3) for eps in (0.0, 0.01)),
+            (3, 0.01, -2, (2, 3)),
+            (3, 0.0, -2, ()),
+        )
+    ),
     *(weights(count, ways, kinds) for kinds in ("s", "t", "c", "st", "sc", "stc") for ways, count in ((1, 1), (2, 3))),
     replace(weights(2, 2, "stc"), lead=()),
     *(

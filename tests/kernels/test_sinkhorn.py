@@ -1,4 +1,4 @@
-"""Sinkhorn: step by step, against its readable form with gradients, and its properties."""
+"""Sinkhorn: step by step with gradients, and its properties."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from twoaxis.kernels.sinkhorn import sinkhorn, sinkhorn_reference
+from twoaxis.kernels.sinkhorn import sinkhorn
 
 # Matrices are [from, to].
 
@@ -40,8 +40,6 @@ def test_sinkhorn_step_by_step(iterations: int, eps: float, first: int) -> None:
         literal(logits, iterations, eps, first),
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
-    reference = sinkhorn_reference(logits, iterations=iterations, eps=eps, first=first)
-    torch.testing.assert_close(ours, reference, rtol=1e-14, atol=1e-15)
     g = torch.randn_like(ours)
     (expected,) = torch.autograd.grad(theirs, logits, g)
     (found,) = torch.autograd.grad(ours, logits, g)
@@ -104,8 +102,6 @@ def test_sinkhorn_of_far_apart_logits_is_finite() -> None:
 
 def test_sinkhorn_runs_wide_and_refuses_other_axes() -> None:
     assert sinkhorn(torch.zeros(2, 2).bfloat16(), iterations=2).dtype == torch.float32
-    with torch.autocast("cpu", torch.bfloat16):
-        assert sinkhorn(torch.zeros(2, 2), iterations=2).dtype == torch.float32
     with pytest.raises(ValueError, match="first must be the axis -1 or -2, got 0"):
         sinkhorn(torch.zeros(2, 2), iterations=2, first=0)
 

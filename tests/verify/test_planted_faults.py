@@ -14,9 +14,8 @@ from tests.verify.streams import Bank, Gain, History, NoOptions, One, Pair, Past
 from twoaxis.base.method import ParameterGroup
 from twoaxis.depth.deep_delta import DeepDelta
 from twoaxis.depth.manifold_hyper_connections import ManifoldHyperConnections
-from twoaxis.depth.parallel_streams import Route
+from twoaxis.depth.parallel import Route, Row, Streams
 from twoaxis.depth.registry import STREAMS
-from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Cost, Layout, Seen, Stream, Tokens
 from twoaxis.ring import Ring
@@ -170,16 +169,17 @@ class ScalesItsReadWrongly(History):
 class MixesTransposed(ManifoldHyperConnections):
     """Carries stream j to stream i: every sum over rows and columns is still one."""
 
-    def _route(self, h: Tensor, row: int, rows: Rows) -> Route:
-        route = super()._route(h, row, rows)
+    def route(self, z: Tensor | None, h: Tensor, p: Row) -> Route:
+        route = super().route(z, h, p)
+        assert route.mix is not None
         return route._replace(mix=route.mix.mT)
 
 
 class TakesTheValueFromTheNormalisedRead(DeepDelta):
     """The value is a map of the read before its norm."""
 
-    def _rewrite(self, state: Tensor, row: int, y: Tensor, x_in: Tensor, c: Tensor, rows: Rows) -> Tensor:
-        return super()._rewrite(state, row, y, c, c, rows)
+    def put(self, value: Streams, site: Site, p: Row, y: Tensor, seen: Seen, c: Seen) -> Streams:
+        return super().put(value, site, p, y, seen._replace(x=c.x), c)
 
 
 class DropsTheEmbedding(Runs):

@@ -39,18 +39,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, NamedRange, ParameterGroup, Published, Quantity
+from twoaxis.base.method import Card, NamedRange, Normal, Published, Quantity
 from twoaxis.base.options import Options, between
-from twoaxis.depth.rows import Rows
-from twoaxis.depth.site import OUT, Site
-from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen, Stream, Tokens
-from twoaxis.kernels.precision import full_precision, widen
+from twoaxis.depth.parallel import ParallelStreams, Row, Rows, Streams
+from twoaxis.depth.site import Site
+from twoaxis.depth.stream import Apply, Layout, Neutral, Seen, Tokens
+from twoaxis.kernels.precision import full_precision, product, widen
 from twoaxis.kernels.rewrite import delta_rewrite, read_channels
 from twoaxis.kernels.taps import depthwise_taps, with_history
 from twoaxis.ring import Ring
@@ -106,33 +107,18 @@ REGIMES = (
 """What a gate does to kᵀX - v: keeps nine tenths of it or more, shrinks it, leaves a tenth at most, turns its sign."""
 
 
-_STACKED = (
-    *("gate_in", "gate_weight", "gate_bias", "value_weight", "value_bias", "key_map"),
-    *("compress_weight", "compress_read"),
-)
-"""Parameters with a row per site or block."""
-
-
-class Matrix(NamedTuple):
-    """The state X, (B, T, D) or (B, T, D, d_v), the sequence side, and the rings later tokens will need.
-
-    With d_v > 1 the columns of X lie in memory one after another: `x.mT` is what operations run over.
-    """
-
-    x: Tensor
-    tokens: Tokens
-    kept: tuple[Ring, ...]
-    rows: Rows
+_REWRITE = ("gate_in", "gate_weight", "gate_bias", "value_weight", "value_bias", "key_map")
+"""Parameters of the rewrite, with a row per site."""
 
 
 class Compressed(NamedTuple):
-    """What a compressing read leaves for the write: X to go on with, and the ring of TC."""
+    """What a read leaves for the write: the state to go on with, and the ring of TC."""
 
-    x: Tensor
+    h: Tensor
     ring: Ring | None
 
 
-class DeepDelta(Stream):
+class DeepDelta(ParallelStreams):
     """Rank-one rewrites of a vector or matrix state."""
 
     name = "deep_delta"
@@ -201,35 +187,187 @@ class DeepDelta(Stream):
     expand_weight: nn.Parameter
 
     def __init__(self, config: DeepDeltaConfig, layout: Layout) -> None:
-        super().__init__(config, layout)
+        super().__init__(config, layout, config.value_channels)
         d, dv = layout.width, config.value_channels
-        writing = [site for site in layout.used() if site.kind != OUT]
-        n = len(writing) if config.update != "add" else 0
-        self.rows = {site.index: row for row, site in enumerate(writing)}
         self.wide = dv > 1
         self.by_token = self.wide and config.compress == "token"
-        compressing = sorted({site.block for site in writing}) if self.wide else []
-        self.block_rows = {block: row for row, block in enumerate(compressing)}
-        self.reads_out = self.wide and self.uses(layout.out)
+        self.compresses_out = self.wide and self.reads_out
         self.expands = config.expand == "conv" and bool(layout.used())
         """Whether EC runs: a stream that is switched off everywhere opens with copies."""
-        taps = (config.token_taps,) if self.by_token else ()
+        blocks = sorted({site.block for site in self.used})
+        self.compressors = [blocks.index(site.block) for site in self.used]
+        """Which compressor each site has."""
+        self.own_tap = dv - 1 if config.channel_padding == "causal" else (dv - 1) // 2
+        """p: which tap of CC's kernel meets its own channel."""
 
-        def parameter(name: str, *shape: int, needed: bool = True) -> None:
-            self.register_parameter(name, nn.Parameter(torch.empty(*shape)) if needed and 0 not in shape else None)
+        n, compressors = 0 if config.update == "add" else len(self.used), len(blocks) if self.wide else 0
+        hidden, taps = config.gate_hidden if config.gate == "two_layer" else d, (config.token_taps,) * self.by_token
+        share = min(max(config.gate_start / 2, 1e-6), 1 - 1e-6)
+        valued, parameter = config.value != "constant", self.parameter
+        matrix: dict[str, Any] = {"start": Normal(0.5 * d**-0.5), "decay": True}
+        even: dict[str, Any] = {"start": 1 / dv, "neutral": 1 / dv}
+        compressor = matrix | {"neutral": _last_is_one if self.by_token else partial(_one_at, self.own_tap)}
+        parameter("gate_in", n, hidden, d, needed=config.gate == "two_layer", **matrix)
+        parameter("gate_weight", n, hidden, **matrix)
+        parameter("gate_bias", n, start=math.log(share / (1 - share)))
+        parameter("value_weight", n, dv, d, needed=valued, **matrix)
+        parameter("value_bias", n, dv, needed=valued, start=partial(_uniform, d**-0.5))
+        parameter("key_map", n, d, d, needed=config.map == "v", **matrix)
+        parameter("compress_weight", compressors, d, dv, *taps, **compressor)
+        parameter("compress_read", compressors, dv, **even)
+        parameter("readout_weight", d, dv, *taps, needed=self.compresses_out, **compressor)
+        parameter("readout_read", dv, needed=self.compresses_out, **even)
+        parameter(
+            "expand_weight", d, dv, config.expand_taps, needed=self.expands, start=_last_is_one, neutral=_last_is_one
+        )
 
-        hidden = config.gate_hidden if config.gate == "two_layer" else d
-        parameter("gate_in", n, hidden, d, needed=config.gate == "two_layer")
-        parameter("gate_weight", n, hidden)
-        parameter("gate_bias", n)
-        parameter("value_weight", n, dv, d, needed=config.value != "constant")
-        parameter("value_bias", n, dv, needed=config.value != "constant")
-        parameter("key_map", n, d, d, needed=config.map == "v")
-        parameter("compress_weight", len(compressing), d, dv, *taps, needed=self.wide)
-        parameter("compress_read", len(compressing), dv, needed=self.wide)
-        parameter("readout_weight", d, dv, *taps, needed=self.reads_out)
-        parameter("readout_read", dv, needed=self.reads_out)
-        parameter("expand_weight", d, dv, config.expand_taps, needed=self.expands)
+    def tables(self) -> dict[str, Tensor]:
+        """The parameters of the rewrite, and the folded compressor of each site."""
+        found = {name: widen(table) for name in _REWRITE if (table := getattr(self, name)) is not None}
+        if self.wide and self.used:
+            found["compress"] = self.fold(self.compress_weight, self.compress_read)[self.compressors]
+        return found
+
+    # Expansion and compression.
+
+    def fold(self, weight: Tensor, read: Tensor) -> Tensor:
+        """A compressor's convolution and read as one weight.
+
+        CC: w[m,i] = Σ_q read[q] weight[i, m-q+p]  (..., d_v, D).  TC: (..., d_v D, taps).
+        """
+        weight, read = widen(weight), widen(read)
+        if self.by_token:
+            return (weight * read.unsqueeze(-1).unsqueeze(-3)).transpose(-3, -2).flatten(-3, -2)
+        dv, p = self.streams, self.own_tap
+        # turned[m,j] = read[m-j+p], zero outside: windows of the read between zeros, each turned round
+        turned = F.pad(read, (dv, dv)).unfold(-1, dv, 1)[..., p + 1 : p + 1 + dv, :].flip(-1)
+        return product(turned, weight.mT)
+
+    def compress(self, value: Streams, folded: Tensor, site: Site) -> tuple[Tensor, Compressed]:
+        """The state as a vector (..., D), and what the write needs."""
+        h = value.h
+        if not self.by_token:
+            x, h = read_channels(h, folded)
+            return x, Compressed(h, None)
+        history, ring = self.remember(value, site)
+        terms = depthwise_taps(history.flatten(-2), folded, value.tokens.reach)
+        return terms.unflatten(-1, h.shape[-2:]).sum(-2).to(h.dtype), Compressed(h, ring)
+
+    def remember(self, value: Streams, site: Site) -> tuple[Tensor, Ring]:
+        """The state behind its predecessors, and the ring after it.
+
+        EC's ring comes first, then TC's in the order of the sites, the read-out's last.
+        """
+        call = self.expands + sum(index < site.index for index in self.rows)
+        return with_history(value.h, value.tokens.past[call] if value.tokens.past else None, self.config.token_taps)
+
+    def split(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, tuple[Ring, ...]]:
+        """Copies, or EC's columns."""
+        if self.memory_windows() and x.dim() != 3:
+            raise ValueError(f"a stream that mixes tokens needs (batch, time, width), got {x.dim()} dimensions")
+        if tokens.past and len(tokens.past) != (want := len(self.memory_windows())):
+            raise ValueError(f"past has {len(tokens.past)} rings, this stream keeps {want}")
+        if not self.expands:
+            return super().split(x, tokens)
+        history, ring = with_history(x, tokens.past[0] if tokens.past else None, self.config.expand_taps)
+        columns = [depthwise_taps(history, kernel, tokens.reach) for kernel in widen(self.expand_weight).unbind(1)]
+        return torch.stack(columns, -2).to(x.dtype), (ring,)
+
+    def memory_windows(self) -> tuple[int, ...]:
+        """Taps of every convolution along tokens: EC's, then TC's in the order of the sites, the read-out's last."""
+        calls = (self.config.expand_taps,) if self.expands else ()
+        return calls + ((self.config.token_taps,) * (len(self.used) + self.reads_out) if self.by_token else ())
+
+    def _memory(self, value: Streams) -> tuple[Ring, ...]:
+        if not value.tokens.keep:
+            raise ValueError("nothing was kept for later tokens: open the pass with keep=True")
+        if not (self.by_token and self.reads_out):
+            return value.kept
+        return (*value.kept, self.remember(value, self.layout.out)[1])
+
+    # Reads and writes.
+
+    def take(self, value: Streams, site: Site, p: Row) -> Seen:
+        """The compressed state."""
+        if not self.wide:
+            return Seen(value.h.squeeze(-2), aux=Compressed(value.h, None))
+        x, left = self.compress(value, p["compress"], site)
+        return Seen(x, aux=left)
+
+    def read_out(self, value: Streams) -> Tensor:
+        """The state through a compressor of its own."""
+        if not self.wide:
+            return value.h.squeeze(-2)
+        return self.compress(value, self.fold(self.readout_weight, self.readout_read), self.layout.out)[0]
+
+    def put(self, value: Streams, site: Site, p: Row, y: Tensor, seen: Seen, c: Seen) -> Streams:
+        """X + β k ⊗ (v - kᵀX)."""
+        left: Compressed = seen.aux
+        kept = (*value.kept, left.ring) if value.tokens.keep and left.ring is not None else value.kept
+        return value._replace(h=self.rewrite(left.h, p, y, seen.x, c.x), kept=kept)
+
+    @full_precision
+    def rewrite(self, h: Tensor, p: Row, y: Tensor, x_in: Tensor, c: Tensor) -> Tensor:
+        """The state after a site, from the sub-layer's output, its read and its normalised read."""
+        config = self.config
+        if config.update == "add":
+            return h + y.unsqueeze(-2)
+        direction, source = (y, x_in) if config.map == "k" else (self._mapped(c, p), y)
+        gate, value = self._gate_logits(c, p).squeeze(-1), self._value_logits(source, p)
+        bound = config.value_scale if config.value == "sigmoid" else None
+        return delta_rewrite(h, direction, gate, value, k_eps=config.k_eps, bound=bound, erase=config.update == "delta")
+
+    def _mapped(self, c: Tensor, p: Row) -> Tensor:
+        return F.linear(widen(c), p["key_map"])
+
+    def _gate_logits(self, c: Tensor, p: Row) -> Tensor:
+        """(..., 1) the gate before its sigmoid."""
+        inner = widen(c)
+        if "gate_in" in p:
+            inner = torch.tanh(F.linear(inner, p["gate_in"]))
+        return F.linear(inner, p["gate_weight"].unsqueeze(0), p["gate_bias"].unsqueeze(0))
+
+    def _value_logits(self, x: Tensor, p: Row) -> Tensor:
+        """(..., d_v) the values before their sigmoid, or the values where they have none."""
+        x = widen(x)
+        if self.config.value == "constant":
+            return x.new_full((*x.shape[:-1], self.streams), self.config.value_constant)
+        return F.linear(x, p["value_weight"], p["value_bias"])
+
+    # What can be looked at.
+
+    def direction(self, row: int, y: Tensor, c: Tensor) -> Tensor:
+        """k (..., D) of the site with row `row`, from the sub-layer's output or the normalised read."""
+        k = widen(y) if self.config.map == "k" else self._mapped(c, Rows.of(self).at(row))
+        return k * torch.rsqrt(k.square().sum(-1, keepdim=True) + self.config.k_eps**2)
+
+    def gate(self, row: int, c: Tensor) -> Tensor:
+        """β (...) of the site with row `row`, from the normalised read."""
+        return 2.0 * torch.sigmoid(self._gate_logits(c, Rows.of(self).at(row)).squeeze(-1))
+
+    def values(self, row: int, x: Tensor) -> Tensor:
+        """v (..., d_v) of the site with row `row`, from the read or, with map="v", the sub-layer's output."""
+        v = self._value_logits(x, Rows.of(self).at(row))
+        return self.config.value_scale * torch.sigmoid(v) if self.config.value == "sigmoid" else v
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        """None: the read is no weighted sum."""
+        return ()
+
+    @full_precision
+    def _quantities(
+        self, value: Streams, site: Site, y: Tensor | None, seen: Seen, c: Seen | None
+    ) -> dict[str, Quantity]:
+        """The gate, and how far what the state holds along k is from v before and after the write."""
+        if y is None or c is None or self.config.update == "add" or not self.uses(site):
+            return {}
+        row = self.rows[site.index]
+        k, v = self.direction(row, y, c.x), self.values(row, widen(seen.x if self.config.map == "k" else y))
+        after = self.rewrite(value.h, self._row(value, site), y, seen.x, c.x)
+        found = {"gate": Quantity(self.gate(row, c.x), regimes=REGIMES)}
+        for when, h in (("before the write", value.h), ("after the write", after)):
+            found[f"discrepancy, {when}"] = Quantity(((widen(h) @ k.unsqueeze(-1)).squeeze(-1) - v).norm(dim=-1))
+        return found
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """The matrix X (B, T, D, d_v), compressed, rewritten and read out site by site."""
@@ -268,240 +406,41 @@ class DeepDelta(Stream):
         padded = F.pad(state.flatten(0, 1), (left, dv - 1 - left))  # (BT, D, channels)
         return (F.conv1d(padded, weight.unsqueeze(1), groups=len(weight)) @ read).unflatten(0, state.shape[:2])
 
-    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
-        """The original's start: matrices N(0, 0.5/sqrt(d)), reads 1/d_v, EC the identity, the gate at gate_start."""
-        d, dv = self.layout.width, self.config.value_channels
-        share = min(max(self.config.gate_start / 2, 1e-6), 1 - 1e-6)
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if name == "gate_bias":
-                    parameter.fill_(math.log(share / (1 - share)))
-                elif name == "value_bias":
-                    parameter.uniform_(-(d**-0.5), d**-0.5, generator=generator)
-                elif name in ("compress_read", "readout_read"):
-                    parameter.fill_(1 / dv)
-                elif name == "expand_weight":
-                    parameter.zero_()[..., -1] = 1.0
-                else:
-                    parameter.normal_(0.0, 0.5 * d**-0.5, generator=generator)
-
     @property
     def neutral(self) -> Neutral:
-        """Only the additive control has a plain setting."""
-        if self.config.update != "add" and self.rows:
+        """Only the additive control has a plain setting: reads that average the channels, inputs not convolved."""
+        if self.config.update != "add" and self.used:
             return "none"
         return "rounding" if self.wide else "bitwise"
 
-    def neutral_(self) -> None:
-        """For the additive control: compressors average the current token's channels, the input is not convolved."""
-        if self.neutral == "none":
-            super().neutral_()
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if name in ("compress_read", "readout_read"):
-                    parameter.fill_(1 / self.config.value_channels)
-                elif name == "expand_weight" or self.by_token:
-                    parameter.zero_()[..., -1] = 1.0
-                else:
-                    parameter.zero_()[..., self._channel_offset] = 1.0
-
-    # Expansion and compression.
-
-    @property
-    def _channel_offset(self) -> int:
-        """p: which tap of CC's kernel meets its own channel."""
-        dv = self.config.value_channels
-        return dv - 1 if self.config.channel_padding == "causal" else (dv - 1) // 2
-
-    def _fold(self, weight: Tensor, read: Tensor) -> Tensor:
-        """CC's convolution and read as one weight: w_eff[m,i] = Σ_q read[q] w[i, m-q+p]  (d_v, D)."""
-        dv, p = self.config.value_channels, self._channel_offset
-        # taps[m,j] = read[m-j+p], zero outside: windows of the read between zeros, each turned round
-        taps = F.pad(read, (dv, dv)).unfold(0, dv, 1)[p + 1 : p + 1 + dv].flip(1)
-        return (taps.unsqueeze(-1) * weight.mT).sum(1)
-
-    def _compress(self, value: Matrix, weight: Tensor, read: Tensor, call: int) -> tuple[Tensor, Compressed]:
-        """The state as a vector (B, T, D), and what the write needs; `call` counts TC's convolutions."""
-        weight, read = widen(weight), widen(read)
-        if not self.by_token:
-            x, state = read_channels(value.x.mT, self._fold(weight, read))
-            return x, Compressed(state.mT, None)
-        history, ring = with_history(value.x.mT, self._past(value.tokens, call), self.config.token_taps)
-        kernel = (weight * read.unsqueeze(-1)).transpose(0, 1).flatten(0, 1)  # (d_v D, taps)
-        terms = depthwise_taps(history.flatten(-2), kernel, value.tokens.reach)
-        x = terms.unflatten(-1, (len(read), -1)).sum(-2).to(value.x.dtype)
-        return x, Compressed(value.x, ring)
-
-    def _past(self, tokens: Tokens, call: int) -> Ring | None:
-        """The ring of one convolution; EC's comes first, then TC's in the order of the sites, the read-out's last."""
-        return tokens.past[call] if tokens.past else None
-
-    def _calls_before(self, site: Site) -> int:
-        """Convolutions along tokens that run before the one at `site`."""
-        rows = sum(index < site.index for index in self.rows) if self.by_token else 0
-        return rows + self.expands
-
-    def _open(self, x: Tensor, tokens: Tokens) -> Matrix:
-        rows = self._rows()
-        if not self.wide:
-            return Matrix(x, tokens, (), rows)
-        if (self.by_token or self.expands) and x.dim() != 3:
-            raise ValueError(f"a stream that mixes tokens needs (batch, time, width), got {x.dim()} dimensions")
-        if tokens.past and len(tokens.past) != (want := len(self.memory_windows())):
-            raise ValueError(f"past has {len(tokens.past)} rings, this stream keeps {want}")
-        if not self.expands:
-            copies = x.unsqueeze(-2).expand(*x.shape[:-1], self.config.value_channels, x.shape[-1])
-            return Matrix(copies.mT, tokens, (), rows)
-        history, ring = with_history(x, self._past(tokens, 0), self.config.expand_taps)
-        columns = [depthwise_taps(history, kernel, tokens.reach) for kernel in widen(self.expand_weight).unbind(1)]
-        return Matrix(torch.stack(columns, -2).to(x.dtype).mT, tokens, (ring,) if tokens.keep else (), rows)
-
-    def _rows(self) -> Rows:
-        return Rows.of(self, _STACKED)
-
-    def memory_windows(self) -> tuple[int, ...]:
-        """Taps of every convolution along tokens: EC's, then TC's in the order of the sites, the read-out's last."""
-        calls = (self.config.expand_taps,) if self.expands else ()
-        return calls + ((self.config.token_taps,) * (len(self.rows) + self.reads_out) if self.by_token else ())
-
-    # Reads and writes.
-
-    def _read(self, value: Matrix, site: Site) -> Seen:
-        if not self.wide:
-            return Seen(value.x)
-        if not self.uses(site):
-            # equal channels give exactly that channel: the plain residual stays plain to a bit
-            base = value.x[..., 0]
-            return Seen(base + (value.x - base.unsqueeze(-1)).mean(-1))
-        call = self._calls_before(site)
-        if site.kind == OUT:
-            return Seen(self._compress(value, self.readout_weight, self.readout_read, call)[0])
-        rows, row = value.rows.now(self).rows, self.block_rows[site.block]
-        weight, read = rows["compress_weight"][row], rows["compress_read"][row]
-        x, left = self._compress(value, weight, read, call)
-        return Seen(x, aux=left)
-
-    def _write(self, value: Matrix, site: Site, y: Tensor, seen: Seen, c: Seen) -> Matrix:
-        x, kept = value.x, value.kept
-        if isinstance(seen.aux, Compressed):
-            x = seen.aux.x
-            if value.tokens.keep and seen.aux.ring is not None:
-                kept = (*kept, seen.aux.ring)
-        row = self.rows.get(site.index)
-        if row is not None and self.config.update != "add":
-            x = self._rewrite(x, row, y, seen.x, c.x, value.rows.now(self))
-        else:
-            x = x + (y.unsqueeze(-1) if self.wide else y)
-        return Matrix(x, value.tokens, kept, value.rows)
-
-    @full_precision
-    def _rewrite(self, state: Tensor, row: int, y: Tensor, x_in: Tensor, c: Tensor, rows: Rows) -> Tensor:
-        """X + β k ⊗ (v - kᵀX), in float32 at least."""
-        config = self.config
-        h, source = (y, x_in) if config.map == "k" else (self._key(c, row, rows), y)
-        gate, value = self._gate_logits(c, row, rows), self._value_logits(source, row, rows)
-        options: dict[str, Any] = {
-            "k_eps": config.k_eps,
-            "bound": config.value_scale if config.value == "sigmoid" else None,
-            "erase": config.update == "delta",
-        }
-        after = delta_rewrite(state.mT if self.wide else state.unsqueeze(-2), h, gate.squeeze(-1), value, **options)
-        return after.mT if self.wide else after.squeeze(-2)
-
-    def direction(self, row: int, y: Tensor, c: Tensor) -> Tensor:
-        """k (..., D) of the site with parameter row `row`, from the sub-layer's output or the normalised read."""
-        k = widen(y) if self.config.map == "k" else self._key(c, row, self._rows())
-        return k * torch.rsqrt(k.square().sum(-1, keepdim=True) + self.config.k_eps**2)
-
-    def gate(self, row: int, c: Tensor) -> Tensor:
-        """β (...) of the site with parameter row `row`, from the normalised read."""
-        return 2.0 * torch.sigmoid(self._gate_logits(c, row, self._rows()).squeeze(-1))
-
-    def values(self, row: int, x: Tensor) -> Tensor:
-        """v (..., d_v) of the site with parameter row `row`."""
-        v = self._value_logits(x, row, self._rows())
-        return self.config.value_scale * torch.sigmoid(v) if self.config.value == "sigmoid" else v
-
-    def _key(self, c: Tensor, row: int, rows: Rows) -> Tensor:
-        return F.linear(widen(c), widen(rows.rows["key_map"][row]))
-
-    def _gate_logits(self, c: Tensor, row: int, rows: Rows) -> Tensor:
-        """(..., 1) the gate before its sigmoid."""
-        inner = widen(c)
-        if (gate_in := rows.get("gate_in", row)) is not None:
-            inner = torch.tanh(F.linear(inner, widen(gate_in)))
-        weight, bias = widen(rows.rows["gate_weight"][row]), widen(rows.rows["gate_bias"][row])
-        return F.linear(inner, weight.unsqueeze(0), bias.unsqueeze(0))
-
-    def _value_logits(self, x: Tensor, row: int, rows: Rows) -> Tensor:
-        """(..., d_v) the values before their sigmoid, or the values where they have none."""
-        x = widen(x)
-        if self.config.value == "constant":
-            return x.new_full((*x.shape[:-1], self.config.value_channels), self.config.value_constant)
-        return F.linear(x, widen(rows.rows["value_weight"][row]), widen(rows.rows["value_bias"][row]))
-
-    @full_precision
-    def _quantities(
-        self, value: Matrix, site: Site, y: Tensor | None, seen: Seen, c: Seen | None
-    ) -> dict[str, Quantity]:
-        """The gate, and how far what the state holds along k is from v before and after the write."""
-        if y is None or c is None or self.config.update == "add" or not self.uses(site):
-            return {}
-        row = self.rows[site.index]
-        k, v = self.direction(row, y, c.x), self.values(row, widen(seen.x if self.config.map == "k" else y))
-        found = {"gate": Quantity(self.gate(row, c.x), regimes=REGIMES)}
-        after = self._rewrite(value.x, row, y, seen.x, c.x, value.rows.now(self))
-        for when, state in (("before the write", value.x), ("after the write", after)):
-            x = widen(state) if self.wide else widen(state).unsqueeze(-1)
-            found[f"discrepancy, {when}"] = Quantity((torch.einsum("...d,...dv->...v", k, x) - v).norm(dim=-1))
-        return found
-
-    # Sequence side, stage boundaries, declarations.
-
-    def _memory(self, value: Matrix) -> tuple[Ring, ...]:
-        if not value.tokens.keep:
-            raise ValueError("nothing was kept for later tokens: open the pass with keep=True")
-        if not (self.by_token and self.reads_out):
-            return value.kept
-        call = self._calls_before(self.layout.out)
-        return (*value.kept, with_history(value.x.mT, self._past(value.tokens, call), self.config.token_taps)[1])
-
-    def _pack(self, value: Matrix, site: Site) -> tuple[Tensor, ...]:
-        return (value.x.mT if self.wide else value.x,)
-
-    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Matrix:
-        self._packed(tensors, 1, site)
-        return Matrix(tensors[0].mT if self.wide else tensors[0], tokens, (), self._rows())
-
-    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        """Nothing is published; matrices are decayed like any linear layer's, biases, reads and EC are not."""
-        names = [name for name, _ in self.named_parameters()]
-        free = ("gate_bias", "value_bias", "compress_read", "readout_read", "expand_weight")
-        groups = [
-            ParameterGroup(tuple(n for n in names if n not in free), decay=True),
-            ParameterGroup(tuple(n for n in names if n in free)),
-        ]
-        return tuple(g for g in groups if g.names)
-
-    def cost(self) -> Cost:
+    def flops(self) -> int:
         """Direction, gate, value, read, compare and write of d x d_v numbers, less the plain sum; the compressors."""
-        d, dv, config = self.layout.width, self.config.value_channels, self.config
-        n = 0 if config.update == "add" else len(self.rows)
-        per_site = 2 * d  # the direction's length; scaling and gate go into one number per channel of the state
-        per_site += 2 * d if config.gate == "linear" else 2 * d * config.gate_hidden
-        per_site += 0 if config.value == "constant" else 2 * d * dv
-        per_site += (2 * d * dv if config.update == "delta" else 0) + 2 * d * dv - d
-        per_site += 2 * d * d if config.map == "v" else 0
-        calls = (len(self.rows) + self.reads_out) if self.wide else 0
-        taps = config.token_taps if self.by_token else 1
-        flops = n * per_site + (len(self.layout.sublayers) - n) * (dv - 1) * d + calls * 2 * d * dv * taps
-        if self.wide:  # where a site reads plainly: the mean of the channels
-            flops += (len(self.layout.sites) - len(self.layout.used())) * (2 * dv + 1) * d
-        flops += 2 * d * dv * config.expand_taps if self.expands else 0
-        kept = (config.expand_taps - 1) * d if self.expands else 0
-        kept += calls * (taps - 1) * d * dv
-        parameters = sum(p.numel() for p in self.parameters())
-        return Cost(parameters=parameters, flops=flops, reads=0, live=d * dv, kept=kept)
+        d, dv, config, sites = self.layout.width, self.streams, self.config, len(self.used)
+        if config.update == "add":
+            per_site = (dv - 1) * d
+        else:
+            per_site = 2 * d  # the direction's length; scaling and gate go into one number per channel of the state
+            per_site += 2 * d if config.gate == "linear" else 2 * d * config.gate_hidden
+            per_site += 0 if config.value == "constant" else 2 * d * dv
+            per_site += (2 * d * dv if config.update == "delta" else 0) + 2 * d * dv - d
+            per_site += 2 * d * d if config.map == "v" else 0
+        calls = (sites + self.reads_out) if self.wide else 0
+        compress = calls * 2 * d * dv * (config.token_taps if self.by_token else 1)
+        expand = 2 * d * dv * config.expand_taps if self.expands else 0
+        return sites * per_site + compress + expand + self.plain_flops()
+
+
+def _uniform(most: float, bias: Tensor, generator: torch.Generator | None) -> None:
+    bias.uniform_(-most, most, generator=generator)
+
+
+def _last_is_one(weight: Tensor, generator: torch.Generator | None) -> None:
+    """A convolution that keeps the current token."""
+    weight.zero_()[..., -1] = 1.0
+
+
+def _one_at(tap: int, weight: Tensor, generator: torch.Generator | None) -> None:
+    weight.zero_()[..., tap] = 1.0
 
 
 def _causal_conv(x: Tensor, weight: Tensor) -> Tensor:

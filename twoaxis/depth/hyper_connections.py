@@ -32,19 +32,18 @@ paper's ablations, and the control that tells mixing from merely having n stream
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, ParameterGroup, Published
+from twoaxis.base.method import Card, Published, Start
 from twoaxis.base.options import NotNegative, Options, between
-from twoaxis.depth.parallel_streams import ParallelStreams, Route
-from twoaxis.depth.rows import Rows
-from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen
-from twoaxis.kernels.precision import narrowed, widen
-from twoaxis.kernels.streams import few, normalised, stream_logits
+from twoaxis.depth.parallel import ParallelStreams, Projection, Route, Row
+from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
+from twoaxis.kernels.precision import widen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +61,7 @@ class HyperConnectionsConfig(Options):
     affine: bool = True
     """Whether that norm has parameters: scale and shift for layer norm, scale for RMS. OLMo's has none."""
     eps: NotNegative = 1e-5
-    """Inside the norm's root; the paper does not give it. 0 needs states without all-zero streams."""
+    """Inside the norm's root; the paper does not give it."""
     frozen: Literal["none", "width", "depth", "both"] = "none"
     """Hold the width connections (α), the depth connections (β) or both at their start: the paper's ablations."""
     readout: Literal["sum", "mean"] = "sum"
@@ -119,10 +118,6 @@ class HyperConnections(ParallelStreams):
             Published("OLMoE-1B-7B, DHC x4: training loss -0.027, 1.8 times faster", "arXiv 2409.19606"),
         ),
     )
-    stacked = (
-        *("static_alpha", "static_beta", "dynamic_alpha_fn", "dynamic_alpha_scale"),
-        *("dynamic_beta_fn", "dynamic_beta_scale", "norm_weight", "norm_bias"),
-    )
     static_alpha: Tensor
     static_beta: Tensor
     dynamic_alpha_fn: nn.Parameter | None
@@ -133,30 +128,71 @@ class HyperConnections(ParallelStreams):
     norm_bias: nn.Parameter | None
 
     def __init__(self, config: HyperConnectionsConfig, layout: Layout) -> None:
-        super().__init__(config, layout)
-        n, d, count = config.streams, layout.width, len(self.rows)
-        self.width_free = config.frozen not in ("width", "both")
-        self.depth_free = config.frozen not in ("depth", "both")
-        alpha, beta = config.dynamic and self.width_free, config.dynamic and self.depth_free
+        super().__init__(config, layout, config.streams)
+        n, d, count = config.streams, layout.width, len(self.used)
+        width, depth = config.frozen not in ("width", "both"), config.frozen not in ("depth", "both")
+        self.free = (width, width, depth)
+        """Whether the read, the mix and the write are learned."""
+        alpha, beta = config.dynamic and width, config.dynamic and depth
         normed = (alpha or beta) and config.norm != "none" and config.affine
 
-        def parameter(name: str, *shape: int, needed: bool, free: bool = True) -> None:
-            values = torch.empty(count, *shape)
-            if not needed or count == 0:
-                self.register_parameter(name, None)
-            elif free:
-                self.register_parameter(name, nn.Parameter(values))
-            else:
-                self.register_buffer(name, values)
+        def parameter(name: str, *shape: int, start: Start, **how: Any) -> None:
+            self.parameter(name, count, *shape, start=start, neutral=start, **how)
 
-        parameter("static_alpha", n, n + 1, needed=True, free=self.width_free)
-        parameter("static_beta", n, needed=True, free=self.depth_free)
-        parameter("dynamic_alpha_fn", d, n + 1, needed=alpha)
-        parameter("dynamic_alpha_scale", needed=alpha)
-        parameter("dynamic_beta_fn", d, needed=beta)
-        parameter("dynamic_beta_scale", needed=beta)
-        parameter("norm_weight", d, needed=normed)
-        parameter("norm_bias", d, needed=normed and config.norm == "layer")
+        reads = [site.index % n for site in self.used]  # sub-layers of all kinds count, whether they use the method
+        parameter("static_alpha", n, n + 1, start=partial(_read_one_keep_all, reads), learned=width)
+        parameter("static_beta", n, start=1.0, learned=depth)
+        parameter("dynamic_alpha_fn", d, n + 1, start=0.0, needed=alpha, decay=True)
+        parameter("dynamic_alpha_scale", start=config.scale_start, needed=alpha, decay=True)
+        parameter("dynamic_beta_fn", d, start=0.0, needed=beta, decay=True)
+        parameter("dynamic_beta_scale", start=config.scale_start, needed=beta, decay=True)
+        parameter("norm_weight", d, start=1.0, needed=normed)
+        parameter("norm_bias", d, start=0.0, needed=normed and config.norm == "layer")
+
+    def tables(self) -> dict[str, Tensor]:
+        """static [A_m | A_r | B]; of the dynamic columns: rows with the norm's scale, its shift's logits, scale."""
+        if not self.used:
+            return {}
+        alpha, beta = widen(self.static_alpha), widen(self.static_beta)
+        found = {"static": torch.cat([alpha, beta.unsqueeze(-1)], dim=-1)}
+        pairs = ((self.dynamic_alpha_fn, self.dynamic_alpha_scale), (self.dynamic_beta_fn, self.dynamic_beta_scale))
+        rows, scales = [], []
+        for fn, scale in pairs:
+            if fn is not None and scale is not None:
+                rows.append(widen(fn).mT if fn.dim() == 3 else widen(fn).unsqueeze(1))
+                scales.append(widen(scale).unsqueeze(-1).expand(-1, rows[-1].shape[1]))
+        if not rows:
+            return found
+        fns = torch.cat(rows, dim=1)
+        if self.norm_bias is not None:
+            found["shift"] = (fns * widen(self.norm_bias).unsqueeze(1)).sum(-1)
+        found["rows"] = fns if self.norm_weight is None else fns * widen(self.norm_weight).unsqueeze(1)
+        return {**found, "scale": torch.cat(scales, dim=1)}
+
+    def project(self, p: Row) -> Projection | None:
+        """Each stream by itself, the same rows for all."""
+        return Projection(p["rows"], self.config.norm, self.config.eps) if "rows" in p else None
+
+    def route(self, z: Tensor | None, h: Tensor, p: Row) -> Route:
+        """α = A + s tanh(z), β likewise."""
+        sizes, static = (1, self.streams, 1), p["static"]
+        parts = static.split(sizes, dim=-1)
+        if z is not None:
+            z = z + p["shift"] if "shift" in p else z
+            first = 0 if self.free[0] else self.streams + 1
+            start = static if all(self.free) else static[:, first : first + z.shape[-1]]
+            made = torch.addcmul(start, torch.tanh(z) if self.config.tanh else z, p["scale"])
+            learned = iter(made.split([size for size, free in zip(sizes, self.free, strict=True) if free], dim=-1))
+            parts = [next(learned) if free else part for part, free in zip(parts, self.free, strict=True)]
+        read, mix, gain = parts
+        return Route(read.squeeze(-1), gain.squeeze(-1), mix.mT)  # α is [from, to]
+
+    def coefficients(self, h: Tensor, row: int) -> tuple[Tensor, Tensor]:
+        """α (..., N, N+1) and β (..., N) of the site with row `row`, for looking at; without tokens where static."""
+        route = self.routed(h, row)
+        assert route.read is not None
+        assert route.mix is not None
+        return torch.cat([route.read.unsqueeze(-1), route.mix.mT], dim=-1), route.gain
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """Algorithm 2, stream by stream: a list of n streams, each of which has its row of α and its β."""
@@ -166,7 +202,7 @@ class HyperConnections(ParallelStreams):
             for i, h in enumerate(streams):
                 a, b = self.static_alpha[row, i].expand(*h.shape[:-1], -1), self.static_beta[row, i]
                 normed = self._defined_norm(h, row)
-                bound = torch.tanh if self.config.tanh else _identity
+                bound = torch.tanh if self.config.tanh else torch.clone
                 if self.dynamic_alpha_fn is not None and self.dynamic_alpha_scale is not None:
                     a = a + self.dynamic_alpha_scale[row] * bound(normed @ self.dynamic_alpha_fn[row])
                 if self.dynamic_beta_fn is not None and self.dynamic_beta_scale is not None:
@@ -189,106 +225,30 @@ class HyperConnections(ParallelStreams):
             return F.layer_norm(h, width, weight, bias, eps)
         return F.rms_norm(h, width, weight, eps) if self.config.norm == "rms" else h
 
-    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
-        """Read stream k mod n, keep every stream, write to all with weight one; no dynamic part: the plain residual."""
-        n = self.config.streams
-        starts = {"dynamic_alpha_scale": self.config.scale_start, "dynamic_beta_scale": self.config.scale_start}
-        starts |= {"norm_weight": 1.0}
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                parameter.fill_(starts.get(name, 0.0))
-            if not self.rows:
-                return
-            self.static_beta.fill_(1.0)
-            self.static_alpha.zero_()
-            self.static_alpha[:, range(n), range(1, n + 1)] = 1.0
-            for index, row in self.rows.items():
-                self.static_alpha[row, index % n, 0] = 1.0
-
-    def neutral_(self) -> None:
-        """The initial values are neutral."""
-        self.reset_parameters()
-
     @property
     def neutral(self) -> Neutral:
         """Weights of one and zero move streams without rounding; the summed read-out is n times the plain residual."""
-        summed = self.config.readout == "sum" and self.config.streams > 1 and self.uses(self.layout.out)
+        summed = self.config.readout == "sum" and self.streams > 1 and self.reads_out
         return "scale" if summed else "bitwise"
 
     @property
     def output_scale(self) -> float:
         """sqrt(n), the paper's factor on the initial deviation of output projections; for the summed read-out only."""
-        return self.config.streams**0.5 if self.config.readout == "sum" and self.rows else 1.0
+        return self.streams**0.5 if self.config.readout == "sum" and self.used else 1.0
 
-    # The weights of a site.
-
-    def coefficients(self, h: Tensor, row: int) -> tuple[Tensor, Tensor]:
-        """α (..., N, N+1) and β (..., N) of the site with parameter row `row`; no leading dimensions where static."""
-        return self._coefficients(h, row, Rows.of(self, self.stacked))[:2]
-
-    def _coefficients(self, h: Tensor, row: int, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-        """α, β, and the streams to go on with."""
-        alpha, beta = widen(rows.rows["static_alpha"][row]), widen(rows.rows["static_beta"][row])
-        alpha_fn, beta_fn = rows.get("dynamic_alpha_fn", row), rows.get("dynamic_beta_fn", row)
-        if alpha_fn is None and beta_fn is None:
-            return alpha, beta, h
-        t_alpha, t_beta, h = self._dynamic(
-            h, alpha_fn, beta_fn, rows.get("norm_weight", row), rows.get("norm_bias", row)
-        )
-        if t_alpha is not None:
-            alpha = torch.addcmul(alpha, t_alpha, widen(rows.rows["dynamic_alpha_scale"][row]))
-        if t_beta is not None:
-            beta = torch.addcmul(beta, t_beta, widen(rows.rows["dynamic_beta_scale"][row]))
-        return alpha, beta, h
-
-    def _dynamic(
-        self, h: Tensor, alpha_fn: Tensor | None, beta_fn: Tensor | None, weight: Tensor | None, bias: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """The dynamic parts of α (..., N, N+1) and β (..., N) before their scales, and the streams to go on with."""
-        norm, eps, bound = self.config.norm, self.config.eps, torch.tanh if self.config.tanh else _identity
-        if few(h) and not torch.is_grad_enabled() and not narrowed(h.device.type):
-            # for a few tokens putting the projections together would cost more than one product saves
-            x = normalised(h, weight, bias, norm, eps)
-            parts = [None if fn is None else bound(x @ widen(fn)) for fn in (alpha_fn, beta_fn)]
-            return parts[0], parts[1], h
-        fns = ([] if alpha_fn is None else [alpha_fn.mT]) + ([] if beta_fn is None else [beta_fn.unsqueeze(0)])
-        t, h = stream_logits(h, torch.cat(fns), weight, bias, norm=norm, eps=eps)
-        t = bound(t)
-        columns = t.shape[-1] - (beta_fn is not None)
-        return None if alpha_fn is None else t[..., :columns], None if beta_fn is None else t[..., -1], h
-
-    def _route(self, h: Tensor, row: int, rows: Rows) -> Route:
-        alpha, beta, h = self._coefficients(h, row, rows)
-        return Route(alpha.select(-1, 0), alpha.narrow(-1, 1, self.config.streams).mT, beta, h)
-
-    # What it declares.
-
-    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        """As in the paper: the dynamic part is decayed, the static is not (and the norm's parameters are not)."""
-        names = [name for name, _ in self.named_parameters()]
-        groups = [
-            ParameterGroup(tuple(n for n in names if not n.startswith("dynamic"))),
-            ParameterGroup(tuple(n for n in names if n.startswith("dynamic")), decay=True),
-        ]
-        return tuple(g for g in groups if g.names)
-
-    def cost(self) -> Cost:
+    def flops(self) -> int:
         """Read and mix 2dn(n+1), write 2dn, dynamic 2dn per projected column and the norm; the read-out."""
-        n, d, config = self.config.streams, self.layout.width, self.config
+        n, d = self.streams, self.layout.width
         columns = (n + 1) * (self.dynamic_alpha_fn is not None) + (self.dynamic_beta_fn is not None)
-        per_site = 2 * d * n * (n + 1) + 2 * d * n + 2 * d * n * columns
-        if columns:
-            # layer: mean, centre, square and add, scale; rms: square and add, scale
-            norm = {"layer": 5 * d, "rms": 3 * d, "none": 0}[config.norm]
-            affine = sum(d for p in (self.norm_weight, self.norm_bias) if p is not None)
-            per_site += n * (norm + affine)
-        mean, used = (2 * n + 1) * d, len(self.rows)
-        plain = len(self.layout.sublayers) - used
-        flops = used * per_site + plain * (mean + (n - 1) * d)
-        flops += (n - 1) * d if config.readout == "sum" and self.uses(self.layout.out) else mean
-        parameters = sum(p.numel() for p in self.parameters())
-        return Cost(parameters=parameters, flops=flops, reads=n * len(self.layout.sites), live=n * d)
+        # layer: mean, centre, square and add, scale; rms: square and add, scale
+        norm = {"layer": 5 * d, "rms": 3 * d, "none": 0}[self.config.norm] if columns else 0
+        affine = sum(d for p in (self.norm_weight, self.norm_bias) if p is not None)
+        per_site = 2 * d * n * (n + 2) + 2 * d * n * columns + n * (norm + affine)
+        return len(self.used) * per_site + self.plain_flops() + self.readout_flops()
 
 
-def _identity(x: Tensor) -> Tensor:
-    return x
+def _read_one_keep_all(reads: list[int], alpha: Tensor, generator: torch.Generator | None) -> None:
+    """A_m one at the stream that a site reads, A_r the identity."""
+    n = alpha.shape[1]
+    alpha.zero_()[:, range(n), range(1, n + 1)] = 1.0
+    alpha[range(len(reads)), reads, 0] = 1.0

@@ -47,20 +47,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, ParameterGroup, Published, Quantity
+from twoaxis.base.method import Card, Normal, Published, Quantity, Start
 from twoaxis.base.options import NotNegative, Options, Positive, between
-from twoaxis.depth.parallel_streams import ParallelStreams, Route, Streams
-from twoaxis.depth.rows import Rows
+from twoaxis.depth.parallel import ParallelStreams, Projection, Route, Row, Streams
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen
+from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.sinkhorn import sinkhorn
-from twoaxis.kernels.streams import stream_logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +87,14 @@ class ManifoldHyperConnectionsConfig(Options):
     readout: Literal["sum", "mean", "head"] | None = None
     """The sum of the streams, their mean, or a weighted sum with a head of its own; paper sum, deepseek head."""
     start: Literal["paper", "deepseek", "lite", "neutral"] | None = None
-    """Initial values; None is those of the form. See `reset_parameters`."""
+    """Initial values; None is those of the form.
+
+    paper: scale 0.01 as published; fn N(0, init_std) and base 0, which the paper does not state.
+    deepseek: fn N(0, init_std), base 0, scale 1, as DeepSeek-V4's classes.
+    lite: the biases of FFTYYY/mhc-lite (comb near the identity; pre and post +1 at stream k mod n, -1 elsewhere);
+    fn 0 and scale 0.01 are this library's choice.
+    neutral: the plain residual to rounding, up to sinkhorn_eps per site; fn 0 and scale 0.01.
+    """
     init_std: NotNegative = 0.02
     """Of fn at the paper's and DeepSeek's start."""
 
@@ -154,7 +160,6 @@ class ManifoldHyperConnections(ParallelStreams):
             Published("n=4: 6.7 % more training time with fused kernels and recomputation", "arXiv 2512.24880"),
         ),
     )
-    stacked = ("fn", "base", "scale", "norm_weight")
     fn: nn.Parameter
     base: nn.Parameter
     scale: nn.Parameter
@@ -165,24 +170,66 @@ class ManifoldHyperConnections(ParallelStreams):
     head_norm_weight: nn.Parameter | None
 
     def __init__(self, config: ManifoldHyperConnectionsConfig, layout: Layout) -> None:
-        super().__init__(config, layout)
-        n, wide = config.streams, config.streams * layout.width
-        self.has_head = config.readout == "head" and self.uses(layout.out)
+        super().__init__(config, layout, config.streams)
+        n, wide, count = config.streams, config.streams * layout.width, len(self.used)
+        self.has_head = head = config.readout == "head" and self.reads_out
         self.pre_eps, self.sinkhorn_eps = float(config.pre_eps or 0.0), float(config.sinkhorn_eps or 0.0)
         self.norm_eps = float(config.norm_eps or 0.0)
+        fn = Normal(config.init_std) if config.start in ("paper", "deepseek") else 0.0
+        scale = 1.0 if config.start == "deepseek" else 0.01
+        leads = [site.index % n for site in self.used]
+        plain = partial(_plain_biases, n, leads, self.pre_eps, config.post_scale)
+        bases: dict[str, Start] = {"neutral": plain, "lite": partial(_lite_biases, n, leads)}
+        even = _logit(1.0 / n - self.pre_eps) if n > 1 else 0.0  # of the head: the mean of the streams
+        parameter = self.parameter
+        parameter("fn", count, n * n + 2 * n, wide, start=fn, neutral=0.0, decay=True)
+        parameter("base", count, n * n + 2 * n, start=bases.get(str(config.start), 0.0), neutral=plain)
+        parameter("scale", count, 3, start=scale)
+        parameter("norm_weight", count, wide, start=1.0, needed=config.norm_weight)
+        parameter("head_fn", n, wide, start=fn, neutral=0.0, decay=True, needed=head)
+        parameter("head_base", n, start=even if config.start == "neutral" else 0.0, neutral=even, needed=head)
+        parameter("head_scale", 1, start=scale, needed=head)
+        parameter("head_norm_weight", wide, start=1.0, needed=head and config.norm_weight)
 
-        def parameter(name: str, *shape: int, needed: bool = True) -> None:
-            self.register_parameter(name, nn.Parameter(torch.empty(*shape)) if needed else None)
+    def tables(self) -> dict[str, Tensor]:
+        """rows: fn with the norm's scale; base; scale, one per row of fn."""
+        if not self.used:
+            return {}
+        n, rows = self.streams, widen(self.fn)
+        rows = rows if self.norm_weight is None else rows * widen(self.norm_weight).unsqueeze(1)
+        scales = zip(widen(self.scale).split(1, dim=1), (n, n, n * n), strict=True)
+        return {"rows": rows, "base": widen(self.base), "scale": torch.cat([s.expand(-1, k) for s, k in scales], dim=1)}
 
-        count, some = len(self.rows), bool(self.rows)
-        parameter("fn", count, n * n + 2 * n, wide, needed=some)
-        parameter("base", count, n * n + 2 * n, needed=some)
-        parameter("scale", count, 3, needed=some)
-        parameter("norm_weight", count, wide, needed=some and config.norm_weight)
-        parameter("head_fn", n, wide, needed=self.has_head)
-        parameter("head_base", n, needed=self.has_head)
-        parameter("head_scale", 1, needed=self.has_head)
-        parameter("head_norm_weight", wide, needed=self.has_head and config.norm_weight)
+    def project(self, p: Row) -> Projection:
+        """All streams of a token, normalised as one vector."""
+        return Projection(p["rows"], "rms", self.norm_eps, flat=True)
+
+    def route(self, z: Tensor | None, h: Tensor, p: Row) -> Route:
+        """pre, post and comb from the logits."""
+        assert z is not None
+        n, config = self.streams, self.config
+        gates, logits = torch.addcmul(p["base"], z, p["scale"]).split((2 * n, n * n), dim=-1)
+        pre, post = torch.sigmoid(gates).chunk(2, dim=-1)
+        pre = pre + self.pre_eps if self.pre_eps else pre
+        first = -1 if config.order == "rows_last" else -2
+        comb = sinkhorn(logits.unflatten(-1, (n, n)), iterations=config.iterations, eps=self.sinkhorn_eps, first=first)
+        return Route(pre, config.post_scale * post, comb.mT)  # comb is [from, to]
+
+    def head(self, h: Tensor) -> Tensor | None:
+        """w of the head of its own."""
+        if not self.has_head:
+            return None
+        rows = widen(self.head_fn)
+        rows = rows if self.head_norm_weight is None else rows * widen(self.head_norm_weight)
+        z, _ = self.logits(h, Projection(rows, "rms", self.norm_eps, flat=True))
+        return torch.sigmoid(torch.addcmul(widen(self.head_base), z, widen(self.head_scale))) + self.pre_eps
+
+    def coefficients(self, h: Tensor, row: int) -> tuple[Tensor, Tensor, Tensor]:
+        """pre (..., N), post (..., N) and comb (..., N from, N to) of the site with row `row`, for looking at."""
+        route = self.routed(h, row)
+        assert route.read is not None
+        assert route.mix is not None
+        return route.read, route.gain, route.mix.mT
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """The equations on a list of n streams, with Sinkhorn's divisions written out."""
@@ -219,148 +266,64 @@ class ManifoldHyperConnections(ParallelStreams):
         v = v / torch.sqrt(v.square().mean(-1, keepdim=True) + (self.config.norm_eps or 0.0))
         return (v if weight is None else v * weight) @ fn.T
 
-    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
-        """The start that the option names.
-
-        paper: scale 0.01 as published; fn N(0, init_std) and base 0, which the paper does not state.
-        deepseek: fn N(0, init_std), base 0, scale 1, as DeepSeek-V4's classes.
-        lite: the biases of FFTYYY/mhc-lite (comb near the identity; pre and post +1 at stream k mod n, -1 elsewhere);
-        fn 0 and scale 0.01 are this library's choice.
-        neutral: the plain residual to rounding, up to sinkhorn_eps per site; fn 0 and scale 0.01.
-        """
-        start, n = self.config.start, self.config.streams
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if name.endswith("fn") and start in ("paper", "deepseek"):
-                    parameter.normal_(0.0, self.config.init_std, generator=generator)
-                elif name.endswith("norm_weight"):
-                    parameter.fill_(1.0)
-                elif name.endswith("scale"):
-                    parameter.fill_(1.0 if start == "deepseek" else 0.01)
-                else:
-                    parameter.zero_()
-            if start == "neutral":
-                self._neutral_biases()
-            elif start == "lite":
-                for index, row in self.rows.items():
-                    self._near_identity(row)
-                    self.base[row, : 2 * n] = -1.0
-                    self.base[row, [index % n, n + index % n]] = 1.0
-
-    def neutral_(self) -> None:
-        """Biases alone, at which equal streams stay equal and each is the plain residual."""
-        if self.neutral == "none":
-            super().neutral_()
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if name.endswith("fn"):
-                    parameter.zero_()
-            self._neutral_biases()
-
-    def _neutral_biases(self) -> None:
-        n, eps = self.config.streams, self.pre_eps
-        rest = (1.0 - _LEADER) / (n - 1) if n > 1 else 0.0
-        for index, row in self.rows.items():
-            self._near_identity(row)
-            self.base[row, :n] = _logit(rest - eps) if n > 1 else 0.0
-            self.base[row, n : 2 * n] = _logit(1.0 / self.config.post_scale)
-            if n > 1:
-                self.base[row, index % n] = _logit(_LEADER - eps)
-        if self.has_head:
-            self.head_base.fill_(_logit(1.0 / n - eps) if n > 1 else 0.0)
-
-    def _near_identity(self, row: int) -> None:
-        n = self.config.streams
-        self.base[row, 2 * n :] = _OFF
-        self.base[row, range(2 * n, n * n + 2 * n, n + 1)] = 0.0
-
     @property
     def neutral(self) -> Neutral:
         """Rounding where biases make pre sum to one; scale with one stream or a summed read-out; none with epsilons."""
-        n, out = self.config.streams, self.uses(self.layout.out)
-        if self.rows:
+        n = self.streams
+        if self.used:
             narrow = n > 1 and self.pre_eps >= (1.0 - _LEADER) / (n - 1)
             if self.sinkhorn_eps > 0.0 or self.config.post_scale <= 1.0 or narrow:
                 return "none"
         if n == 1:
             # a sigmoid is never one: the only stream is read, or read out, at half its size
-            return "scale" if self.rows or self.has_head else "bitwise"
-        if out and self.config.readout == "sum":
+            return "scale" if self.used or self.has_head else "bitwise"
+        if self.reads_out and self.config.readout == "sum":
             return "scale"
-        return "rounding" if self.rows or self.has_head else "bitwise"
-
-    # The weights of a site.
-
-    def _logits(self, h: Tensor, fn: Tensor, norm_weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        """z (..., P): all streams of a token, RMS-normalised as one vector, against the rows of fn; the streams."""
-        z, flat = stream_logits(h.flatten(-2), fn, norm_weight, None, norm="rms", eps=self.norm_eps)
-        return z, flat.unflatten(-1, h.shape[-2:])
-
-    def coefficients(self, h: Tensor, row: int) -> tuple[Tensor, Tensor, Tensor]:
-        """pre (..., N), post (..., N) and comb (..., N from, N to) of the site with parameter row `row`."""
-        return self._coefficients(h, row, Rows.of(self, self.stacked))[:3]
-
-    def _coefficients(self, h: Tensor, row: int, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """pre, post, comb, and the streams to go on with."""
-        n = self.config.streams
-        z, h = self._logits(h, rows.rows["fn"][row], rows.get("norm_weight", row))
-        scale, base = widen(rows.rows["scale"][row]), widen(rows.rows["base"][row])
-        pre = torch.sigmoid(scale[0] * z[..., :n] + base[:n]) + self.pre_eps
-        post = self.config.post_scale * torch.sigmoid(scale[1] * z[..., n : 2 * n] + base[n : 2 * n])
-        logits = (scale[2] * z[..., 2 * n :] + base[2 * n :]).unflatten(-1, (n, n))
-        first = -1 if self.config.order == "rows_last" else -2
-        comb = sinkhorn(logits, iterations=self.config.iterations, eps=self.sinkhorn_eps, first=first)
-        return pre, post, comb, h
-
-    def _route(self, h: Tensor, row: int, rows: Rows) -> Route:
-        pre, post, comb, h = self._coefficients(h, row, rows)
-        return Route(pre, comb.mT, post, h)
-
-    def head_weights(self, h: Tensor) -> Tensor:
-        """(..., N) what the head reads of each stream."""
-        z, _ = self._logits(h, self.head_fn, self.head_norm_weight)
-        return torch.sigmoid(widen(self.head_scale) * z + widen(self.head_base)) + self.pre_eps
-
-    def _head(self, h: Tensor) -> Tensor | None:
-        return self.head_weights(h) if self.has_head else None
+        return "rounding" if self.used or self.has_head else "bitwise"
 
     def _quantities(
         self, value: Streams, site: Site, y: Tensor | None, seen: Seen, c: Seen | None
     ) -> dict[str, Quantity]:
         """As hyper-connections', and how far the row or column sum of H_res that is worst is from one."""
         found = super()._quantities(value, site, y, seen, c)
-        if seen.aux is None:
+        if not found:
             return found
-        mix = seen.aux.weights
-        sums = torch.cat([mix.sum(-1), mix.sum(-2)], dim=-1)
-        off = (sums - 1.0).abs().amax(-1)
+        mix = found["mix"].value
+        off = (torch.cat([mix.sum(-1), mix.sum(-2)], dim=-1) - 1.0).abs().amax(-1)
         return {**found, "distance from doubly stochastic": Quantity(off)}
 
-    # What it declares.
-
-    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        """Nothing is published; projections are decayed like any matrix, biases and scales are not."""
-        names = [name for name, _ in self.named_parameters()]
-        groups = [
-            ParameterGroup(tuple(n for n in names if n.endswith("fn")), decay=True),
-            ParameterGroup(tuple(n for n in names if not n.endswith("fn"))),
-        ]
-        return tuple(g for g in groups if g.names)
-
-    def cost(self) -> Cost:
+    def flops(self) -> int:
         """Per site the projection 2nd(n²+2n), the mean square 2nd, read 2nd, mix 2n²d and write 2nd; the read-out."""
-        n, d = self.config.streams, self.layout.width
+        n, d = self.streams, self.layout.width
         norm = 2 * n * d + (n * d if self.config.norm_weight else 0)  # the root goes into the logits
         per_site = 2 * n * d * (n * n + 2 * n) + norm + (2 * n * n + 4 * n) * d
-        mean, used = (2 * n + 1) * d, len(self.rows)
-        plain = len(self.layout.sublayers) - used
-        flops = used * per_site + plain * (mean + (n - 1) * d)
-        if self.has_head:
-            flops += 2 * n * d * n + norm + 2 * n * d
-        else:
-            flops += (n - 1) * d if self.config.readout == "sum" and self.uses(self.layout.out) else mean
-        parameters = sum(p.numel() for p in self.parameters())
-        return Cost(parameters=parameters, flops=flops, reads=n * len(self.layout.sites), live=n * d)
+        head = 2 * n * d * n + norm + 2 * n * d if self.has_head else 0
+        return len(self.used) * per_site + head + self.plain_flops() + self.readout_flops()
+
+
+def _plain_biases(
+    n: int, leads: list[int], eps: float, most: float, base: Tensor, generator: torch.Generator | None
+) -> None:
+    """pre sums to one with most of it on one stream, post is one, comb nearly the identity."""
+    _near_identity(n, base)
+    rest = (1.0 - _LEADER) / (n - 1) if n > 1 else 0.0
+    base[:, :n] = _logit(rest - eps) if n > 1 else 0.0
+    base[:, n : 2 * n] = _logit(1.0 / most)
+    if n > 1:
+        base[range(len(leads)), leads] = _logit(_LEADER - eps)
+
+
+def _lite_biases(n: int, leads: list[int], base: Tensor, generator: torch.Generator | None) -> None:
+    """pre and post +1 at one stream and -1 elsewhere, comb nearly the identity."""
+    _near_identity(n, base)
+    base[:, : 2 * n] = -1.0
+    for first in (0, n):
+        base[range(len(leads)), [first + lead for lead in leads]] = 1.0
+
+
+def _near_identity(n: int, base: Tensor) -> None:
+    base[:, 2 * n :] = _OFF
+    base[:, 2 * n :: n + 1] = 0.0
 
 
 def _logit(p: float) -> float:

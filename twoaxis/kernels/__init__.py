@@ -8,3 +8,5 @@ from twoaxis.kernels.operator import using as using
 
 from twoaxis.kernels import history_eager as history_eager  # isort: skip
 from twoaxis.kernels import rewrite_eager as rewrite_eager  # isort: skip
+from twoaxis.kernels import sinkhorn_eager as sinkhorn_eager  # isort: skip
+from twoaxis.kernels import streams_eager as streams_eager  # isort: skip

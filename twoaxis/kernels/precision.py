@@ -1,4 +1,4 @@
-"""The precision rule of the house: routing weights, norms and softmaxes run in float32 at least."""
+"""The precision rule of the house: routing weights, norms, softmaxes and products run in float32 at least."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+from twoaxis.kernels.dispatch import device_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,6 +29,25 @@ def widen(x: Tensor) -> Tensor:
 def launch_bound(x: Tensor) -> bool:
     """Whether `x` is so small, the state of a few tokens, that the calls take more time than their numbers."""
     return x.numel() <= 1 << 14
+
+
+@torch.compiler.assume_constant_result
+def narrow_products(device: str) -> bool:
+    """Whether float32 matrix products on a type of device may round their factors to TF32 or bfloat16."""
+    if device not in ("cpu", "cuda"):
+        return False
+    setting: str = torch._C._get_fp32_precision_getter("mkldnn" if device == "cpu" else device, "matmul")
+    return setting in ("tf32", "bf16")
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix product of wide tensors, whose factors are never rounded.
+
+    Where float32 products may be narrow they run in float64: a product with the identity keeps every bit.
+    """
+    if a.dtype == torch.float32 and narrow_products(device_of(a)):
+        return (a.double() @ b.double()).to(a.dtype)
+    return a @ b
 
 
 def narrowed(device: str) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from twoaxis.kernels.precision import routing_dtype, widen
 from twoaxis.kernels.rewrite import delta_rewrite, read_channels
-from twoaxis.kernels.streams import batched_product, row_products
+from twoaxis.kernels.streams_eager import combined, dots
 
 
 def _one_channel(state: Tensor, *_: Tensor, **__: Any) -> bool:
@@ -117,14 +117,14 @@ def _error(u: Tensor, r: Tensor, p: Tensor | None, bound: float | None) -> Tenso
 
 def _dots(rows: Tensor, y: Tensor) -> Tensor:
     """(..., V) the dot products of (..., V, D) with (..., D)."""
-    return (rows.squeeze(-2) * y).sum(-1, keepdim=True) if rows.shape[-2] == 1 else row_products(rows, y)
+    return (rows.squeeze(-2) * y).sum(-1, keepdim=True) if rows.shape[-2] == 1 else dots(rows, y)
 
 
 def _combined(weights: Tensor, rows: Tensor) -> Tensor:
     """A new (..., D): the sum over (..., V, D) with (..., V)."""
     if rows.shape[-2] == 1:
         return rows.squeeze(-2) * weights
-    return batched_product(weights.unsqueeze(-2), rows).squeeze(-2)
+    return combined(weights, rows)
 
 
 @read_channels.form("eager")
