@@ -21,11 +21,9 @@ from tests.support.numbers import randn
 from twoaxis.depth.registry import stream
 from twoaxis.depth.stream import State
 from twoaxis.kernels import sinkhorn as balancing
-from twoaxis.kernels.band import band_attention, band_reference
 from twoaxis.kernels.rewrite import delta_rewrite
 from twoaxis.kernels.sinkhorn import sinkhorn, sinkhorn_reference
 from twoaxis.kernels.streams import mix_streams, read_streams, stream_logits
-from twoaxis.kernels.taps import depthwise_taps, depthwise_taps_reference
 
 WIDTH = 6
 
@@ -294,16 +292,6 @@ def test_function_transforms(name: str, options: dict[str, Any]) -> None:
 
 
 def test_function_transforms_of_the_kernels() -> None:
-    q, k, v = (randn(2, 2, 40, 4, seed=i) for i in range(3))
-    found, want = (
-        jacrev(lambda q, f=f: f(q, k, v, 5, 0.5).square().sum())(q) for f in (band_attention, band_reference)
-    )
-    close([found], [want], 1e-12)
-    history, weight = randn(2, 9, 3), randn(3, 3, seed=1)
-    found, want = (
-        grad(lambda h, f=f: f(h, weight).square().sum())(history) for f in (depthwise_taps, depthwise_taps_reference)
-    )
-    close([found], [want], 1e-12)
     logits = randn(5, 3, 3)
     found = vmap(grad(lambda t: sinkhorn(t, iterations=4)[0, 1]))(logits)
     leaf = logits.clone().requires_grad_()
@@ -333,14 +321,6 @@ def test_a_backward_pass_inside_autocast_is_not_narrowed(operation: str, tokens:
             inside = torch.autograd.grad(outs, leaves, probes, retain_graph=True, create_graph=create)
         for a, b in zip(inside, outside, strict=True):
             assert torch.equal(a, b)
-
-
-def test_rows_with_a_prefix_do_not_meet_the_next_row() -> None:
-    """Decoding in chunks: what another sequence of the batch remembers may not be finite."""
-    q, k, v = randn(2, 1, 5, 4), randn(2, 1, 12, 4, seed=1), randn(2, 1, 12, 4, seed=2)
-    want = band_attention(q, k, v, 9, 1.0)
-    k[1], v[1] = torch.nan, torch.inf
-    assert torch.equal(band_attention(q, k, v, 9, 1.0)[0], want[0])
 
 
 def _parallel(rank: int, port: int, cases: list[tuple[str, dict[str, Any]]]) -> None:

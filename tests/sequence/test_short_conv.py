@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.sequence.helpers import (
-    all_close,
     check_decoder_chunks,
     check_decoder_documents,
     close,
@@ -24,7 +23,6 @@ from tests.sequence.helpers import (
 )
 from tests.support.commands import run_child
 from twoaxis import Decoder, DecoderConfig, Ring, document_reach, mixer, padding_reach
-from twoaxis.kernels.taps import depthwise_taps, depthwise_taps_reference
 from twoaxis.sequence.short_conv import ShortConv
 
 FORMS: tuple[dict[str, Any], ...] = (
@@ -62,29 +60,6 @@ def test_the_last_tap_is_the_current_token() -> None:
     x = torch.tensor([[[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [4.0, 4.0]]], dtype=torch.float64)
     want = [[1.0, 2.0], [12.0, 4.0], [123.0, 3.0], [234.0, 2.0]]
     assert torch.equal(local(x), torch.tensor([want], dtype=torch.float64))
-
-
-def test_own_backward_equals_the_reference_and_its_second_derivatives() -> None:
-    history, weight = normal(2, 8, 3, grad=True), normal(3, 4, seed=1, grad=True)
-    reach = torch.tensor([[0, 1, 2, 0, 1], [0, 0, 0, 1, 2]])
-    g = normal(2, 5, 3, seed=2)
-    for mask in (None, reach):
-        ours, theirs = depthwise_taps(history, weight, mask), depthwise_taps_reference(history, weight, mask)
-        close(ours, theirs, 1e-14)
-        got, want = (torch.autograd.grad((y * g).sum(), (history, weight)) for y in (ours, theirs))
-        all_close(got, want, 1e-14)
-        assert torch.autograd.gradgradcheck(lambda h, w, m=mask: depthwise_taps(h, w, m), (history, weight))
-
-
-def test_gradient_of_one_argument_only() -> None:
-    history, weight, g = normal(1, 6, 3), normal(3, 4, seed=1), normal(1, 3, 3, seed=2)
-    for which in (0, 1):
-        args = [t.clone().requires_grad_(i == which) for i, t in enumerate((history, weight))]
-        got, want = (
-            torch.autograd.grad((f(*args) * g).sum(), args[which])[0]
-            for f in (depthwise_taps, depthwise_taps_reference)
-        )
-        close(got, want, 1e-14)
 
 
 def test_bfloat16_is_computed_in_float32_and_cast_once() -> None:
