@@ -88,11 +88,12 @@ def _heads_apart(t: Tensor, kv_heads: int) -> Tensor:
 def _blocks(inputs: Sequence[Any], window: int | None, scale: float) -> _Blocks:
     q, k, v, bias, sink, reach = inputs
     wide, kv_heads = routing_dtype(q.dtype), k.shape[-3]
-    q = (q.to(wide) * scale).unflatten(-3, (kv_heads, q.shape[-3] // kv_heads)).contiguous()
-    k, v = unspoilt(k.to(wide).contiguous(), v.to(wide).contiguous())
+    scaled = torch.mul(q.to(wide), scale, out=q.new_empty(q.shape, dtype=wide))  # which also lays it out
+    scaled = scaled.unflatten(-3, (kv_heads, q.shape[-3] // kv_heads))
     bias = None if bias is None else _heads_apart(bias.to(wide), kv_heads)
-    sink = None if sink is None else sink.to(wide).view(*q.shape[-4:-2], 1, 1)
-    return _Blocks(q, k, v, bias, sink, None if reach is None else reach[..., None, None, :, None], window)
+    sink = None if sink is None else sink.to(wide).view(*scaled.shape[-4:-2], 1, 1)
+    reach = None if reach is None else reach[..., None, None, :, None]
+    return _Blocks(scaled, k.to(wide).contiguous(), v.to(wide).contiguous(), bias, sink, reach, window)
 
 
 @attention.form("blocked", compiled=None)
@@ -109,6 +110,8 @@ def _blocked(
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Saves the weights and the sink's share where all queries are one chunk."""
     blocks = _blocks((q, k, v, bias, sink, reach), window, scale)
+    k, v = unspoilt(blocks.k, blocks.v)
+    blocks = blocks._replace(k=k, v=v)
     (*lead, heads, n, _), chunks = q.shape, blocks.chunks()
     out = blocks.v.new_empty((*lead, n, heads, v.shape[-1]), dtype=q.dtype).transpose(
         -3, -2
@@ -136,30 +139,38 @@ def _blocked_backward(
     d_v = wᵀ G        d_q = scale d_s k        d_k = d_sᵀ (scale q)        d_bias = d_s, summed where it is broadcast
     """
     blocks = _blocks(inputs, window, scale)
-    grad = grads[0].to(blocks.q.dtype).unflatten(-3, blocks.q.shape[-4:-2])
-    d_q, d_k, d_v = (
-        torch.zeros_like(t) if need else None for t, need in zip((blocks.q, blocks.k, blocks.v), needs[:3], strict=True)
-    )
-    d_bias = torch.zeros_like(blocks.bias) if blocks.bias is not None and needs[3] else None
-    d_sink = torch.zeros_like(blocks.sink) if blocks.sink is not None and needs[4] else None
+    grad = grads[0].to(blocks.q.dtype).contiguous().unflatten(-3, blocks.q.shape[-4:-2])
+    found: dict[str, Tensor | None] = {name: None for name, _ in zip(blocks._fields, needs, strict=False)}
+    sums = {name for name, need in zip(found, needs, strict=False) if need}
+
+    def add(name: str, part: Tensor, at: slice) -> None:
+        """Into the gradient of an input, which is `part` itself where it is whole."""
+        whole, total = getattr(blocks, name).shape, found[name]
+        if total is None and part.shape == whole:
+            found[name] = part
+            return
+        found[name] = total = part.new_zeros(whole) if total is None else total
+        total[..., at, :] += part
+
     for rows, keys in blocks.chunks():
         weights, share = saved if saved[0] is not None else blocks.weights(rows, keys)
         assert weights is not None
         g = blocks.queries(grad, rows)
-        if d_v is not None:
-            d_v[..., keys, :] += weights.flatten(-3, -2).mT @ g
+        if "v" in sums:
+            add("v", weights.flatten(-3, -2).mT @ g, keys)
         d_weights = (g @ blocks.v[..., keys, :].mT).view(weights.shape)
         d_logits, pull = softmax_gradient(d_weights, weights, share)
-        if d_bias is not None:
-            part = blocks.part(d_bias, rows, keys)
+        if "bias" in sums and blocks.bias is not None:
+            total = found["bias"] = torch.zeros_like(blocks.bias) if found["bias"] is None else found["bias"]
+            part = blocks.part(total, rows, keys)
             part += d_logits.sum_to_size(part.shape)
-        if d_sink is not None and pull is not None:
-            d_sink += pull.sum_to_size(d_sink.shape)
+        if "sink" in sums and pull is not None:
+            pull = pull.sum_to_size(*pull.shape[-4:-2], 1, 1)
+            found["sink"] = pull if found["sink"] is None else found["sink"] + pull
         d_logits = d_logits.flatten(-3, -2)
-        if d_q is not None:
-            part = d_logits @ blocks.k[..., keys, :]
-            d_q[..., rows, :] = part.unflatten(-2, (grad.shape[-3], rows.stop - rows.start)).mul_(scale)
-        if d_k is not None:
-            d_k[..., keys, :] += d_logits.mT @ blocks.queries(blocks.q, rows)
-    found = (d_q, d_k, d_v, d_bias, d_sink)
-    return (*(None if d is None else d.reshape(t.shape) for d, t in zip(found, inputs, strict=False)), None)
+        if "q" in sums:
+            part = (d_logits @ blocks.k[..., keys, :]).mul_(scale)
+            add("q", part.unflatten(-2, (grad.shape[-3], rows.stop - rows.start)), rows)
+        if "k" in sums:
+            add("k", d_logits.mT @ blocks.queries(blocks.q, rows), keys)
+    return (*(None if d is None else d.reshape(t.shape) for d, t in zip(found.values(), inputs, strict=True)),)
