@@ -20,7 +20,7 @@ from twoaxis import window_attention
 from twoaxis.kernels.rewrite import delta_rewrite
 from twoaxis.kernels.softmax_read import open_source, softmax_read
 from twoaxis.kernels.streams import mix_streams
-from twoaxis.kernels.taps import depthwise_taps, depthwise_taps_reference
+from twoaxis.kernels.taps import depthwise_taps
 from twoaxis.kernels.weighted_sum import source_dots, weighted_sum
 
 Read = Callable[[Sequence[Tensor], Tensor], Tensor]
@@ -149,7 +149,7 @@ def convolutions(scale: Scale) -> Table:
     history, weight = torch.randn(1, tokens + 3, width, requires_grad=True), torch.randn(width, 4, requires_grad=True)
     forms: dict[str, Form] = {
         "nn.Conv1d": lambda: F.conv1d(history.mT, weight.unsqueeze(1), groups=width).mT,
-        "shifted products, spelled out": lambda: depthwise_taps_reference(history, weight),
+        "shifted products, spelled out": lambda: depthwise_taps.reference(history, weight),
         "twoaxis": lambda: depthwise_taps(history, weight),
     }
     if not scale.quick:

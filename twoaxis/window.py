@@ -18,14 +18,10 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.kernels.band import band_attention, band_pays, sink_softmax
-from twoaxis.kernels.dispatch import device_of
-from twoaxis.kernels.flex import flex_serves, flex_window
-from twoaxis.kernels.precision import full_precision, widen
-from twoaxis.kernels.weighted_sum import source_dots, weighted_sum
+from twoaxis.kernels.attention import attention
+from twoaxis.kernels.history import source_dots, weighted_sum
 from twoaxis.ring import Ring, check_window
 
 
@@ -60,7 +56,8 @@ def window_attention(
         fused: False spells out logits, mask and softmax whatever the shape, for a look at the definition itself.
 
     Returns:
-        Shaped like q with v's head width, in q's dtype; computed in float32 at least.
+        Shaped like q with v's head width, in q's dtype; computed in float32 at least. Memory is linear in the axis
+        whatever is asked for, but for a bias of the size of the logits.
     """
     axis = _check_attention(q, k, v, window, axis)
     _check_extras(q, k, axis, bias, sink, reach)
@@ -72,60 +69,8 @@ def window_attention(
     if window is not None and window >= m:
         window = None
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    plain = window is None and bias is None and sink is None and reach is None
-    if fused and plain and (n == m or n == 1):
-        out = _causal(q, k, v, scale)
-    elif fused and window is not None and bias is None and band_pays(math.prod(q.shape[:-2]), n, m, window):
-        form = flex_window if flex_serves(q, v) else band_attention
-        out = form(q, k, v, window, scale, sink, reach)
-    else:
-        out = _dense(q, k, v, window, scale, bias, sink, reach)
-    return out.movedim(-2, axis)
-
-
-def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Full causal attention through the library's fused kernel."""
-    lead, dtype = q.shape[:-3], q.dtype
-    if device_of(q) == "cpu":
-        q, k, v = (widen(t) for t in (q, k, v))  # narrow types have no fast units here: wide is exact and faster
-    q, k, v = (t.reshape(math.prod(lead), *t.shape[-3:]) for t in (q, k, v))
-    causal, grouped = q.shape[-2] > 1, q.shape[1] != k.shape[1]
-    if q.is_meta:  # torch spells attention out on meta tensors; every device has a fused kernel
-        out = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)[0]
-    else:
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
-    return out.reshape(*lead, *out.shape[1:]).to(dtype)
-
-
-@full_precision
-def _dense(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: int | None,
-    scale: float,
-    bias: Tensor | None,
-    sink: Tensor | None,
-    reach: Tensor | None,
-) -> Tensor:
-    """The definition: all N x M logits, a mask, a softmax. Also the readable reference of the banded form."""
-    n, m, heads, kv_heads = q.shape[-2], k.shape[-2], q.shape[-3], k.shape[-3]
-    lag = torch.arange(m - n, m, device=q.device)[:, None] - torch.arange(m, device=q.device)[None, :]  # (N, M)
-    seen = lag >= 0
-    if window is not None:
-        seen = seen & (lag < window)
-    if reach is not None:
-        seen = seen & (lag <= reach[..., None, :, None])  # (..., 1, N, M)
-    q_g = widen(q).unflatten(-3, (kv_heads, heads // kv_heads))  # (..., Hkv, G, N, D)
-    logits = q_g.flatten(-3, -2) @ widen(k).transpose(-2, -1) * scale  # (..., Hkv, G*N, M)
-    logits = logits.unflatten(-2, (heads // kv_heads, n)).flatten(-4, -3)  # (..., H, N, M)
-    if bias is not None:
-        logits = logits + bias
-    logits = logits.masked_fill(~seen, -math.inf)
-    weights = sink_softmax(logits, None if sink is None else sink[:, None, None])
-    weights = weights.unflatten(-3, (kv_heads, heads // kv_heads)).flatten(-3, -2)  # (..., Hkv, G*N, M)
-    out = (weights @ widen(v)).unflatten(-2, (heads // kv_heads, n)).flatten(-4, -3)
-    return out.to(q.dtype)
+    run = attention if fused else attention.reference
+    return run(q, k, v, bias, sink, reach, window=window, scale=scale).movedim(-2, axis)
 
 
 def document_reach(documents: Tensor) -> Tensor:

@@ -21,8 +21,6 @@ from tests.support.numbers import randn
 from twoaxis.depth.registry import stream
 from twoaxis.depth.stream import State
 from twoaxis.kernels import using
-from twoaxis.kernels.band import band_attention, band_reference
-from twoaxis.kernels.taps import depthwise_taps, depthwise_taps_reference
 
 WIDTH = 6
 
@@ -287,27 +285,6 @@ def test_function_transforms(name: str, options: dict[str, Any]) -> None:
     each = vmap(grad(lambda x, probe: (model(x[None])[0] * probe).sum()))(x, probe)
     close([each], asked.want[:1])
     close([jacrev(lambda x: asked.loss(model(x)))(x)], asked.want[:1])
-
-
-def test_function_transforms_of_the_kernels() -> None:
-    q, k, v = (randn(2, 2, 40, 4, seed=i) for i in range(3))
-    found, want = (
-        jacrev(lambda q, f=f: f(q, k, v, 5, 0.5).square().sum())(q) for f in (band_attention, band_reference)
-    )
-    close([found], [want], 1e-12)
-    history, weight = randn(2, 9, 3), randn(3, 3, seed=1)
-    found, want = (
-        grad(lambda h, f=f: f(h, weight).square().sum())(history) for f in (depthwise_taps, depthwise_taps_reference)
-    )
-    close([found], [want], 1e-12)
-
-
-def test_rows_with_a_prefix_do_not_meet_the_next_row() -> None:
-    """Decoding in chunks: what another sequence of the batch remembers may not be finite."""
-    q, k, v = randn(2, 1, 5, 4), randn(2, 1, 12, 4, seed=1), randn(2, 1, 12, 4, seed=2)
-    want = band_attention(q, k, v, 9, 1.0)
-    k[1], v[1] = torch.nan, torch.inf
-    assert torch.equal(band_attention(q, k, v, 9, 1.0)[0], want[0])
 
 
 def _parallel(rank: int, port: int, cases: list[tuple[str, dict[str, Any]]]) -> None:

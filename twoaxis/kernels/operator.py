@@ -9,13 +9,16 @@
     @scaled.backward("eager")
     def _(inputs, saved, grads, needs, *, eps): ...          # a gradient for each input, shaped like `inputs`
 
-Calling the operator runs the first form, in the order of registration, that serves the inputs, and the reference where
-none does. `serves` gets what the form gets. A form without a backward serves where no gradient is asked for.
+Calling the operator runs the first form, in the order of registration, that serves the inputs and pays there, and the
+reference where none does. `serves` says what a form can do and `pays` where it is the faster choice; both get what the
+form gets. A form that was asked for by its name need not pay. A form without a backward serves where no gradient is
+asked for, unless it is registered with `differentiable=True`: plain torch, whose gradient is torch's own.
 
 The reference alone runs under `torch.func` transforms and in forward mode, which take no hand-written backward. Under a
-compiler the reference runs too, or the form that is registered with `compiled=True`: a function that can be traced and
-that torch differentiates by itself. The backward of a form is never differentiated: where a second derivative or a
-batch of gradients is asked for, the gradients are those of the reference.
+compiler the reference runs too, or a form that can be traced and says so: `compiled=True` is for compilers alone (and
+differentiable by torch if it has no backward), `compiled=None` for both. The backward of a form is never
+differentiated: where a second derivative or a batch of gradients is asked for, the gradients are those of the
+reference.
 
 In a backward, `grads` holds a gradient for each output, None where an output was not used (not all are None); `needs`
 says which inputs want a gradient, shaped like `inputs`; what it returns is cast to the dtype of the inputs. It must use
@@ -77,8 +80,16 @@ def _known(name: str) -> str:
 class Form:
     """One way to compute an operator: a forward, and a backward unless it serves passes without gradients alone."""
 
-    def __init__(self, forward: Callable[..., Any], serves: Callable[..., bool] | None, compiled: bool) -> None:
-        self.forward, self.serves, self.compiled = forward, serves, compiled
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        serves: Callable[..., bool] | None,
+        pays: Callable[..., bool] | None,
+        compiled: bool | None,
+        differentiable: bool,
+    ) -> None:
+        self.forward, self.serves, self.pays = forward, serves, pays
+        self.compiled, self.differentiable = compiled, differentiable or compiled is True
         self.backward: Callable[..., Any] | None = None
 
 
@@ -94,11 +105,19 @@ class Operator(Generic[P, R]):
         self.checked: Callable[P, None] | None = None
         OPERATORS[reference.__name__] = self
 
-    def form(self, name: str, *, serves: Callable[..., bool] | None = None, compiled: bool = False) -> Callable[[F], F]:
+    def form(
+        self,
+        name: str,
+        *,
+        serves: Callable[..., bool] | None = None,
+        pays: Callable[..., bool] | None = None,
+        compiled: bool | None = False,
+        differentiable: bool = False,
+    ) -> Callable[[F], F]:
         """Register the decorated forward: it returns the outputs and what to save besides the inputs."""
 
         def register(forward: F) -> F:
-            self.forms[name] = Form(forward, serves, compiled)
+            self.forms[name] = Form(forward, serves, pays, compiled, differentiable)
             return forward
 
         return register
@@ -127,30 +146,29 @@ class Operator(Generic[P, R]):
 
     @full_precision
     def _run(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> R:
-        if torch.compiler.is_compiling():
-            form = self._serving(inputs, options, compiled=True, differentiated=False)
-            return self.reference(*inputs, **options) if form is None else form.forward(*inputs, **options)[0]
-        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        compiled = torch.compiler.is_compiling()
+        if not compiled and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
             return self.reference(*inputs, **options)
         flat, sizes = _flatten(inputs)
         differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in flat)
-        form = self._serving(inputs, options, compiled=False, differentiated=differentiated)
+        form = self._serving(inputs, options, compiled, differentiated)
         if form is None:
             return self.reference(*inputs, **options)
-        if not differentiated:
+        if not differentiated or form.backward is None:
             return form.forward(*inputs, **options)[0]
         return _Apply.apply(self, form, sizes, options, *flat)  # type: ignore[no-any-return]
 
     def _serving(
-        self, inputs: tuple[Any, ...], options: dict[str, Any], *, compiled: bool, differentiated: bool
+        self, inputs: tuple[Any, ...], options: dict[str, Any], compiled: bool, differentiated: bool
     ) -> Form | None:
         chosen = _choice if _choice in ("auto", "reference") else _known(_choice)
         for name, form in self.forms.items():
             if (
-                form.compiled is compiled
+                form.compiled in (compiled, None)
                 and chosen in ("auto", name)
-                and (form.backward is not None or not differentiated)
+                and (form.backward is not None or form.differentiable or not differentiated)
                 and (form.serves is None or form.serves(*inputs, **options))
+                and (form.pays is None or chosen == name or form.pays(*inputs, **options))
             ):
                 return form
         return None

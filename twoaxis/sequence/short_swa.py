@@ -14,12 +14,20 @@ Zhang: Residual Stream Duality (Algorithm 1), arXiv 2603.16039 (2026); idea: Ret
 
 The operator is `twoaxis.window_attention` on the time axis; a depth read is the same function on the depth axis. The
 blog post that named it acts on the projected branches of a mixer and fixes neither heads, initialisation nor numbers;
-the block above is the paper's. W_o starts at zero, so the model starts as the one without the mixer, to a bit. It can
-be thin: heads and head width are its own, and for w ≤ 128 the projections are nearly all of its cost.
+the block above is the paper's. It can be thin: heads and head width are its own, and for w ≤ 128 the projections are
+nearly all of its cost.
+
+Start: W_o is zero, so the model starts as the one without the mixer, to a bit, and a query gives most of its weight to
+the token it stands on (0.87 for w = 16 and d_h = 32): W_k has the spread at which |q|² / sqrt(d_h) is log(w) + 3, and
+W_q is W_k and a little noise.
+With the usual N(0, 0.02) for all of them (start="zero", or "normal" for W_o too) every logit is near zero and each
+token gets the mean over its window; as a sub-layer of its own the mixer adds that mean to embeddings of the size 0.02,
+and within a few steps the tokens of a window look alike. SHORT_RUNS
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -58,8 +66,9 @@ class ShortSWAConfig(Options):
     """RMS-normalise queries and keys per head, before RoPE."""
     sink: bool = False
     """A learned logit per head that takes mass and carries no value."""
-    start: Literal["zero", "normal"] = "zero"
-    """Initial output projection: zero makes the model start as without the mixer."""
+    start: Literal["current", "zero", "normal"] = "current"
+    """Initial projections: attention to the current token and a zero output, N(0, std) and a zero output, or N(0, std)
+    for all. The first two make the model start as without the mixer."""
 
     def validate(self) -> None:
         """Rules between fields."""
@@ -149,11 +158,18 @@ class ShortSWA(LocalOperator):
         return ("site",) if config.where == "residual" else ("attention",)
 
     def reset_parameters(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
-        """Projections N(0, std); the output projection zero (or N(0, std)); sinks zero; norms one."""
+        """Projections as `start` says; sinks zero; norms one."""
         with torch.no_grad():
             for linear in (self.query, self.key, self.value, self.output):
                 linear.weight.normal_(0.0, std, generator=generator)
-            if self.config.start == "zero":
+            if self.config.start == "current":
+                # on normalised inputs of C channels |q|² is C d_h spread²: the current token's logit is log(w) + 3
+                spread = math.sqrt((math.log(self.window) + 3.0) / (self.channels * math.sqrt(self.head_width)))
+                self.key.weight.mul_(spread / std)
+                heads = self.key.weight.unflatten(0, (self.kv_heads, 1, -1))
+                # the noise that is left tells query heads of one key head apart
+                self.query.weight.unflatten(0, (self.kv_heads, -1, self.head_width)).add_(heads)
+            if self.config.start != "normal":
                 self.output.weight.zero_()
             if self.sink is not None:
                 self.sink.zero_()

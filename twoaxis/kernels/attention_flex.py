@@ -1,4 +1,4 @@
-"""Windowed attention through torch's FlexAttention, for GPUs.
+"""Attention with a window, documents or a sink through torch's FlexAttention, for GPUs.
 
 FlexAttention compiles a mask into a fused kernel that visits only the tiles named by a block mask. Which tiles a window
 needs is known without looking at a single pair of positions, so the block mask is written down directly:
@@ -6,8 +6,8 @@ needs is known without looking at a single pair of positions, so the block mask 
     queries of tile r, 128 of them, see keys from  128 r + shift - (w-1)  to  128 r + shift + 127
 
 The kernel keeps logits and softmax in float32 and multiplies in the dtype of its inputs, as the fused kernels for full
-attention do. On a CPU `band.py` is faster; there the same mask runs without a kernel in the tests, against the
-definition. Gradients are torch's own and exist on GPUs only; neither they nor the time have been measured.
+attention do. On a CPU the same mask runs without a kernel in the tests, against the definition. Gradients are torch's
+own and exist on GPUs only; neither they nor the time have been measured.
 """
 
 from __future__ import annotations
@@ -21,22 +21,39 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
+from twoaxis.kernels.attention import attention, unmasked
+
 TILE = 128
 SMALLEST = 16
 """Head widths below it have no kernel."""
 
 
-def flex_serves(q: Tensor, v: Tensor) -> bool:
-    """Whether the fused kernel takes these tensors: on a CUDA device, not float64, heads wide enough."""
-    return q.device.type == "cuda" and q.dtype != torch.float64 and min(q.shape[-1], v.shape[-1]) >= SMALLEST
+def _serves(q: Tensor, k: Tensor, v: Tensor, bias: Any, *rest: Any, **options: Any) -> bool:
+    """On a CUDA device, masked, not float64, heads wide enough."""
+    fits = q.device.type == "cuda" and q.dtype != torch.float64 and min(q.shape[-1], v.shape[-1]) >= SMALLEST
+    return fits and bias is None and not unmasked(q, k, v, bias, *rest, **options)
 
 
-def flex_window(
-    q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, sink: Tensor | None, reach: Tensor | None
-) -> Tensor:
-    """Causal attention over the last `window` positions, through the compiled kernel; arguments as `band_attention`."""
+def _pays(q: Tensor, *_: Any, **__: Any) -> bool:
+    """A tile of queries at least: decoding has fewer."""
+    return q.shape[-2] >= TILE
+
+
+@attention.form("flex", serves=_serves, pays=_pays, compiled=None, differentiable=True)
+def _flex(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: None,
+    sink: Tensor | None,
+    reach: Tensor | None,
+    *,
+    window: int | None,
+    scale: float,
+) -> tuple[Tensor, tuple[()]]:
+    """Through the compiled kernel."""
     run = flex_attention if torch.compiler.is_compiling() else _kernel()
-    return flex_form(run, q, k, v, window, scale, sink, reach)
+    return through(run, q, k, v, sink, reach, window=window, scale=scale), ()
 
 
 @functools.cache
@@ -44,34 +61,24 @@ def _kernel() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=True)
 
 
-def flex_form(
+def through(
     run: Callable[..., Any],
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    window: int,
-    scale: float,
     sink: Tensor | None,
     reach: Tensor | None,
+    *,
+    window: int | None,
+    scale: float,
 ) -> Tensor:
-    """The same through `run`, which is `flex_attention` or its compiled form.
-
-    Args:
-        run: the function.
-        q: (..., H, N, D); the N queries are the last of the M keys.
-        k: (..., Hkv, M, D).
-        v: (..., Hkv, M, Dv).
-        window: positions visible, the current one included.
-        scale: of the logits.
-        sink: (H,) or None.
-        reach: (..., N) or None: how many earlier positions belong to the query's document.
-    """
+    """Attention through `run`, which is `flex_attention` or its compiled form; the other arguments as `attention`."""
     lead, (n, m) = q.shape[:-3], (q.shape[-2], k.shape[-2])
     rows = math.prod(lead)
     q, k, v = (t.reshape(rows, *t.shape[-3:]) for t in (q, k, v))
     known = None if reach is None else reach.expand(*lead, n).reshape(rows, n)
     aux = None if sink is None else AuxRequest(lse=True)
-    mask = window_mask(n, m, window, known, q.device)
+    mask = window_mask(n, m, m if window is None else window, known, q.device)
     out = run(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1], return_aux=aux)
     if sink is not None:
         out, found = out

@@ -1,0 +1,146 @@
+"""What holds for every local mixer beyond the claims of `twoaxis check`: in the decoder, its start, its refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import twoaxis
+from tests.sequence.helpers import randomise, small_decoder, tokens
+from tests.support.numbers import close, randn
+from twoaxis import Decoder, DecoderConfig, Ring, document_reach, mixer, padding_reach
+from twoaxis.sequence.registry import MIXERS, mixer_names
+
+VARIANTS = [(name, dict(options)) for name in mixer_names() for options in MIXERS.find(name).variants]
+DDL = {"stream": "deep_delta", "stream_options": {"value_channels": 2, "compress": "token", "expand": "conv"}}
+each_variant = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
+
+
+def test_every_mixer_is_exported_by_the_package() -> None:
+    for name in mixer_names():
+        cls = MIXERS.find(name)
+        assert getattr(twoaxis, cls.__name__) is cls
+        assert cls.__name__ in dir(twoaxis)
+
+
+@each_variant
+@pytest.mark.parametrize("shape", [{}, DDL, {"block": "parallel"}], ids=["standard", "deep_delta", "parallel"])
+def test_chunks_documents_and_padding_in_the_decoder(name: str, options: dict[str, Any], shape: dict[str, Any]) -> None:
+    if name == "short_swa" and shape == {"block": "parallel"}:
+        shape = {"stream": "deep_delta"}
+    model = small_decoder(mixer=name, mixer_options=options, **shape)
+    ids, past, at = tokens(2, 9), model.start(), 0
+    want, rows = model(ids), []
+    for length in (1, 4, 2, 1, 1):
+        logits, past = model.step(ids[:, at : at + length], past)
+        rows.append(logits)
+        at += length
+    close(torch.cat(rows, dim=1), want)
+    reach = document_reach(torch.tensor([[0, 0, 1, 1, 1, 1, 2, 3, 3]] * 2))
+    parts = [model(ids[:, a:b]) for a, b in ((0, 2), (2, 6), (6, 7), (7, 9))]
+    close(model(ids, reach=reach), torch.cat(parts, dim=1))
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]] * 2)
+    close(model(ids, reach=padding_reach(mask))[:, 3:], model(ids[:, 3:]))
+
+
+@each_variant
+@pytest.mark.parametrize("length", [9, 80])
+def test_what_is_no_number_in_padding_stays_there(name: str, options: dict[str, Any], length: int) -> None:
+    made = mixer(name, **options)
+    for point in made.points:
+        local = made.build(point, 8)
+        randomise(local)
+        x, mask = randn(2, length, 8), torch.ones(2, length)
+        x[0, :5], mask[0, :5] = torch.nan, 0
+        y = local(x, reach=padding_reach(mask))
+        close(y[0, 5:], local(x[:1, 5:])[0])
+        close(y[1], local(x[1:])[0])
+        ring = local.step(x[:, :6], local.start(), reach=padding_reach(mask)[:, :6])[1]
+        close(local.step(x[:, 6:], ring, reach=padding_reach(mask)[:, 6:])[0], y[:, 6:])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {"where": where}) for name in ("short_swa", "short_conv") for where in ("residual", "branch")),
+        ("short_swa", {"start": "zero", "sink": True}),
+        ("canon", {"start": "zero"}),
+        ("canon", {"start": "zero", "activation": True}),
+        ("canon", {"start": "zero", "set": "A", "kernel": 1}),
+    ],
+    ids=str,
+)
+def test_neutral_starts_are_the_plain_decoder_and_learn(name: str, options: dict[str, Any]) -> None:
+    points = mixer(name, **options).points
+    stream = "standard" if "site" in points else "deep_delta"  # which erases at a site of its own whatever it gets
+    # a hidden width that fills vector registers: halves of one tensor keep the rounding of the MLP's SiLU
+    shape: dict[str, Any] = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2, "hidden": 64, "stream": stream}
+    own = {"heads": 2} if name == "short_swa" else {}
+    model, plain = (
+        Decoder(DecoderConfig(**shape, mixer=name, mixer_options=own | options)),
+        Decoder(DecoderConfig(**shape)),
+    )
+    ids = tokens(2, 7)
+    assert torch.equal(model(ids), plain(ids))
+    theirs = dict(model.named_parameters())
+    assert all(torch.equal(parameter, theirs.pop(key)) for key, parameter in plain.named_parameters())
+    model(ids).square().sum().backward()
+    moved = [key for key, parameter in theirs.items() if parameter.grad is not None and parameter.grad.abs().max() > 0]
+    expected = 1 if name == "short_swa" else len(points)  # its output projection before all others
+    assert sum("local" in key for key in moved) == 2 * expected
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("short_swa", {"window": 0}, "window must be at least 1, got 0"),
+        ("short_swa", {"heads": 0}, "heads must be at least 1, got 0"),
+        ("short_swa", {"kv_heads": 0}, "kv_heads must be at least 1, got 0"),
+        ("short_swa", {"head_width": -2}, "head_width must be at least 1, got -2"),
+        ("short_swa", {"heads": 4, "kv_heads": 3}, r"kv_heads \(3\) must divide heads \(4\)"),
+        ("short_swa", {"where": "qkv"}, "unknown where 'qkv'.*it is one of residual, branch"),
+        ("short_swa", {"start": "uniform"}, "unknown start 'uniform'.*it is one of current, zero, normal"),
+        ("short_swa", {"head_width": 3}, "rotary positions need an even head_width, got 3"),
+        ("short_swa", {"windows": 3}, "did you mean 'window'"),
+        ("short_conv", {"kernel": 2.0}, "got 2.0"),
+        ("short_conv", {"activation": "relu"}, "unknown activation 'relu'.*it is one of silu, none"),
+        ("short_conv", {"where": "mlp"}, "unknown where 'mlp'.*it is one of residual, branch, qkv"),
+        ("short_conv", {"residual": True}, "adds the input twice"),
+        ("short_conv", {"where": "qkv", "start": "zero"}, "silences the attention"),
+        ("short_conv", {"where": "branch", "start": "identity"}, "doubles the input"),
+        ("canon", {"set": "ABE"}, "set 'ABE' names 'E'; the Canon layers are A, B, C and D"),
+        ("canon", {"set": "AbCD"}, "set 'AbCD' names 'b'"),
+        ("canon", {"set": ""}, "set '' names 0 of the 4 Canon layers"),
+        ("canon", {"set": "ABA"}, "set 'ABA' has 3 letters, 2 of them different"),
+        ("canon", {"kernel": 0}, "kernel must be at least 1, got 0"),
+        ("canon", {"start": "zero", "residual": False}, "silences the branch"),
+    ],
+)
+def test_bad_options(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        mixer(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: twoaxis.ShortSWA(8, heads=3), r"heads \(3\) must divide the width \(8\)"),
+        (lambda: twoaxis.ShortSWA(6, heads=2), "rotary positions need an even head width, got 3"),
+        (lambda: twoaxis.ShortConv(6)(torch.zeros(2, 3, 5)), r"shape \(2, 3, 5\), short_conv needs \(batch, time, 6\)"),
+        (lambda: twoaxis.ShortConv(6)(torch.zeros(3, 6)), r"shape \(3, 6\)"),
+        (lambda: twoaxis.ShortConv(6).step(torch.zeros(1, 2, 6), Ring(3, axis=1)), "window 3, short_conv here sees 4"),
+        (lambda: twoaxis.ShortConv(6)(torch.zeros(1, 2, 6), reach=torch.zeros(1, 5)), "reach covers 5 .* input has 2"),
+        (lambda: twoaxis.ShortConv(0), "channels must be a positive integer, got 0"),
+        (lambda: twoaxis.ShortConv(6, mixer("short_conv").config, kernel=3), "not both: got kernel"),
+        (lambda: mixer("short_conv").build("qkv", 6), "short_conv acts at site, not at 'qkv'"),
+        (
+            lambda: mixer("canon", set="AD").build("site", 8),
+            "canon acts at attention, hidden, not at 'site': .*set='AD'",
+        ),
+    ],
+)
+def test_bad_calls(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
