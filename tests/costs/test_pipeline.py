@@ -100,7 +100,7 @@ def run_stage(rank: int, fields: Fields, transfers: Pipeline, shapes: list[Any],
         else:
             state = stream.open(model.embed(tokens))
         for block in range(chunk * per, (chunk + 1) * per):
-            state, _ = model.block(block, state, None, info)
+            state, _ = model.block(block)(stream, state, None, info)
         if chunk + 1 == chunks:
             dist.send(model.final_norm(stream.close(state)).contiguous(), 0)
             break

@@ -39,7 +39,7 @@ MOVED: dict[str, str] = {
 }
 """Paths of today for names of before.json that live elsewhere now, as "module:attribute"."""
 
-RENAMED: list[tuple[str, str]] = []
+RENAMED: list[tuple[str, str]] = [(r"^(model\.trunk\.)?norms\.(\d+)\.", r"\1blocks.\2.norms.")]
 """Regular expression and replacement, tried in order on a frozen parameter's name; all that match are applied."""
 
 FIELDS: dict[str, str] = {}
