@@ -14,7 +14,8 @@ from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.memory import SIZES
 from twoaxis.costs.pipeline import plan
 from twoaxis.costs.shapes import with_method
-from twoaxis.costs.trace import Model
+from twoaxis.costs.trace import Kept, lengthened, meta_model, trace_step
+from twoaxis.depth.counts import count_live
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.variant import Contender
@@ -30,6 +31,8 @@ COLOURS = ("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#5
 CONTEXTS = (1024, 4096, 16_384, 65_536, 131_072)
 WINDOWS = (1, 2, 4, 8, 16, 32, 64, 128)
 DEPTHS = (4, 8, 16, 32, 64)
+TOKENS = 4096
+"""Of a pass whose bytes are counted per token."""
 
 Lines = dict[str, list[tuple[float, float]]]
 """Points of each line by its name."""
@@ -61,16 +64,13 @@ def draw(folder: str, shape: DecoderConfig, methods: Sequence[Contender], deploy
 
 def depth_traffic(models: dict[str, DecoderConfig], dtype: str) -> Lines:
     """Fused bytes per token against blocks."""
-    return {
-        label: [(n, sum(site.fused for site in Model(deep(config, n), dtype).traffic())) for n in DEPTHS]
-        for label, config in models.items()
-    }
+    return {label: [(n, _fused(deep(config, n), dtype)) for n in DEPTHS] for label, config in models.items()}
 
 
 def depth_live(models: dict[str, DecoderConfig], dtype: str) -> Lines:
     """Bytes of live state per token against blocks."""
     return {
-        label: [(n, Model(deep(config, n), dtype).stream.cost().live * SIZES[dtype]) for n in DEPTHS]
+        label: [(n, count_live(meta_model(deep(config, n), dtype).stream) * SIZES[dtype]) for n in DEPTHS]
         for label, config in models.items()
     }
 
@@ -80,12 +80,11 @@ def context_kept(models: dict[str, DecoderConfig], dtype: str) -> list[tuple[str
     growing: Lines = {}
     local: Lines = {}
     for label, config in models.items():
-        model = Model(config, dtype)
         for context in CONTEXTS:
-            trace = model.infer(1, context - 1, 1)
-            growing.setdefault(label, []).append((context, trace.attention))
-            if trace.local + trace.kept:
-                local.setdefault(label, []).append((context, trace.local + trace.kept))
+            kept = _kept(config, dtype, context)
+            growing.setdefault(label, []).append((context, kept.attention))
+            if kept.local + kept.stream:
+                local.setdefault(label, []).append((context, kept.local + kept.stream))
     return [("keys and values, bytes per sequence", growing), ("rings and the stream's memory", local)]
 
 
@@ -100,8 +99,7 @@ def window_lines(models: dict[str, DecoderConfig], deployment: Deployment) -> li
                 moved.setdefault(label, []).append((window, _fused(changed, deployment.dtype)))
             if config.mixer is not None and "window" in _options(MIXERS.find(config.mixer).Config):
                 changed = dataclasses.replace(config, mixer_options={**config.mixer_options, "window": window})
-                trace = Model(changed, deployment.dtype).infer(1, 255, 1)
-                kept.setdefault(label, []).append((window, trace.local))
+                kept.setdefault(label, []).append((window, _kept(changed, deployment.dtype, 256).local))
     return [("stream, bytes per token, fused", moved), ("rings, bytes per sequence", kept)]
 
 
@@ -110,7 +108,13 @@ def _options(config: Any) -> set[str]:
 
 
 def _fused(config: DecoderConfig, dtype: str) -> float:
-    return sum(site.fused for site in Model(config, dtype).traffic())
+    return sum(site.fused for site in trace_step(meta_model(config, dtype), 1, TOKENS).sites)
+
+
+def _kept(config: DecoderConfig, dtype: str, context: int) -> Kept:
+    model = meta_model(config, dtype)
+    past = lengthened(trace_step(model, 1, 1).past, context - 1)
+    return trace_step(model, 1, 1, past=past).kept
 
 
 def stage_bytes(models: dict[str, DecoderConfig], deployment: Deployment) -> Lines:
@@ -118,7 +122,7 @@ def stage_bytes(models: dict[str, DecoderConfig], deployment: Deployment) -> Lin
     found: Lines = {}
     virtual = deployment.virtual_stages
     for label, config in models.items():
-        trunk = Model(config, deployment.dtype).trunk
+        trunk = meta_model(config, deployment.dtype)
         for stages in (n for n in range(2, config.blocks + 1) if config.blocks % (n * virtual) == 0):
             transfers = plan(trunk, stages, virtual)
             found.setdefault(label, []).append((stages, transfers.naive))

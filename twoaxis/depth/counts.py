@@ -12,7 +12,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from twoaxis.base.meter import Meter, storage_bytes, tensors_in
+from twoaxis.base.meter import Meter, tensors_in
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Applied, Cost, Seen, State, Stream
 from twoaxis.depth.walk import visit
@@ -52,16 +52,20 @@ def count_flops(stream: Stream) -> int:
 
 @torch.no_grad()
 def count_live(stream: Stream) -> int:
-    """The most numbers per token in vectors of a state between two sites, each storage once."""
-    most = 0
+    """The most numbers per token in a state between two sites, each storage once.
 
-    def look(site: Site, state: State, seen: Seen) -> None:
-        nonlocal most
-        most = max(most, _numbers(state, stream.layout.width))
+    Copies of parameters and whatever else does not grow with the tokens is left out.
+    """
+    rows = []
+    for tokens in (TOKENS, 2 * TOKENS):
+        row: list[int] = []
 
-    state = stream.open(_embedding(stream, TOKENS))
-    state = visit(stream, state, stream.sites, _blank, look)
-    return max(most, _numbers(state, stream.layout.width))
+        def look(site: Site, state: State, seen: Seen, row: list[int] = row) -> None:
+            row.append(_numbers(state))
+
+        state = visit(stream, stream.open(_embedding(stream, tokens)), stream.sites, _blank, look)
+        rows.append([*row, _numbers(state)])
+    return max((many - few) // TOKENS for few, many in zip(*rows, strict=True))
 
 
 @torch.no_grad()
@@ -81,7 +85,6 @@ def _embedding(stream: Stream, tokens: int) -> Tensor:
     return torch.empty(1, tokens, stream.layout.width, device="meta")
 
 
-def _numbers(state: State, width: int) -> int:
-    """Numbers per token in the vectors of a state; logits and the like, which have another last dimension, are none."""
-    vectors = [t for t in tensors_in([state.value]) if t.dim() > 1 and t.shape[-1] == width and TOKENS in t.shape]
-    return storage_bytes(vectors) // 4 // TOKENS
+def _numbers(state: State) -> int:
+    storages = {t.untyped_storage()._cdata: t for t in tensors_in([state.value])}
+    return sum(t.untyped_storage().nbytes() // t.element_size() for t in storages.values())
