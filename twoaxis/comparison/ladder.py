@@ -35,8 +35,8 @@ from twoaxis.depth.stream import Seen, Stream
 from twoaxis.model.flops import forward_flops
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 from twoaxis.pretrained.build import build, new_names
-from twoaxis.pretrained.families import TRUNK, is_norm
-from twoaxis.pretrained.start import choose, locals_of, read_method
+from twoaxis.pretrained.families import TRUNK
+from twoaxis.pretrained.start import choose, is_norm, locals_of, read_method
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

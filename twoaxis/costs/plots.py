@@ -6,7 +6,7 @@ matplotlib is imported when a figure is drawn; no window system is needed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,6 @@ COLOURS = ("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#5
 CONTEXTS = (1024, 4096, 16_384, 65_536, 131_072)
 WINDOWS = (1, 2, 4, 8, 16, 32, 64, 128)
 DEPTHS = (4, 8, 16, 32, 64)
-TOKENS = 4096
-"""Of a pass whose bytes are counted per token."""
 
 Lines = dict[str, list[tuple[float, float]]]
 """Points of each line by its name."""
@@ -47,8 +45,8 @@ def draw(folder: str, shape: DecoderConfig, methods: Sequence[Contender], deploy
     models = {method.label: with_method(shape, method) for method in methods}
     panels = {
         "depth": [
-            ("blocks", "stream, bytes per token, fused", depth_traffic(models, deployment.dtype)),
-            ("blocks", "live state, bytes per token", depth_live(models, deployment.dtype)),
+            ("blocks", "stream, bytes per token, fused", by_depth(models, deployment.dtype, _fused)),
+            ("blocks", "live state, bytes per token", by_depth(models, deployment.dtype, _live)),
         ],
         "context": [("context", title, lines) for title, lines in context_kept(models, deployment.dtype)],
         "window": [("window", title, lines) for title, lines in window_lines(models, deployment)],
@@ -62,17 +60,9 @@ def draw(folder: str, shape: DecoderConfig, methods: Sequence[Contender], deploy
     return written
 
 
-def depth_traffic(models: dict[str, DecoderConfig], dtype: str) -> Lines:
-    """Fused bytes per token against blocks."""
-    return {label: [(n, _fused(deep(config, n), dtype)) for n in DEPTHS] for label, config in models.items()}
-
-
-def depth_live(models: dict[str, DecoderConfig], dtype: str) -> Lines:
-    """Bytes of live state per token against blocks."""
-    return {
-        label: [(n, count_live(meta_model(deep(config, n), dtype).stream) * SIZES[dtype]) for n in DEPTHS]
-        for label, config in models.items()
-    }
+def by_depth(models: dict[str, DecoderConfig], dtype: str, size: Callable[[DecoderConfig, str], float]) -> Lines:
+    """Bytes per token against blocks."""
+    return {label: [(n, size(deep(config, n), dtype)) for n in DEPTHS] for label, config in models.items()}
 
 
 def context_kept(models: dict[str, DecoderConfig], dtype: str) -> list[tuple[str, Lines]]:
@@ -108,7 +98,11 @@ def _options(config: Any) -> set[str]:
 
 
 def _fused(config: DecoderConfig, dtype: str) -> float:
-    return sum(site.fused for site in trace_step(meta_model(config, dtype), 1, TOKENS).sites)
+    return sum(site.fused for site in trace_step(meta_model(config, dtype), 1, 4096).sites)
+
+
+def _live(config: DecoderConfig, dtype: str) -> int:
+    return count_live(meta_model(config, dtype).stream) * SIZES[dtype]
 
 
 def _kept(config: DecoderConfig, dtype: str, context: int) -> Kept:

@@ -1,11 +1,9 @@
 """`TwoAxisModel` and `TwoAxisForCausalLM`: the decoder as an ordinary transformers model.
 
-    model.embed_tokens.weight
+    model.embed_tokens.weight, lm_head.weight                            one tensor unless configured otherwise
     model.trunk.blocks.{block}.{mixer|attention|mlp|parallel}....        the sub-layers
     model.trunk.blocks.{block}.norms.{kind}.weight                       (ways, width): one scale per way
-    model.trunk.stream....                                               the residual stream's parameters
-    model.trunk.final_norm.weight
-    lm_head.weight                                                       the embedding's unless configured otherwise
+    model.trunk.stream...., model.trunk.final_norm.weight                the residual stream's parameters, its last norm
 
 These keys are stable. A missing or unexpected key in a checkpoint is an error that names it.
 """

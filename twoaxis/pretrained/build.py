@@ -17,8 +17,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 from twoaxis.model.initialise import named_generator
-from twoaxis.pretrained.families import TRUNK, is_norm, norm_name
-from twoaxis.pretrained.start import locals_of
+from twoaxis.pretrained.families import TRUNK
+from twoaxis.pretrained.start import is_norm, locals_of
 
 if TYPE_CHECKING:
     from twoaxis.depth.stream import Stream
@@ -79,7 +79,7 @@ def new_names(model: TwoAxisForCausalLM) -> list[str]:
 def mixer_norms(model: TwoAxisForCausalLM) -> list[str]:
     """The pre-norms of mixers at sites of their own."""
     sites = model.model.trunk.stream.sites
-    return [norm_name(site.block, site.kind) for site in sites if site.kind == "mixer"]
+    return [f"{TRUNK}blocks.{site.block}.norms.mixer.weight" for site in sites if site.kind == "mixer"]
 
 
 @torch.no_grad()

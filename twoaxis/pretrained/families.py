@@ -199,16 +199,6 @@ HEAD_NORMS = {"self_attn.q_norm.weight": "attention.query_norm", "self_attn.k_no
 SITE_NORMS = {"input_layernorm.weight": "attention", "post_attention_layernorm.weight": "mlp"}
 
 
-def norm_name(block: int, kind: str) -> str:
-    """Our name of the scales of a site's pre-norm."""
-    return f"{TRUNK}blocks.{block}.norms.{kind}.weight"
-
-
-def is_norm(name: str) -> bool:
-    """Whether one of our names is that of the scales of a site's pre-norm."""
-    return name.startswith(f"{TRUNK}blocks.") and ".norms." in name
-
-
 def our_name(key: str) -> str | None:
     """Our name of a parameter of the source; None for what is computed and not learned; unknown names are errors."""
     if key in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -225,7 +215,7 @@ def our_name(key: str) -> str | None:
         if rest in HEAD_NORMS:
             return f"{TRUNK}blocks.{block}.{HEAD_NORMS[rest]}"
         if rest in SITE_NORMS:
-            return norm_name(int(block), SITE_NORMS[rest])
+            return f"{TRUNK}blocks.{block}.norms.{SITE_NORMS[rest]}.weight"
     raise ValueError(f"the source has a weight {key!r} that has no place in a two-axis model")
 
 
