@@ -1,21 +1,22 @@
-"""Parameters against built models, products against torch's counter, traces on no numbers against real runs."""
+"""Parameters against built models, products against torch's counter, traces on meta tensors against real runs."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.costs.helpers import FIRST, MIXER_VARIANTS, STREAM_VARIANTS, Fields, label
-from twoaxis.base.meter import ATTENTION, extent
+from twoaxis.base.meter import ATTENTION, Call, Meter, extent
 from twoaxis.costs.calibrate import counted, passes
 from twoaxis.costs.costs import cost
 from twoaxis.costs.deployment import Deployment
-from twoaxis.costs.recorder import Recorder
-from twoaxis.costs.states import closing
-from twoaxis.costs.trace import Model, _run_stream, site_traffic
+from twoaxis.costs.fuse import Kernel
+from twoaxis.costs.trace import SiteTraffic, meta_model, trace_step, trace_training
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.flops import forward_flops, training_flops
@@ -46,10 +47,10 @@ def test_matrix_products_as_torch_counts_them(fields: Fields) -> None:
     config = dataclasses.replace(SHAPE, **fields)
     counter = FlopCounterMode(display=False)
     passes(config, 2, 24)(counter)
-    ops = counted(config, 2, 24).ops
-    ours = sum(op.flops * n for op, n in ops.items() if not op.name.startswith(ATTENTION))
+    kernels = counted(config, 2, 24).work("all").eager
+    ours = sum(kernel.flops * n for kernel, n in kernels.items() if not kernel.op.startswith(ATTENTION))
     assert ours == counter.get_total_flops()
-    attention = sum(op.flops * n for op, n in ops.items() if op.name.startswith(ATTENTION))
+    attention = sum(kernel.flops * n for kernel, n in kernels.items() if kernel.op.startswith(ATTENTION))
     plain = 3 * 2 * 24 * forward_flops(SHAPE, 24).scores
     assert attention >= plain
     if fields.get("mixer") != "short_swa" and fields.get("stream") != "depth_attention":
@@ -57,39 +58,31 @@ def test_matrix_products_as_torch_counts_them(fields: Fields) -> None:
 
 
 @pytest.mark.parametrize("fields", [*FIRST, {"mixer": "canon"}, {"mixer": "short_swa"}], ids=label)
-def test_no_numbers_count_like_numbers(fields: Fields) -> None:
-    """The bytes that a real pass moves on the CPU, operation by operation."""
+def test_meta_tensors_count_like_real_ones(fields: Fields) -> None:
+    """Every call of a real pass on the CPU with its bytes and operations, and none besides."""
     config = dataclasses.replace(SHAPE, **fields)
-    recorder = Recorder()
-    passes(config, 2, 24)(recorder)
-    real, ours = recorder.take(), counted(config, 2, 24)
-    assert ours.naive_bytes == pytest.approx(real.naive_bytes, rel=0.03)
-    assert ours.calls == pytest.approx(real.calls, rel=0.06)
+    meter = Meter()
+    passes(config, 2, 24)(meter)
+    real = Counter(Kernel.of(event) for event in meter.take() if isinstance(event, Call))
+    assert counted(config, 2, 24).work("all").eager == real
 
 
-@pytest.mark.parametrize("name", ["standard", "deep_delta", "hyper_connections", "manifold_hyper_connections"])
-def test_uniform_streams_continue_exactly(name: str) -> None:
-    """Two and three blocks carried on to six are the six counted one by one."""
-    model = Model(dataclasses.replace(SHAPE, blocks=6, stream=name), "bfloat16")
-    assert model.uniform
-    trace = model.train(1, 12)
-    ours, whole = trace.stream, _run_stream(model.trunk, trace.pieces, 1, 12, 6, closing(model.trunk))
-    assert ours._replace(backward=whole.backward, extra=0) == whole._replace(extra=0)
-    # gradients of stacked parameters are filled up with zeros for the blocks that were left out
-    assert ours.backward.flops == whole.backward.flops
-    assert ours.backward.calls == pytest.approx(whole.backward.calls, rel=0.02)
-    assert ours.backward.naive_bytes == pytest.approx(whole.backward.naive_bytes, rel=0.02)
-    assert ours.backward.fused_bytes == pytest.approx(whole.backward.fused_bytes, rel=0.02)
-    with torch.no_grad():
-        assert model.traffic(1, 12) == site_traffic(model.trunk, 1, 12, torch.bfloat16, 6)
-    norms = 2 * 6 * 2 * 16  # gradients of the norms of blocks that were left out
-    assert abs(ours.extra - whole.extra) <= norms
+@pytest.mark.parametrize("recompute", ["none", "block"])
+@pytest.mark.parametrize(("stream", "spared"), [("standard", True), ("muddformer", True), ("hyper_connections", False)])
+def test_each_part_gets_its_own_backward_pass(stream: str, spared: bool, recompute: Any) -> None:
+    """Twice the products of its forward pass, and those once more where it is made anew.
 
-
-@pytest.mark.parametrize("options", [{}, {"block_size": 4}, {"window": 2}])
-def test_growing_streams_are_counted_whole(options: Fields) -> None:
-    config = dataclasses.replace(SHAPE, blocks=6, stream="attention_residuals", stream_options=options)
-    assert not Model(config, "bfloat16").uniform
+    The last product of a block is spared where no gradient needs its result.
+    """
+    config = dataclasses.replace(SHAPE, stream=stream)
+    trace = trace_training(meta_model(config, "float32"), 2, 24, "cpu", recompute)
+    forward, backward = ({kind: work.flops for kind, work in way.items()} for way in (trace.forward, trace.backward))
+    again = recompute == "block"
+    assert backward["attention"] == (2 + again) * forward["attention"] > 0
+    assert backward["head"] == 2 * forward["head"] > 0
+    last = SHAPE.blocks * 2 * 2 * 24 * SHAPE.hidden_width(0) * SHAPE.width if again and spared else 0
+    assert backward["mlp"] == (2 + again) * forward["mlp"] - last
+    assert {*forward, *backward} == {"embedding", "stream", "attention", "mlp", "head"}
 
 
 def test_copies_that_a_tensor_only_shows_are_no_bytes() -> None:
@@ -98,19 +91,23 @@ def test_copies_that_a_tensor_only_shows_are_no_bytes() -> None:
     assert extent(one.expand(2, 0, 8)) == 0
 
 
+def sites(config: DecoderConfig, dtype: str = "float32", tokens: int = 4096) -> tuple[SiteTraffic, ...]:
+    return trace_step(meta_model(config, dtype), 1, tokens).sites
+
+
 def test_traffic_of_the_plain_residual_is_three_vectors() -> None:
     """A site reads the residual and an increment and writes their sum; the first has nothing to do."""
-    sites = Model(SHAPE, "bfloat16").traffic(1, 64)
-    assert [site.fused for site in sites] == [0.0] + [3 * 16 * 2.0] * 6
-    assert [site.naive for site in sites] == [site.fused for site in sites]
-    assert [site.kind for site in sites] == ["attention", "mlp"] * 3 + ["out"]
+    found = sites(SHAPE, "bfloat16", 64)
+    assert [site.fused for site in found] == [0.0] + [3 * 16 * 2.0] * 6
+    assert [site.naive for site in found] == [site.fused for site in found]
+    assert [site.kind for site in found] == ["attention", "mlp"] * 3 + ["out"]
 
 
 @pytest.mark.parametrize("sources", [2, 5])
 def test_traffic_of_a_read_is_its_sources_once(sources: int) -> None:
     """Full Attention Residuals: n sources, the newest just written, one result; small logits aside."""
     config = DecoderConfig(width=512, blocks=3, heads=4, stream="attention_residuals")
-    site = Model(config, "float32").traffic(1, 64)[sources - 1]
+    site = sites(config, tokens=64)[sources - 1]
     assert site.fused / (4 * 512) == pytest.approx(sources + 1, abs=0.25)
     assert site.naive > 1.5 * site.fused
 
@@ -120,12 +117,11 @@ def test_traffic_of_attention_over_depth_is_its_window() -> None:
     config = DecoderConfig(
         width=512, blocks=6, heads=4, stream="depth_attention", stream_options={"window": 4, "heads": 4}
     )
-    site = Model(config, "float32").traffic()[8]
+    site = sites(config)[8]
     assert 9 < site.fused / (4 * 512) < 9 + 16
 
 
 def test_traffic_of_hyper_connections_by_hand() -> None:
     """Four streams and an increment come in, four streams and a read go out; weights per token aside."""
     config = DecoderConfig(width=512, blocks=6, heads=4, stream="hyper_connections")
-    sites = Model(config, "float32").traffic()
-    assert [site.fused / (4 * 512) for site in sites[2:]] == pytest.approx([10.0] * 11, abs=0.15)
+    assert [site.fused / (4 * 512) for site in sites(config)[2:]] == pytest.approx([10.0] * 11, abs=0.15)

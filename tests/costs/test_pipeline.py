@@ -17,7 +17,7 @@ from torch.multiprocessing.spawn import spawn
 
 from tests.costs.helpers import FIRST, Fields, label
 from twoaxis.costs.pipeline import Pipeline, plan
-from twoaxis.costs.trace import Model
+from twoaxis.costs.trace import boundaries, meta_model
 from twoaxis.guide.published import chunk_transfers
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
@@ -47,14 +47,14 @@ def test_the_papers_equations(stages: int, virtual: int) -> None:
 @given(stages=st.sampled_from([2, 3, 4, 6]))
 def test_streams_of_one_form_send_the_same_everywhere(stages: int) -> None:
     for fields, vectors in (({}, 1), ({"stream": "hyper_connections"}, 4)):
-        found = plan(Model(dataclasses.replace(SHAPE, blocks=12, **fields), "bfloat16").trunk, stages)
+        found = plan(meta_model(dataclasses.replace(SHAPE, blocks=12, **fields), "bfloat16"), stages)
         assert {b.naive for b in found.boundaries} == {vectors * 16 * 2}
         assert found.cached == found.naive
 
 
 @pytest.mark.parametrize("fields", FIRST, ids=label)
 def test_caching_never_costs_and_needs_virtual_stages(fields: Fields) -> None:
-    trunk = Model(dataclasses.replace(SHAPE, blocks=8, **fields), "bfloat16").trunk
+    trunk = meta_model(dataclasses.replace(SHAPE, blocks=8, **fields), "bfloat16")
     once, twice = plan(trunk, 4), plan(trunk, 2, 2)
     assert once.cached == once.naive
     assert twice.cached <= twice.naive == once.naive
@@ -100,7 +100,7 @@ def run_stage(rank: int, fields: Fields, transfers: Pipeline, shapes: list[Any],
         else:
             state = stream.open(model.embed(tokens))
         for block in range(chunk * per, (chunk + 1) * per):
-            state, _ = model.block(block, state, None, info)
+            state, _ = model.block(block)(stream, state, None, info)
         if chunk + 1 == chunks:
             dist.send(model.final_norm(stream.close(state)).contiguous(), 0)
             break
@@ -120,9 +120,7 @@ def run_stage(rank: int, fields: Fields, transfers: Pipeline, shapes: list[Any],
 
 def packed_shapes(fields: Fields, transfers: Pipeline) -> list[list[tuple[int, ...]]]:
     """Shapes of the packed state at each boundary."""
-    from twoaxis.costs.states import boundaries
-
-    packed = boundaries(Model(dataclasses.replace(SHAPE, **fields), "float32").trunk)
+    packed = boundaries(meta_model(dataclasses.replace(SHAPE, **fields), "float32"))
     return [[(B, T, *t.shape[2:]) for t in packed[b.block]] for b in transfers.boundaries]
 
 
@@ -131,7 +129,7 @@ def packed_shapes(fields: Fields, transfers: Pipeline) -> list[list[tuple[int, .
 @pytest.mark.parametrize("fields", SENDING, ids=label)
 def test_two_processes_send_what_was_predicted(fields: Fields, cached: bool) -> None:
     """Two stages of two virtual ones over gloo: the bytes on the wire, and the same output as one process."""
-    transfers = plan(Model(dataclasses.replace(SHAPE, **fields), "float32").trunk, 2, 2)
+    transfers = plan(meta_model(dataclasses.replace(SHAPE, **fields), "float32"), 2, 2)
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]

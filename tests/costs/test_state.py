@@ -10,8 +10,8 @@ import torch
 from tests.costs.helpers import FIRST, MIXER_VARIANTS, STREAM_VARIANTS, WIDE_DELTA, Fields, label
 from twoaxis.costs.costs import cost
 from twoaxis.costs.deployment import Deployment
-from twoaxis.costs.states import boundaries
-from twoaxis.costs.trace import Model
+from twoaxis.costs.trace import boundaries, lengthened, meta_model, trace_step
+from twoaxis.depth.counts import count
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.variant import Contender
@@ -27,13 +27,24 @@ def test_bytes_kept_are_those_of_the_real_past(fields: Fields) -> None:
     past = model.start()
     for chunk in torch.zeros(batch, context, dtype=torch.long).split(5, dim=1):
         _, past = model.step(chunk, past)
-    trace = Model(model.config, "float32").infer(batch, context - 1, 1)
+    blank = meta_model(model.config, "float32")
+    kept = trace_step(blank, batch, 1, past=lengthened(trace_step(blank, batch, 2).past, context - 1)).kept
     rings = [ring for of_site in past.sublayers for ring in of_site]
-    assert trace.attention == sum(ring.nbytes() for ring in rings if ring.window is None)
-    assert trace.local == sum(ring.nbytes() for ring in rings if ring.window is not None)
-    assert trace.kept == sum(ring.nbytes() for ring in past.stream)
-    assert trace.kept == batch * 4 * model.stream.cost().kept
-    assert trace.attention + trace.local + trace.kept == past.nbytes()
+    assert kept.attention == sum(ring.nbytes() for ring in rings if ring.window is None)
+    assert kept.local == sum(ring.nbytes() for ring in rings if ring.window is not None)
+    assert kept.stream == sum(ring.nbytes() for ring in past.stream)
+    assert kept.stream == batch * 4 * count(model.stream).kept
+    assert kept.total == past.nbytes()
+
+
+def test_the_next_token_sees_its_window() -> None:
+    """Decoding after a long past attends to a window: the same products as one that has just seen enough."""
+    config = dataclasses.replace(SHAPE, windows=(5, 5, 5))
+    blank = meta_model(config, "float32")
+    past = trace_step(blank, 1, 9).past
+    flops = [trace_step(blank, 1, 1, past=lengthened(past, seen)).work("sublayers").flops for seen in (4, 50)]
+    exact = trace_step(blank, 1, 1, past=trace_step(blank, 1, 50).past).work("sublayers").flops
+    assert flops == [exact, exact]
 
 
 @torch.no_grad()
@@ -73,7 +84,7 @@ def test_boundaries_are_those_of_a_real_state(fields: Fields) -> None:
         if site.index < len(stream.sites):
             seen = stream.read(state, site)
             state = stream.write(state, site, torch.randn(2, 6, 16), seen, model.norm(site)(seen))
-    ours = [[tuple(t.shape[2:]) for t in packed] for packed in boundaries(Model(config, "float32").trunk)]
+    ours = [[tuple(t.shape[2:]) for t in packed] for packed in boundaries(meta_model(config, "float32"))]
     assert ours == real
 
 
@@ -82,7 +93,7 @@ def test_live_state_is_at_least_every_boundary(fields: Fields) -> None:
     config = dataclasses.replace(SHAPE, **fields)
     deployment = Deployment(context=32, prefill_chunk=8, batch=3, dtype="float32")
     found = cost(SHAPE, Contender(label="it", **fields), deployment)
-    most = max(sum(t.numel() for t in packed) for packed in boundaries(Model(config, "float32").trunk))
+    most = max(sum(t.numel() for t in packed) for packed in boundaries(meta_model(config, "float32")))
     assert found.live_numbers >= most
     assert found.live_prefill == found.live_numbers * 4 * 3 * 8
     assert found.live_training == found.live_numbers * 4 * 32

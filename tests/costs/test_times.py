@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from twoaxis.base.meter import ATTENTION
+from twoaxis.base.meter import ATTENTION, Meter
 from twoaxis.costs.calibrate import calibrate, errors, methods
 from twoaxis.costs.costs import Costs, cost
 from twoaxis.costs.deployment import Deployment
+from twoaxis.costs.fuse import Kernel, Part, Work, work_by
 from twoaxis.costs.hardware import find_profile
-from twoaxis.costs.measured import Table, interpolate, op_seconds, product_flops
-from twoaxis.costs.recorder import Op, Work
+from twoaxis.costs.measured import Table, interpolate, kernel_seconds, product_flops
 from twoaxis.costs.roofline import work_seconds
-from twoaxis.costs.trace import Model
+from twoaxis.costs.trace import meta_model, trace_training
 from twoaxis.kernels.dispatch import device_of, target
 from twoaxis.model.config import DecoderConfig
 
@@ -27,13 +27,31 @@ SHAPE = DecoderConfig(vocabulary=1000, width=512, blocks=8, heads=8)
 def test_one_kernel_by_hand() -> None:
     profile = find_profile("h100")
     rate, bandwidth = 0.65 * 989.4e12, 0.8 * 3.35e12
-    product, addition = Op("mm", 10**6, 10**6, 10**12, (1, 10, 10, 10)), Op("add", 2 * 10**9, 10**9)
-    work = Work(Counter({product: 2, addition: 3}), 5, 4 * 10**9, 1, Counter({product: 2}))
+    product, addition = Kernel("mm", 2 * 10**6, 10**12, (1, 10, 10, 10)), Kernel("add", 3 * 10**9)
+    work = Work(Counter({product: 2, addition: 3}), Counter({product: 2, Kernel("fused", 4 * 10**9): 1}))
     found = work_seconds(work, profile, "bfloat16")
     assert found.naive == pytest.approx(2 * 10**12 / rate + 3 * 3 * 10**9 / bandwidth + 5 * 2e-6)
     assert found.fused == pytest.approx(2 * 10**12 / rate + 4 * 10**9 / bandwidth + 3 * 2e-6)
     shared = work_seconds(work, profile, "bfloat16", 4)
     assert shared.naive == pytest.approx((found.naive - 5 * 2e-6) / 4 + 5 * 2e-6)
+
+
+def test_a_stretch_by_hand() -> None:
+    """x, y come in and z goes out; what is made and freed inside moves nothing; a product ends the stretch."""
+    meter, x, y = Meter(), torch.ones(8, 4), torch.ones(8, 4)
+    with meter:
+        meter.part = Part("mlp")
+        z = (x * y + x).exp()
+        product = z @ x.mT
+        meter.part = Part("stream", 0)
+        product @ x
+        del product
+    work = work_by(meter.take(), lambda part: part.work)
+    size = 8 * 4 * 4
+    assert work["mlp"].fused == {Kernel("fused", 3 * size): 1, Kernel("mm", 2 * size + 256, 512, (1, 8, 4, 8)): 1}
+    assert work["mlp"].calls == 4
+    assert work["mlp"].eager_bytes == 3 * size + 3 * size + 2 * size + 2 * size + 256
+    assert work["stream"].fused == {Kernel("fused", 256 + size): 1}  # a narrow product fuses, its result is dropped
 
 
 def on(method: str | None, **options: Any) -> Costs:
@@ -91,14 +109,14 @@ def test_measured_times_between_sizes() -> None:
     assert interpolate(points, 1000) == pytest.approx(1e-6)
     assert interpolate(points, 10_000) == pytest.approx(10**-5.5)
     assert interpolate(points, 1_000_000) == pytest.approx(1e-4)
-    assert op_seconds(TABLE, Op("add", 600, 400)) == pytest.approx(1e-6 + 2e-6)
-    assert op_seconds(TABLE, Op("unheard_of", 600, 400)) == pytest.approx(1e-6 + 1e-6)
+    assert kernel_seconds(TABLE, Kernel("add", 1000)) == pytest.approx(1e-6 + 2e-6)
+    assert kernel_seconds(TABLE, Kernel("unheard_of", 1000)) == pytest.approx(1e-6 + 1e-6)
 
 
 def test_measured_products_are_found_again() -> None:
     for dims, seconds in ((1, 10, 10, 10), 2e-6), ((1, 100, 100, 100), 22e-6):
-        op = Op("mm", 1, 1, product_flops("mm", dims), dims)
-        assert op_seconds(TABLE, op) == pytest.approx(1e-6 + seconds, rel=1e-3)
+        product = Kernel("mm", 2, product_flops("mm", dims), dims)
+        assert kernel_seconds(TABLE, product) == pytest.approx(1e-6 + seconds, rel=1e-3)
     assert product_flops(ATTENTION, (1, 2, 3, 4)) == 96
     assert product_flops(f"{ATTENTION}_backward", (1, 2, 3, 4)) == 192
 
@@ -130,13 +148,14 @@ def test_calibration_of_one_method(tmp_path: Any) -> None:
     assert 1.0 < taken.train.naive < 3.0
 
 
-def test_tensors_without_numbers_run_the_kernels_of_a_cpu() -> None:
+def test_meta_tensors_run_the_kernels_of_a_cpu() -> None:
     tensor = torch.empty(2, device="meta")
     with target("cpu"):
         assert device_of(tensor) == "cpu"
     assert device_of(tensor) == "meta"
     config = DecoderConfig(vocabulary=16, width=32, blocks=1, heads=4, mixer="short_swa", mixer_options={"window": 4})
     on_cpu, elsewhere = (
-        {op.name for op in Model(config, "float32", device).train(4, 128).sublayers.ops} for device in ("cpu", None)
+        {kernel.op for kernel in trace_training(meta_model(config, "float32"), 4, 128, device).work("sublayers").eager}
+        for device in ("cpu", None)
     )
     assert "constant_pad_nd" in elsewhere - on_cpu  # the band lays keys out without padding

@@ -39,7 +39,10 @@ MOVED: dict[str, str] = {
 }
 """Paths of today for names of before.json that live elsewhere now, as "module:attribute"."""
 
-RENAMED: list[tuple[str, str]] = [(r"\.query\.(\d+)$", r".token.\1")]
+RENAMED: list[tuple[str, str]] = [
+    (r"\.query\.(\d+)$", r".token.\1"),
+    (r"^(model\.trunk\.)?norms\.(\d+)\.", r"\1blocks.\2.norms."),
+]
 """Regular expression and replacement, tried in order on a frozen parameter's name; all that match are applied."""
 
 FIELDS: dict[str, str] = {}

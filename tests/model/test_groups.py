@@ -68,7 +68,7 @@ ROLES = {
     "input_layernorm.weight": "norm",
     "q_norm.weight": "norm",
     "attention.query_norm": "norm",
-    "norms.0.attention.weight": "norm",
+    "blocks.0.norms.attention.weight": "norm",
     "mlp.gate.weight": "router",
     "experts.gate_up_proj": "matrix",  # (experts, out, in)
     "experts.down_proj": "matrix",
@@ -160,7 +160,7 @@ def test_names_and_patterns() -> None:
 
     stream = {name for name in everything if name.startswith("model.trunk.stream.")}
     assert learning("model.trunk.stream") == learning("model.trunk.stream.*") == stream
-    assert len(learning(["*.attention.query.*", "model.trunk.norms.0"])) == 2 + 2
+    assert len(learning(["*.attention.query.*", "model.trunk.blocks.0.norms"])) == 2 + 2
     assert learning(["new", "model.embed_tokens.weight"], new=sorted(stream)) == stream | {"model.embed_tokens.weight"}
     assert learning("all") == set(everything)
     assert select(model, "all") == everything

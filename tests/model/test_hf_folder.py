@@ -71,11 +71,11 @@ KEYS = {
     "model.trunk.blocks.1.mixer.local.query.weight": (16, 16),
     "model.trunk.blocks.1.mixer.local.value.weight": (16, 16),
     "model.trunk.final_norm.weight": (16,),
-    "model.trunk.norms.0.attention.weight": (1, 16),
-    "model.trunk.norms.0.mlp.weight": (1, 16),
-    "model.trunk.norms.1.attention.weight": (1, 16),
-    "model.trunk.norms.1.mixer.weight": (1, 16),
-    "model.trunk.norms.1.mlp.weight": (1, 16),
+    "model.trunk.blocks.0.norms.attention.weight": (1, 16),
+    "model.trunk.blocks.0.norms.mlp.weight": (1, 16),
+    "model.trunk.blocks.1.norms.attention.weight": (1, 16),
+    "model.trunk.blocks.1.norms.mixer.weight": (1, 16),
+    "model.trunk.blocks.1.norms.mlp.weight": (1, 16),
     "model.trunk.stream.alpha.1": (2,),
     "model.trunk.stream.alpha.2": (3,),
 }
@@ -162,7 +162,7 @@ def damaged(folder: Path, **changes: torch.Tensor | None) -> Path:
     return folder
 
 
-GATE, SCALE = "model.trunk.blocks.1.mlp.gate.weight", "model.trunk.norms.0.mlp.weight"
+GATE, SCALE = "model.trunk.blocks.1.mlp.gate.weight", "model.trunk.blocks.0.norms.mlp.weight"
 
 
 @pytest.mark.parametrize(

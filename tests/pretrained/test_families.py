@@ -53,7 +53,7 @@ def test_a_scale_stands_in_every_way() -> None:
     theirs = pretrained(llama())
     model, _ = convert(theirs, "muddformer")
     source = theirs.get_parameter("model.layers.2.input_layernorm.weight")
-    scale = model.get_parameter("model.trunk.norms.2.attention.weight")
+    scale = model.get_parameter("model.trunk.blocks.2.norms.attention.weight")
     assert scale.shape == (3, 32)
     assert all(torch.equal(row, source) for row in scale)
 

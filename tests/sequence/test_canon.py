@@ -49,14 +49,14 @@ def oracle(model: Decoder, ids: Tensor, **options: Any) -> Tensor:
             p.get(f"{where}.points.locals.{point}.weight")
             for where, point in ((attention, "attention"), (attention, "qkv"), (mlp, "mlp"), (mlp, "hidden"))
         )
-        n = canon(rms(h, p[f"norms.{b}.attention.weight"][0]), a, **options)
+        n = canon(rms(h, p[f"blocks.{b}.norms.attention.weight"][0]), a, **options)
         joined = torch.cat([n @ p[f"{attention}.{way}.weight"].T for way in ("query", "key", "value")], dim=-1)
         q, k, v = (t.unflatten(-1, (-1, 4)) for t in canon(joined, bb, **options).split([8, 4, 4], dim=-1))
         q, k, v = rope(q), rope(k).expand_as(q), v.expand_as(q)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         h = h + mixed.transpose(1, 2).flatten(-2) @ p[f"{attention}.output.weight"].T
-        m = canon(rms(h, p[f"norms.{b}.mlp.weight"][0]), c, **options)
+        m = canon(rms(h, p[f"blocks.{b}.norms.mlp.weight"][0]), c, **options)
         joined = torch.cat([m @ p[f"{mlp}.{way}.weight"].T for way in ("gate", "up")], dim=-1)
         gate, up = canon(joined, d, **options).chunk(2, dim=-1)
         h = h + (F.silu(gate) * up) @ p[f"{mlp}.down.weight"].T

@@ -129,7 +129,7 @@ def test_points_and_channels() -> None:
 
 def test_qkv_is_three_convolutions_on_the_projections() -> None:
     model = small_decoder(mixer="short_conv", mixer_options={"where": "qkv", "kernel": 3}, blocks=1)
-    attention: Any = model.blocks[0]["attention"]  # type: ignore[index]
+    attention: Any = model.blocks[0].attention
     joined = attention.points.locals["qkv"].weight  # q: 8, k: 4, v: 4 channels
     x = randn(2, 6, 8)
 

@@ -44,17 +44,17 @@ def test_residual_form_is_the_papers_block() -> None:
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     h = model.embed(ids)
     p = dict(model.named_parameters())
-    local: Any = model.blocks[0]["mixer"].local  # type: ignore[index]
+    local: Any = model.blocks[0].mixer.local
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
 
-    s = h + local.definition(norm(h, p["norms.0.mixer.weight"][0]))
-    attention: Any = model.blocks[0]["attention"]  # type: ignore[index]
-    mlp: Any = model.blocks[0]["mlp"]  # type: ignore[index]
+    s = h + local.definition(norm(h, p["blocks.0.norms.mixer.weight"][0]))
+    attention: Any = model.blocks[0].attention
+    mlp: Any = model.blocks[0].mlp
     info = model.info(ids, 0, None)
-    a = s + attention(Seen(norm(s, p["norms.0.attention.weight"][0])), None, info)[0]
-    out = a + mlp(Seen(norm(a, p["norms.0.mlp.weight"][0])), None, info)[0]
+    a = s + attention(Seen(norm(s, p["blocks.0.norms.attention.weight"][0])), None, info)[0]
+    out = a + mlp(Seen(norm(a, p["blocks.0.norms.mlp.weight"][0])), None, info)[0]
     close(model(ids), norm(out, p["final_norm.weight"]) @ p["embedding.weight"].T)
 
 

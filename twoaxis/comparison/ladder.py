@@ -36,13 +36,11 @@ from twoaxis.model.flops import forward_flops
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 from twoaxis.pretrained.build import build, new_names
 from twoaxis.pretrained.families import TRUNK
-from twoaxis.pretrained.start import choose, locals_of, read_method
+from twoaxis.pretrained.start import choose, is_norm, locals_of, read_method
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-NORMS = (f"{TRUNK}norms.", f"{TRUNK}final_norm.")
-"""How the names of what the control trains begin."""
 THIRDS = {1: ("all",), 2: ("early", "late"), 3: ("early", "middle", "late")}
 """Groups of sites by how many there are: thirds of the blocks, the out site with the last ones."""
 
@@ -159,7 +157,7 @@ def make_model(config: PreTrainedConfig, tensors: Mapping[str, Tensor], rung: Ru
     """
     start = choose(config, read_method(rung.stream, rung.mixer))
     dtype = tensors["model.embed_tokens.weight"].dtype
-    own = {name: t.clone() if name.startswith(NORMS) else t for name, t in tensors.items()}  # the control moves them
+    own = {name: t.clone() if _is_control(name) else t for name, t in tensors.items()}  # the control moves them
     model = build(start.config, own.items(), dtype=dtype, seed=seed)
     chosen = set(learning(model, rung))
     for name, parameter in model.named_parameters():
@@ -167,10 +165,15 @@ def make_model(config: PreTrainedConfig, tensors: Mapping[str, Tensor], rung: Ru
     return model
 
 
+def _is_control(name: str) -> bool:
+    """Whether the control trains a parameter: the pre-norms and the final norm."""
+    return is_norm(name) or name.startswith(f"{TRUNK}final_norm.")
+
+
 def learning(model: TwoAxisForCausalLM, rung: Rung) -> list[str]:
     """Names of the parameters that learn."""
     if rung.control:
-        return [name for name, _ in model.named_parameters() if name.startswith(NORMS)]
+        return [name for name, _ in model.named_parameters() if _is_control(name)]
     names = new_names(model)
     if not names:
         raise ValueError(f"{rung.method} adds no parameters to this model: there is nothing to train")

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from twoaxis.base.machine import hardware, hardware_line
-from twoaxis.base.meter import Call, Layout, Meter, Signature, empty
+from twoaxis.base.meter import Call, Layout, Meter, Signature
 from twoaxis.base.timer import take_turns
+from twoaxis.costs.fuse import Kernel
 from twoaxis.costs.measured import Table as Times
-from twoaxis.costs.measured import op_seconds, product_flops
-from twoaxis.costs.recorder import Op, Recorder, Work, total
-from twoaxis.costs.trace import Model
+from twoaxis.costs.measured import kernel_seconds, product_flops
+from twoaxis.costs.trace import TrainTrace, meta_model, trace_training
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
@@ -63,21 +63,19 @@ class Noted(NamedTuple):
 
     Attributes:
         signature: the operation and the layout of its arguments.
-        op: what it is counted as.
+        kernel: what it is counted as.
     """
 
     signature: Signature
-    op: Op
+    kernel: Kernel
 
 
-def note(signature: Signature, calls: dict[str, dict[Any, Noted]]) -> None:
-    """Add a call to those noted, by kind and size, unless there is one of its size."""
-    args, kwargs = signature.arguments(empty, "meta")
-    with torch.no_grad(), Recorder() as recorder:
-        signature.func(*args, **kwargs)
-    for op in recorder.take().ops:
-        kind, size = (f"{op.name} product", op.dims) if op.flops else (f"{op.name}/{op.form}", (op.bytes,))
-        calls.setdefault(kind, {}).setdefault(size, Noted(signature, op))
+def note(call: Call, calls: dict[str, dict[Any, Noted]]) -> None:
+    """Add a call to those noted, by kind and size, unless there is one of its size or it cannot be run again."""
+    if call.signature is not None:
+        op = Kernel.of(call)
+        kind, size = (f"{op.op} product", op.dims) if op.flops else (f"{op.op}/{op.form}", (op.bytes,))
+        calls.setdefault(kind, {}).setdefault(size, Noted(call.signature, op))
 
 
 def filled(layout: Layout) -> Tensor:
@@ -135,9 +133,9 @@ def calibrate(
         for fields in chosen.values():
             for shape, batch, tokens in PROBES:
                 passes(DecoderConfig(**shape, **fields), batch, tokens)(meter)
-        for signature in dict.fromkeys(event.signature for event in meter.take() if isinstance(event, Call)):
-            if signature is not None:
-                note(signature, calls)
+        for event in meter.take():
+            if isinstance(event, Call):
+                note(event, calls)
         chosen_calls = {kind: spread(noted, PRODUCTS if "product" in kind else SIZES) for kind, noted in calls.items()}
         say(f"timing {sum(map(len, chosen_calls.values()))} calls of {len(calls)} kinds")
         ops = replay_all(chosen_calls)
@@ -172,10 +170,10 @@ def replay_all(calls: dict[str, list[Noted]]) -> dict[str, Any]:
     for kind, noted in calls.items():
         for call in noted:
             seconds = replay(call)
-            if call.op.flops:
-                products.append((call.op.name, call.op.dims, seconds))
+            if call.kernel.flops:
+                products.append((call.kernel.op, call.kernel.dims, seconds))
             else:
-                points.setdefault(kind, []).append((call.op.bytes, seconds))
+                points.setdefault(kind, []).append((call.kernel.bytes, seconds))
     for size in COPY_SIZES:
         source, target = (torch.zeros(size // 8) for _ in range(2))
         seconds = shortest(lambda s=source, t=target: t.copy_(s), 0.004)
@@ -199,8 +197,8 @@ def _rising(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def replay(call: Noted) -> float:
     """Seconds of one call, over several sets of its tensors in turn."""
-    copies = max(1, min(16, WARM // max(call.op.bytes, 1)))
-    kept = max(copies, min(64, COLD // max(call.op.bytes, 1)))
+    copies = max(1, min(16, WARM // max(call.kernel.bytes, 1)))
+    kept = max(copies, min(64, COLD // max(call.kernel.bytes, 1)))
     tensors = [call.signature.arguments(filled, "cpu") for _ in range(copies)]
     results: list[Any] = []
 
@@ -229,18 +227,16 @@ def shortest(run: Callable[[], Any], seconds: float, tries: int = 3, least: int 
     return best
 
 
-def counted(config: DecoderConfig, batch: int, tokens: int) -> Work:
+def counted(config: DecoderConfig, batch: int, tokens: int) -> TrainTrace:
     """Everything a forward and backward pass does, counted without running it."""
-    trace = Model(config, "float32", "cpu").train(batch, tokens)
-    ends = (trace.head, trace.embedding)
-    parts = [trace.stream.forward, trace.stream.backward, trace.sublayers]
-    return total([*parts, *(work for piece in ends for work in (piece.forward, piece.backward))])
+    return trace_training(meta_model(config, "float32"), batch, tokens, "cpu")
 
 
-def predicted(ops: dict[str, Any], work: Work) -> float:
-    """Seconds of counted work."""
+def predicted(ops: dict[str, Any], trace: TrainTrace) -> float:
+    """Seconds of a training pass."""
     table = Times(ops)
-    return sum(op_seconds(table, op) * n for op, n in work.ops.items()) + table.view * work.views
+    kernels = trace.work("all").eager
+    return sum(kernel_seconds(table, kernel) * n for kernel, n in kernels.items()) + table.view * trace.views
 
 
 def call_overhead(ops: dict[str, Any], chosen: Mapping[str, dict[str, Any]]) -> float:
@@ -249,9 +245,9 @@ def call_overhead(ops: dict[str, Any], chosen: Mapping[str, dict[str, Any]]) -> 
     found = []
     for fields in chosen.values():
         config = DecoderConfig(**shape, **fields)
-        work, run = counted(config, batch, tokens), passes(config, batch, tokens)
+        trace, run = counted(config, batch, tokens), passes(config, batch, tokens)
         seconds = shortest(lambda run=run: run(contextlib.nullcontext()), 0.05)
-        found.append((seconds - predicted(ops, work)) / (work.calls + work.views))
+        found.append((seconds - predicted(ops, trace)) / (trace.work("all").calls + trace.views))
     return max(0.0, statistics.median(found))
 
 

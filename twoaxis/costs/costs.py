@@ -3,14 +3,14 @@
     costs = cost("llama-3-8b", "attention_residuals:block_size=8", Deployment(pipeline_stages=8, virtual_stages=4))
     costs.parameters_added, costs.train.fused, costs.pipeline.cached
 
-Counts come from the model's own modules run on tensors without numbers: parameters and operations from
-`twoaxis.model.flops`, bytes, calls and activations from `trace`, transfers from the state that `Stream.pack` gives.
+Counts come from the model itself, run on meta tensors: parameters and operations from `twoaxis.model.flops`, bytes,
+calls and activations from `trace`, transfers from the state that `Stream.pack` gives.
 Times are estimates from those counts and a hardware profile.
 """
 
 from __future__ import annotations
 
-import functools
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from twoaxis.costs.deployment import Deployment
@@ -19,7 +19,17 @@ from twoaxis.costs.memory import SIZES, DeviceMemory, device_memory
 from twoaxis.costs.pipeline import Pipeline, plan
 from twoaxis.costs.roofline import Seconds, Times, infer_seconds, train_seconds
 from twoaxis.costs.shapes import find_shape, with_method
-from twoaxis.costs.trace import InferTrace, Model, SiteTraffic, TrainTrace
+from twoaxis.costs.trace import (
+    Kept,
+    SiteTraffic,
+    StepTrace,
+    TrainTrace,
+    lengthened,
+    meta_model,
+    trace_step,
+    trace_training,
+)
+from twoaxis.depth.counts import count_live
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.flops import Flops, Parameters, count_parameters, forward_flops, training_flops
 from twoaxis.model.variant import Contender, make_contender
@@ -43,25 +53,6 @@ class Traffic(NamedTuple):
     def fused(self) -> float:
         """One kernel between two sub-layers."""
         return sum(site.fused for site in self.sites)
-
-
-class Kept(NamedTuple):
-    """Bytes that all decoding sequences together keep between tokens, over all devices.
-
-    Attributes:
-        attention: keys and values, which grow with the context.
-        local: rings of windows and convolutions.
-        stream: the stream's own rings, such as Deep Delta's TC and EC.
-    """
-
-    attention: int
-    local: int
-    stream: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return sum(self)
 
 
 class Costs(NamedTuple):
@@ -150,13 +141,13 @@ def cost(
     config = with_method(base, contender)
     deployment.check(config)
     plain = with_method(base, make_contender())
-    model, train, prefill, decode = _traces(_Asked(config, deployment))
-    before = _traces(_Asked(plain, deployment))
-    trunk = model.trunk
-    counts, bare = count_parameters(config, trunk=trunk), count_parameters(plain, trunk=before[0].trunk)
-    pipeline = plan(trunk, *_cut(deployment))
-    memory = device_memory(config, counts, train, pipeline, deployment)
-    live, size = model.stream.cost().live, SIZES[deployment.dtype]
+    traces, before = _traces(_Asked(config, deployment)), _traces(_Asked(plain, deployment))
+    model, cut = traces.model, (deployment.pipeline_stages, deployment.virtual_stages)
+    counts, bare = count_parameters(config, trunk=model), count_parameters(plain, trunk=before.model)
+    pipeline, recompute = plan(model, *cut), deployment.recompute != "none"
+    again = traces.recomputed if recompute else None
+    memory = device_memory(config, counts, traces.train, again, pipeline, deployment)
+    live, size = count_live(model.stream), SIZES[deployment.dtype]
     context = deployment.context
     return Costs(
         label=contender.label,
@@ -164,23 +155,49 @@ def cost(
         deployment=deployment,
         parameters=counts,
         parameters_added=counts.total - bare.total,
-        forward=forward_flops(config, context, trunk=trunk),
-        training=training_flops(config, context, recompute=int(deployment.recompute != "none"), trunk=trunk),
-        traffic=Traffic(model.traffic(deployment.micro_batch, context)),
-        activations=train.saved,
+        forward=forward_flops(config, context, trunk=model),
+        training=training_flops(config, context, recompute=int(recompute), trunk=model),
+        traffic=Traffic(traces.prefill.sites),
+        activations=traces.train.saved,
         live_numbers=live,
         live_training=live * size * deployment.micro_batch * context,
         live_prefill=live * size * deployment.batch * deployment.chunk_tokens,
-        kept=Kept(decode.attention, decode.local, decode.kept),
+        kept=traces.decode.kept,
         pipeline=pipeline,
         memory=memory,
         fits=memory.total <= profile.memory,
-        times=_times(config, (model, train, prefill, decode), pipeline, deployment, profile),
-        plain=_times(plain, before, plan(before[0].trunk, *_cut(deployment)), deployment, profile),
+        times=_times(config, traces, pipeline, deployment, profile),
+        plain=_times(plain, before, plan(before.model, *cut), deployment, profile),
     )
 
 
-Traces = tuple[Model, TrainTrace, InferTrace, InferTrace]
+class Traces:
+    """What a configuration does in a deployment, each pass traced when it is first asked for."""
+
+    def __init__(self, config: DecoderConfig, deployment: Deployment, device: str | None) -> None:
+        self.deployment, self.device = deployment, device
+        self.model = meta_model(config, deployment.dtype)
+
+    @cached_property
+    def train(self) -> TrainTrace:
+        """A training pass that keeps everything."""
+        return trace_training(self.model, self.deployment.micro_batch, self.deployment.context, self.device)
+
+    @cached_property
+    def recomputed(self) -> TrainTrace:
+        """A training pass that makes blocks anew."""
+        return trace_training(self.model, self.deployment.micro_batch, self.deployment.context, self.device, "block")
+
+    @cached_property
+    def prefill(self) -> StepTrace:
+        """The whole context."""
+        return trace_step(self.model, self.deployment.batch, self.deployment.context, self.device)
+
+    @cached_property
+    def decode(self) -> StepTrace:
+        """The last token of the context."""
+        past = lengthened(self.prefill.past, self.deployment.context - 1)
+        return trace_step(self.model, self.deployment.batch, 1, self.device, past)
 
 
 class _Asked:
@@ -199,26 +216,17 @@ class _Asked:
         return hash(self.key)
 
 
-@functools.lru_cache(maxsize=32)
+@lru_cache(maxsize=32)
 def _traces(asked: _Asked) -> Traces:
-    deployment = asked.deployment
-    model = Model(asked.config, deployment.dtype, asked.device)
-    train = model.train(deployment.micro_batch, deployment.context)
-    prefill = model.infer(deployment.batch, 0, deployment.context)
-    decode = model.infer(deployment.batch, deployment.context - 1, 1)
-    return model, train, prefill, decode
-
-
-def _cut(deployment: Deployment) -> tuple[int, int]:
-    return deployment.pipeline_stages, deployment.virtual_stages
+    return Traces(asked.config, asked.deployment, asked.device)
 
 
 def _times(
     config: DecoderConfig, traces: Traces, pipeline: Pipeline, deployment: Deployment, profile: Profile
 ) -> Times:
-    _, train, prefill, decode = traces
+    train = traces.train if deployment.recompute == "none" else traces.recomputed
     return Times(
         train_seconds(config, train, pipeline, deployment, profile),
-        infer_seconds(prefill, deployment, profile),
-        infer_seconds(decode, deployment, profile),
+        infer_seconds(traces.prefill, deployment, profile),
+        infer_seconds(traces.decode, deployment, profile),
     )

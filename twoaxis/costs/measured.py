@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any
 
 from twoaxis.base.meter import ATTENTION
+from twoaxis.costs.fuse import Kernel
 from twoaxis.costs.hardware import Profile
-from twoaxis.costs.recorder import Op
 
 Points = tuple[tuple[float, float], ...]
 
@@ -60,13 +60,13 @@ def _table(_: int, box: _Box) -> Table:
     return Table(box.value)
 
 
-def op_seconds(table: Table, op: Op) -> float:
-    """One call of an operation, its overhead included."""
-    if op.flops and op.dims and min(op.dims) > 0:
-        return table.call + product_seconds(table, op.name, op.dims, op.flops)
-    for key in (f"{op.name}/{op.form}", op.name, "copy_"):
+def kernel_seconds(table: Table, kernel: Kernel) -> float:
+    """One call, its overhead included."""
+    if kernel.flops and kernel.dims:
+        return table.call + product_seconds(table, kernel.op, kernel.dims, kernel.flops)
+    for key in (f"{kernel.op}/{kernel.form}", kernel.op, "copy_"):
         if key in table.points:
-            return table.call + interpolate(table.points[key], op.bytes)
+            return table.call + interpolate(table.points[key], kernel.bytes)
     raise ValueError("the profile has no copy bandwidth; make a new one with twoaxis cost --calibrate")
 
 

@@ -59,16 +59,35 @@ def in_flight(stage: int, stages: int, virtual: int) -> int:
 
 
 def device_memory(
-    shape: DecoderConfig, counts: Parameters, trace: TrainTrace, pipeline: Pipeline, deployment: Deployment
+    shape: DecoderConfig,
+    counts: Parameters,
+    trace: TrainTrace,
+    again: TrainTrace | None,
+    pipeline: Pipeline,
+    deployment: Deployment,
 ) -> DeviceMemory:
-    """The fullest device of a training pass."""
-    stages = [_stage(r, shape, counts, trace, pipeline, deployment) for r in range(deployment.pipeline_stages)]
-    return max(stages, key=lambda memory: memory.total)
+    """The fullest device of a training pass.
+
+    Args:
+        shape: the decoder.
+        counts: its parameters.
+        trace: of a pass that keeps everything.
+        again: of one that makes blocks anew, where the deployment does.
+        pipeline: what crosses stages.
+        deployment: devices and sizes.
+    """
+    found = []
+    for stage in range(deployment.pipeline_stages):
+        weights = _weights(stage, shape, counts, deployment)
+        kept = _activations(stage, shape.blocks, trace, again, pipeline, deployment)
+        found.append(DeviceMemory(stage, *weights, *kept))
+    return max(found, key=lambda memory: memory.total)
 
 
-def _stage(
-    stage: int, shape: DecoderConfig, counts: Parameters, trace: TrainTrace, pipeline: Pipeline, deployment: Deployment
-) -> DeviceMemory:
+def _weights(
+    stage: int, shape: DecoderConfig, counts: Parameters, deployment: Deployment
+) -> tuple[float, float, float]:
+    """Bytes of weights, gradients and the optimiser's state."""
     size, tp, stages = SIZES[deployment.dtype], deployment.tensor_parallel, deployment.pipeline_stages
     first, last = stage == 0, stage == stages - 1
     numbers = (counts.attention + counts.mlp + counts.mixer) / tp / stages + (counts.norms + counts.stream) / stages
@@ -77,34 +96,42 @@ def _stage(
     if last:
         numbers += counts.head / tp
     state = (8 if deployment.dtype == "float32" else 12) / deployment.data_parallel
-    kept, backward = _activations(stage, trace, pipeline, deployment)
-    return DeviceMemory(stage, numbers * size, numbers * size, numbers * state, kept, backward)
+    return numbers * size, numbers * size, numbers * state
 
 
-def _activations(stage: int, trace: TrainTrace, pipeline: Pipeline, deployment: Deployment) -> tuple[float, float]:
+def _activations(
+    stage: int, blocks: int, trace: TrainTrace, again: TrainTrace | None, pipeline: Pipeline, deployment: Deployment
+) -> tuple[float, float]:
     """Bytes kept by the chunks in flight, and what one backward pass needs beside them."""
-    tp, spread, stages, virtual = (
-        deployment.tensor_parallel,
-        deployment.spread,
-        deployment.pipeline_stages,
-        deployment.virtual_stages,
-    )
-    per = len(trace.pieces) // deployment.chunks
-    blocks = [b for chunk in range(stage, deployment.chunks, stages) for b in range(chunk * per, (chunk + 1) * per)]
-    whole = {b: trace.stream.saved[b] / spread + sum(p.saved for p in trace.pieces[b]) / tp for b in blocks}
-    received = pipeline.held[stage] * deployment.micro_batch * deployment.context / spread
-    flight = in_flight(stage, stages, virtual) / virtual  # of the stage's whole depth
-    inputs = sum(trace.stream.entering[b] for b in blocks if b % per or b == 0) / spread
-    if deployment.recompute == "none":
-        kept, again = flight * (sum(whole.values()) + received), 0.0
-    elif deployment.recompute == "block":
-        kept, again = flight * (inputs + received), max(whole.values())
+    tp, spread, stages = deployment.tensor_parallel, deployment.spread, deployment.pipeline_stages
+    per, chunks = blocks // deployment.chunks, range(stage, deployment.chunks, stages)
+    own = [block for chunk in chunks for block in range(chunk * per, (chunk + 1) * per)]
+    first, last = stage == 0, stage == stages - 1
+
+    def shared(of: TrainTrace, *chosen: int) -> float:
+        found = [of.saved_by(block) for block in chosen]
+        return sum(saved.stream / spread + saved.inside / tp for saved in found)
+
+    run = trace if again is None else again
+    kept = pipeline.held[stage] * deployment.micro_batch * deployment.context / spread + run.saved_by_kind("embedding")
+    kept += shared(run, -1) if first else 0.0
+    ends: tuple[int, ...] = (blocks,)
+    remade = whole = 0.0  # what is made anew at once, on this device and undivided
+    if again is None:
+        kept += shared(trace, *own)
     else:
-        kept = flight * (received if stage else received + trace.stream.entering[0] / spread)
-        again = sum(list(whole.values())[-per:])
-    backward = again + trace.stream.extra / spread / stages
-    if stage == stages - 1:
-        tail = (trace.stream.saved[-1] / spread) + trace.head.saved / tp
-        kept += tail if deployment.recompute == "none" else tail + trace.stream.closing / spread
-        backward = max(backward - trace.head.saved / tp, trace.head.extra / tp)
+        ends = (blocks - 1, blocks)  # what the last block made and the read-out keeps
+        if deployment.recompute == "block":  # what a block made enters the next, which may be another stage's
+            kept += shared(again, *(block for block in own if (block + 1) % per))
+        at_once = [[block] for block in own] if deployment.recompute == "block" else [own[-per:]]
+        remade = max(shared(trace, *group) for group in at_once)
+        whole = max(sum(map(sum, map(trace.saved_by, group))) for group in at_once)
+    kept *= (
+        in_flight(stage, stages, deployment.virtual_stages) / deployment.virtual_stages
+    )  # of the stage's whole depth
+    head = run.saved_by_kind("head")
+    backward = remade + max(0.0, run.extra["blocks"] + head - whole) / spread / stages
+    if last:
+        kept += shared(run, *ends) + head / tp
+        backward = max(backward - head / tp, run.extra["head"] / tp)
     return kept, backward

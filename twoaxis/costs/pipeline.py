@@ -19,8 +19,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from twoaxis.base.meter import extent
-from twoaxis.costs.recorder import key_of
-from twoaxis.costs.states import boundaries
+from twoaxis.costs.trace import boundaries
 from twoaxis.model.decoder import Trunk
 
 TOKEN = 8
@@ -122,5 +121,5 @@ def plan(trunk: Trunk, stages: int, virtual: int = 1) -> Pipeline:
 
 def _sizes(tensors: tuple[Tensor, ...], numbers: dict[tuple[int, int], int]) -> dict[int, int]:
     """Bytes of one token by the tensor's number; the tensors are alive as long as the list they came in."""
-    keys = [(key_of(t), int(t.storage_offset())) for t in tensors]
+    keys = [(t.untyped_storage()._cdata, int(t.storage_offset())) for t in tensors]
     return {numbers.setdefault(key, len(numbers)): extent(t) for key, t in zip(keys, tensors, strict=True)}

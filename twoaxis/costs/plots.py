@@ -6,7 +6,7 @@ matplotlib is imported when a figure is drawn; no window system is needed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,8 @@ from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.memory import SIZES
 from twoaxis.costs.pipeline import plan
 from twoaxis.costs.shapes import with_method
-from twoaxis.costs.trace import Model
+from twoaxis.costs.trace import Kept, lengthened, meta_model, trace_step
+from twoaxis.depth.counts import count_live
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.variant import Contender
@@ -44,8 +45,8 @@ def draw(folder: str, shape: DecoderConfig, methods: Sequence[Contender], deploy
     models = {method.label: with_method(shape, method) for method in methods}
     panels = {
         "depth": [
-            ("blocks", "stream, bytes per token, fused", depth_traffic(models, deployment.dtype)),
-            ("blocks", "live state, bytes per token", depth_live(models, deployment.dtype)),
+            ("blocks", "stream, bytes per token, fused", by_depth(models, deployment.dtype, _fused)),
+            ("blocks", "live state, bytes per token", by_depth(models, deployment.dtype, _live)),
         ],
         "context": [("context", title, lines) for title, lines in context_kept(models, deployment.dtype)],
         "window": [("window", title, lines) for title, lines in window_lines(models, deployment)],
@@ -59,20 +60,9 @@ def draw(folder: str, shape: DecoderConfig, methods: Sequence[Contender], deploy
     return written
 
 
-def depth_traffic(models: dict[str, DecoderConfig], dtype: str) -> Lines:
-    """Fused bytes per token against blocks."""
-    return {
-        label: [(n, sum(site.fused for site in Model(deep(config, n), dtype).traffic())) for n in DEPTHS]
-        for label, config in models.items()
-    }
-
-
-def depth_live(models: dict[str, DecoderConfig], dtype: str) -> Lines:
-    """Bytes of live state per token against blocks."""
-    return {
-        label: [(n, Model(deep(config, n), dtype).stream.cost().live * SIZES[dtype]) for n in DEPTHS]
-        for label, config in models.items()
-    }
+def by_depth(models: dict[str, DecoderConfig], dtype: str, size: Callable[[DecoderConfig, str], float]) -> Lines:
+    """Bytes per token against blocks."""
+    return {label: [(n, size(deep(config, n), dtype)) for n in DEPTHS] for label, config in models.items()}
 
 
 def context_kept(models: dict[str, DecoderConfig], dtype: str) -> list[tuple[str, Lines]]:
@@ -80,12 +70,11 @@ def context_kept(models: dict[str, DecoderConfig], dtype: str) -> list[tuple[str
     growing: Lines = {}
     local: Lines = {}
     for label, config in models.items():
-        model = Model(config, dtype)
         for context in CONTEXTS:
-            trace = model.infer(1, context - 1, 1)
-            growing.setdefault(label, []).append((context, trace.attention))
-            if trace.local + trace.kept:
-                local.setdefault(label, []).append((context, trace.local + trace.kept))
+            kept = _kept(config, dtype, context)
+            growing.setdefault(label, []).append((context, kept.attention))
+            if kept.local + kept.stream:
+                local.setdefault(label, []).append((context, kept.local + kept.stream))
     return [("keys and values, bytes per sequence", growing), ("rings and the stream's memory", local)]
 
 
@@ -100,8 +89,7 @@ def window_lines(models: dict[str, DecoderConfig], deployment: Deployment) -> li
                 moved.setdefault(label, []).append((window, _fused(changed, deployment.dtype)))
             if config.mixer is not None and "window" in _options(MIXERS.find(config.mixer).Config):
                 changed = dataclasses.replace(config, mixer_options={**config.mixer_options, "window": window})
-                trace = Model(changed, deployment.dtype).infer(1, 255, 1)
-                kept.setdefault(label, []).append((window, trace.local))
+                kept.setdefault(label, []).append((window, _kept(changed, deployment.dtype, 256).local))
     return [("stream, bytes per token, fused", moved), ("rings, bytes per sequence", kept)]
 
 
@@ -110,7 +98,17 @@ def _options(config: Any) -> set[str]:
 
 
 def _fused(config: DecoderConfig, dtype: str) -> float:
-    return sum(site.fused for site in Model(config, dtype).traffic())
+    return sum(site.fused for site in trace_step(meta_model(config, dtype), 1, 4096).sites)
+
+
+def _live(config: DecoderConfig, dtype: str) -> int:
+    return count_live(meta_model(config, dtype).stream) * SIZES[dtype]
+
+
+def _kept(config: DecoderConfig, dtype: str, context: int) -> Kept:
+    model = meta_model(config, dtype)
+    past = lengthened(trace_step(model, 1, 1).past, context - 1)
+    return trace_step(model, 1, 1, past=past).kept
 
 
 def stage_bytes(models: dict[str, DecoderConfig], deployment: Deployment) -> Lines:
@@ -118,7 +116,7 @@ def stage_bytes(models: dict[str, DecoderConfig], deployment: Deployment) -> Lin
     found: Lines = {}
     virtual = deployment.virtual_stages
     for label, config in models.items():
-        trunk = Model(config, deployment.dtype).trunk
+        trunk = meta_model(config, deployment.dtype)
         for stages in (n for n in range(2, config.blocks + 1) if config.blocks % (n * virtual) == 0):
             transfers = plan(trunk, stages, virtual)
             found.setdefault(label, []).append((stages, transfers.naive))

@@ -9,15 +9,16 @@ it took there at that size, see `calibrate`.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from twoaxis.costs.deployment import Deployment
+from twoaxis.costs.fuse import Kernel, Work
 from twoaxis.costs.hardware import Profile
-from twoaxis.costs.measured import Table, op_seconds
+from twoaxis.costs.measured import Table, kernel_seconds
 from twoaxis.costs.memory import SIZES
 from twoaxis.costs.pipeline import Pipeline
-from twoaxis.costs.recorder import Op, Work
-from twoaxis.costs.trace import InferTrace, TrainTrace
+from twoaxis.costs.trace import StepTrace, TrainTrace
 from twoaxis.model.config import DecoderConfig
 
 
@@ -56,51 +57,41 @@ class Times(NamedTuple):
 
 def work_seconds(work: Work, profile: Profile, dtype: str, share: int = 1) -> Seconds:
     """The work, spread over `share` devices."""
-    if profile.ops:
-        table = Table.of(profile)
-        naive = sum(op_seconds(table, op) * n for op, n in work.ops.items()) + table.view * work.views
-        heavy = sum(op_seconds(table, op) * n for op, n in work.heavy.items())
-        return Seconds(naive, heavy + work.fused_bytes / profile.bandwidth + table.call * work.segments)
+    table = Table.of(profile) if profile.ops else None
     rate = profile.matmul[dtype] * profile.efficiency["matmul"] * share
     bandwidth = profile.bandwidth * profile.efficiency["bandwidth"] * share
 
-    def kernel(op: Op) -> float:
-        return max(op.flops / rate, op.bytes / bandwidth) + profile.launch
+    def seconds(kernel: Kernel) -> float:
+        if table is not None and kernel.op != "fused":
+            return kernel_seconds(table, kernel)
+        return max(kernel.flops / rate, kernel.bytes / bandwidth) + profile.launch
 
-    naive = sum(kernel(op) * n for op, n in work.ops.items())
-    heavy = sum(kernel(op) * n for op, n in work.heavy.items())
-    return Seconds(naive, heavy + work.fused_bytes / bandwidth + profile.launch * work.segments)
+    return Seconds(*(sum(seconds(kernel) * n for kernel, n in kernels.items()) for kernels in work))
 
 
 def train_seconds(
     shape: DecoderConfig, trace: TrainTrace, pipeline: Pipeline, deployment: Deployment, profile: Profile
 ) -> Seconds:
-    """One micro-batch on one device of a pipeline whose stages are alike, transfers in full view."""
+    """One micro-batch on one device of a pipeline whose stages are alike, transfers in full view.
+
+    The trace is that of the deployment: where blocks are made anew, it has them.
+    """
     tp, spread, dtype = deployment.tensor_parallel, deployment.spread, deployment.dtype
-
-    def of(work: Work, share: int) -> Seconds:
-        return work_seconds(work, profile, dtype, share)
-
-    stream = of(trace.stream.forward, spread) + of(trace.stream.backward, spread)
-    passes = 3 if deployment.recompute == "none" else 4
-    inside = of(trace.sublayers, tp)
-    if deployment.recompute != "none":
-        inside += of(trace.sublayers_forward, tp)
-        stream += of(trace.stream.forward, spread)
-    ends = of(trace.head.forward, tp) + of(trace.head.backward, tp)
-    ends += of(trace.embedding.forward, 1) + of(trace.embedding.backward, 1)
-    computing = (stream + inside + ends).over(deployment.pipeline_stages)
+    shares = {"stream": spread, "sublayers": tp, "head": tp, "embedding": 1}
+    parts = [work_seconds(trace.work(kind), profile, dtype, share) for kind, share in shares.items()]
+    computing = functools.reduce(Seconds.__add__, parts).over(deployment.pipeline_stages)
     tokens, link = deployment.micro_batch * deployment.context, profile.link * profile.efficiency["link"]
     vector = tokens * shape.width * SIZES[dtype]
-    sites = sum(map(len, trace.pieces)) / deployment.pipeline_stages
-    gathered = sites * (passes - 1) * 2 * (tp - 1) / tp * vector  # one all-reduce per sub-layer and pass
+    sites = trace.sites / deployment.pipeline_stages
+    reduced = 2 if deployment.recompute == "none" else 3  # passes with one all-reduce per sub-layer
+    gathered = sites * reduced * 2 * (tp - 1) / tp * vector
     sent = 2 * pipeline.received() * tokens / spread
     waiting = (gathered + sent) / link
     return computing + Seconds(waiting, waiting)
 
 
-def infer_seconds(trace: InferTrace, deployment: Deployment, profile: Profile) -> Seconds:
+def infer_seconds(trace: StepTrace, deployment: Deployment, profile: Profile) -> Seconds:
     """A forward pass over all stages."""
-    tp, dtype = deployment.tensor_parallel, deployment.dtype
-    inside = work_seconds(trace.sublayers, profile, dtype, tp) + work_seconds(trace.head, profile, dtype, tp)
-    return inside + work_seconds(trace.stream, profile, dtype, deployment.spread)
+    shares = {"stream": deployment.spread, "sublayers": deployment.tensor_parallel, "head": deployment.tensor_parallel}
+    parts = [work_seconds(trace.work(kind), profile, deployment.dtype, share) for kind, share in shares.items()]
+    return functools.reduce(Seconds.__add__, parts)

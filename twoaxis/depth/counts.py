@@ -52,16 +52,20 @@ def count_flops(stream: Stream) -> int:
 
 @torch.no_grad()
 def count_live(stream: Stream) -> int:
-    """The most numbers per token in vectors of a state between two sites, each storage once."""
-    most = 0
+    """The most numbers per token in vectors of a state between two sites, each storage once.
 
-    def look(site: Site, state: State, seen: Seen) -> None:
-        nonlocal most
-        most = max(most, _numbers(stream, state))
+    Copies of parameters and whatever else does not grow with the tokens is left out.
+    """
+    rows = []
+    for tokens in (TOKENS, 2 * TOKENS):
+        row: list[int] = []
 
-    state = stream.open(_embedding(stream, TOKENS))
-    state = visit(stream, state, stream.sites, _blank, look)
-    return max(most, _numbers(stream, state))
+        def look(site: Site, state: State, seen: Seen, row: list[int] = row) -> None:
+            row.append(_numbers(stream, state))
+
+        state = visit(stream, stream.open(_embedding(stream, tokens)), stream.sites, _blank, look)
+        rows.append([*row, _numbers(stream, state)])
+    return max((many - few) // TOKENS for few, many in zip(*rows, strict=True))
 
 
 @torch.no_grad()
@@ -82,5 +86,5 @@ def _embedding(stream: Stream, tokens: int) -> Tensor:
 
 
 def _numbers(stream: Stream, state: State) -> int:
-    """Numbers per token in what a state holds."""
-    return storage_bytes(t for t in stream.held(state.value) if TOKENS in t.shape) // 4 // TOKENS
+    """Numbers in what a state holds, in float32."""
+    return storage_bytes(stream.held(state.value)) // 4

@@ -51,7 +51,7 @@ class Seen(NamedTuple):
             `values` returned for it, None where it was not called.
         values: function for an attention site whose values the method changes. It gets the queries, keys and values
             after projection and rotary positions, and returns the values to attend to and to cache, and what the
-            write needs of them.
+            write needs of them; the one that a sub-layer gets returns the values alone.
     """
 
     x: Tensor
@@ -59,7 +59,7 @@ class Seen(NamedTuple):
     k: Tensor | None = None
     v: Tensor | None = None
     aux: Any = None
-    values: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]] | None = None
+    values: Callable[[Tensor, Tensor, Tensor], Any] | None = None
 
 
 class Applied(NamedTuple):

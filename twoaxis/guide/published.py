@@ -12,7 +12,8 @@ from twoaxis.costs.costs import Costs, cost
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.pipeline import Pipeline, plan
 from twoaxis.costs.shapes import find_shape
-from twoaxis.costs.trace import Model
+from twoaxis.costs.trace import meta_model, trace_step
+from twoaxis.depth.counts import count_live
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.flops import count_parameters, forward_flops
 from twoaxis.show.document import Column, Table, table
@@ -60,7 +61,7 @@ def published_table(rows: list[Figure]) -> Table:
 def vectors_per_sublayer(stream: str, width: int = 2048, blocks: int = 64, **options: Any) -> float:
     """Vectors of the model's width that the stream moves per token and sub-layer, fused, the read-out left out."""
     config = DecoderConfig(width=width, blocks=blocks, heads=16, stream=stream, stream_options=options)
-    sites = Model(config, "bfloat16").traffic()
+    sites = trace_step(meta_model(config, "bfloat16"), 1, 4096).sites
     return sum(site.fused for site in sites[1:-1]) / (len(sites) - 2) / (2 * width)
 
 
@@ -69,7 +70,7 @@ def chunk_transfers(stages: int, virtual: int) -> Pipeline:
     config = DecoderConfig(
         width=8, blocks=stages * virtual, heads=2, stream="attention_residuals", stream_options={"block_size": 2}
     )
-    return plan(Model(config, "bfloat16").trunk, stages, virtual)
+    return plan(meta_model(config, "bfloat16"), stages, virtual)
 
 
 def _attention_residuals() -> list[Figure]:
@@ -120,15 +121,16 @@ def _attention_residuals() -> list[Figure]:
             ),
         ]
     k3 = DecoderConfig(width=7168, blocks=93, heads=56, stream="attention_residuals", stream_options={"block_size": 24})
-    live = Model(k3, "bfloat16").stream.cost()
+    stream = meta_model(k3, "bfloat16").stream
+    learned = sum(p.numel() for p in stream.parameters())
     return [
         *rows,
-        Figure("Kimi-K3, names and shapes of its weights", "parameters", "2,680,832", f"{live.parameters:,}", SAME),
+        Figure("Kimi-K3, names and shapes of its weights", "parameters", "2,680,832", f"{learned:,}", SAME),
         Figure(
             ATTNRES,
             "sources of a prefill of 131,072 tokens, width 7168, 8 blocks",
             "15 GB",
-            f"{live.live * 2 * 131_072 / 1e9:.3g} GB",
+            f"{count_live(stream) * 2 * 131_072 / 1e9:.3g} GB",
             "the embedding too",
         ),
     ]
@@ -240,7 +242,7 @@ def _hyper_connections() -> list[Figure]:
     saved = found.activations / _plain(found).activations - 1
     flops = forward_flops(dynamic, 2048)
     mixed = DecoderConfig(width=2560, blocks=30, heads=20, stream="manifold_hyper_connections")
-    per_site = Model(mixed, "bfloat16").stream.cost().parameters / 60
+    per_site = count_parameters(mixed).stream / 60
     times = _cost(dataclasses.replace(mixed, vocabulary=129_280, tied=False), Deployment(context=4096))
     return [
         Figure(HC, "parameters, OLMo-1B, DHC x4", "394,048", f"{count_parameters(dynamic).stream:,}", SAME),

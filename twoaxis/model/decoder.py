@@ -17,15 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Seen, State
+from twoaxis.depth.stream import Applied, Seen, State, Stream
+from twoaxis.depth.walk import Watch, apply_sublayer, visit, without_aux
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.initialise import initialise
 from twoaxis.model.sublayers import MLP, Attention, MixerSublayer, Parallel, Rings, SiteNorm, Sublayer, TokenInfo
 from twoaxis.ring import Ring
 from twoaxis.sequence.rope import make_rope
-
-Watch = Callable[[Site, State, Seen], None]
-"""Sees what happens at a site."""
 
 
 class Past(NamedTuple):
@@ -68,8 +66,64 @@ class Past(NamedTuple):
         return sum(ring.nbytes() for ring in self.rings())
 
 
+class Block(nn.Module):
+    """One block: its sub-layers, each behind its pre-norm. Checkpointing, sharding, compilers and hooks take it.
+
+    The stream is an argument: a model has one, and registers it once.
+
+    Args:
+        config: the shape and the methods.
+        number: of the block.
+        stream: says which ways a site has and whether the model normalises them.
+    """
+
+    def __init__(self, config: DecoderConfig, number: int, stream: Stream) -> None:
+        super().__init__()
+        self.number = number
+        self.sites = stream.sites_of(number)
+        for site in self.sites:
+            self.add_module(site.kind, _make_sublayer(config, site, stream.ways(site)))
+        normed = [site for site in self.sites if stream.normed(site)]
+        norms = {site.kind: SiteNorm(stream.ways(site), config.width, config.norm_eps) for site in normed}
+        self.norms = nn.ModuleDict(norms)
+
+    def forward(
+        self,
+        stream: Stream,
+        state: State,
+        past: tuple[tuple[Ring, ...], ...] | None,
+        info: TokenInfo,
+        watch: Watch | None = None,
+    ) -> tuple[State, list[Rings]]:
+        """The state after the block, and what its sub-layers remember.
+
+        Args:
+            stream: whose state it is.
+            state: before the block.
+            past: the rings of each sub-layer, or None when nothing is to be remembered.
+            info: what sub-layers know of the tokens.
+            watch: see `twoaxis.depth.walk.visit`.
+        """
+        rings: list[Rings] = []
+
+        def act(site: Site, seen: Seen) -> Applied:
+            def sublayer(c: Seen) -> Tensor:
+                y, ring = self.sublayer(site)(c, None if past is None else past[len(rings)], info)
+                rings.append(ring)
+                return y
+
+            c = self.norms[site.kind](seen) if site.kind in self.norms else without_aux(seen)
+            return apply_sublayer(c, sublayer)
+
+        return visit(stream, state, self.sites, act, watch), rings
+
+    def sublayer(self, site: Site) -> Sublayer:
+        """The sub-layer of one of the block's sites."""
+        return cast(Sublayer, self._modules[site.kind])
+
+
 class Trunk(nn.Module):
-    """Everything between the embedding and the head: the stream, the sub-layers, their norms, the final norm.
+    """Everything between the embedding and the head: the stream, the blocks, the final norm.
 
     Args:
         config: the shape and the methods.
@@ -79,37 +133,21 @@ class Trunk(nn.Module):
         super().__init__()
         self.config = config
         self.stream = config.make_stream()
-        self.blocks = nn.ModuleList(nn.ModuleDict() for _ in range(config.blocks))
-        self.norms = nn.ModuleList(nn.ModuleDict() for _ in range(config.blocks))
-        for site in self.stream.sites:
-            sublayer = _make_sublayer(config, site, self.stream.ways(site))
-            cast(nn.ModuleDict, self.blocks[site.block])[site.kind] = sublayer
-            norm = SiteNorm(self.stream.ways(site), config.width, config.norm_eps)
-            cast(nn.ModuleDict, self.norms[site.block])[site.kind] = norm
-        self.final_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.blocks = nn.ModuleList(Block(config, number, self.stream) for number in range(config.blocks))
+        normed = self.stream.normed(self.stream.layout.out)
+        self.final_norm = nn.RMSNorm(config.width, eps=config.norm_eps) if normed else nn.Identity()
+
+    def block(self, number: int) -> Block:
+        """One of the blocks."""
+        return cast(Block, self.blocks[number])
 
     def norm(self, site: Site) -> SiteNorm:
-        """The pre-norm of `site`."""
-        return cast(SiteNorm, cast(nn.ModuleDict, self.norms[site.block])[site.kind])
+        """The pre-norm of `site`, where the stream leaves it to the model."""
+        return cast(SiteNorm, self.block(site.block).norms[site.kind])
 
     def sublayer(self, site: Site) -> Sublayer:
         """The sub-layer of `site`."""
-        return cast(Sublayer, cast(nn.ModuleDict, self.blocks[site.block])[site.kind])
-
-    def block(
-        self, number: int, state: State, past: Past | None, info: TokenInfo, watch: Watch | None = None
-    ) -> tuple[State, list[Rings]]:
-        """One block; names no method."""
-        stream, rings = self.stream, []
-        for site in stream.sites_of(number):
-            seen = stream.read(state, site)
-            if watch is not None:
-                watch(site, state, seen)
-            c = self.norm(site)(seen)
-            y, ring = self.sublayer(site)(c, None if past is None else past.sublayers[site.index], info)
-            state = stream.write(state, site, y, seen, c)
-            rings.append(ring)
-        return state, rings
+        return self.block(site.block).sublayer(site)
 
     def run(
         self,
@@ -131,9 +169,11 @@ class Trunk(nn.Module):
         """
         stream, rings = self.stream, []
         state = stream.open(x, () if past is None else past.stream, reach=info.reach, keep=past is not None)
-        for number in range(self.config.blocks):
-            arguments = (number, state, past, info, watch)
-            state, of_block = self.block(*arguments) if recompute is None else recompute(self.block, *arguments)
+        for module in self.blocks:
+            block = cast(Block, module)
+            before = None if past is None else past.sublayers[len(rings) : len(rings) + len(block.sites)]
+            given = (stream, state, before, info, watch)
+            state, of_block = block(*given) if recompute is None else recompute(block, *given)
             rings += of_block
         if watch is not None:
             watch(stream.layout.out, state, stream.read(state, stream.layout.out))

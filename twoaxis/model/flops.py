@@ -49,7 +49,7 @@ from torch import nn
 
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Trunk
-from twoaxis.model.sublayers import MLP, Attention, MixerSublayer
+from twoaxis.model.sublayers import MLP, Attention, MixerSublayer, SiteNorm
 from twoaxis.sequence.mixer import LocalOperator
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def count_parameters(config: TwoAxisConfig | DecoderConfig, *, trunk: Trunk | No
         head=0 if shape.tied else vectors,
         attention=attention,
         mlp=mlp,
-        norms=_numbers(trunk.norms) + _numbers(trunk.final_norm),
+        norms=sum(map(_numbers, _all(trunk, SiteNorm))) + _numbers(trunk.final_norm),
         stream=_numbers(trunk.stream),
         mixer=sum(_numbers(local) for local in _all(trunk, LocalOperator)),
     )

@@ -1,10 +1,9 @@
 """`TwoAxisModel` and `TwoAxisForCausalLM`: the decoder as an ordinary transformers model.
 
-    model.embed_tokens.weight model.trunk.blocks.{block}.{mixer|attention|mlp|parallel}....        the sub-layers
-    model.trunk.norms.{block}.{kind}.weight                              (ways, width): one scale per way
-    model.trunk.stream....                                               the residual stream's parameters
-    model.trunk.final_norm.weight lm_head.weight                                                       tied to the
-    embedding unless configured otherwise
+    model.embed_tokens.weight, lm_head.weight                            one tensor unless configured otherwise
+    model.trunk.blocks.{block}.{mixer|attention|mlp|parallel}....        the sub-layers
+    model.trunk.blocks.{block}.norms.{kind}.weight                       (ways, width): one scale per way
+    model.trunk.stream...., model.trunk.final_norm.weight                the residual stream's parameters, its last norm
 
 These keys are stable. A missing or unexpected key in a checkpoint is an error that names it.
 """
@@ -24,7 +23,8 @@ from transformers.utils.generic import ModelOutput
 
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Seen, State
-from twoaxis.model.decoder import Trunk, Watch
+from twoaxis.depth.walk import Watch
+from twoaxis.model.decoder import Block, Trunk
 from twoaxis.model.hf_cache import TwoAxisCache
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_folder import write_loader
@@ -230,8 +230,8 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
             return None
         checkpoint, every = cast(Callable[..., Any], self._gradient_checkpointing_func), self.recompute_every
 
-        def recompute(run: Callable[..., Any], number: int, *rest: Any) -> Any:
-            return run(number, *rest) if number % every else checkpoint(run, number, *rest)
+        def recompute(block: Block, *given: Any) -> Any:
+            return block(*given) if block.number % every else checkpoint(block, *given)
 
         return recompute
 

@@ -50,7 +50,8 @@ def initialise(trunk: Trunk, embedding: nn.Embedding, head: nn.Linear | None, se
             if module.bias is not None:
                 module.bias.zero_()
     for name, parameter in trunk.named_parameters():
-        if name.startswith(("norms.", "final_norm.")) or name.endswith((".query_norm", ".key_norm")):
+        inside_block = name.startswith("blocks.") and (".norms." in name or name.endswith((".query_norm", ".key_norm")))
+        if inside_block or name.startswith("final_norm."):
             parameter.fill_(1.0)
     trunk.stream.reset_parameters(named_generator(seed, "stream", embedding.weight))
 

@@ -18,7 +18,7 @@ from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 from twoaxis.model.initialise import named_generator
 from twoaxis.pretrained.families import TRUNK
-from twoaxis.pretrained.start import locals_of
+from twoaxis.pretrained.start import is_norm, locals_of
 
 if TYPE_CHECKING:
     from twoaxis.depth.stream import Stream
@@ -79,7 +79,7 @@ def new_names(model: TwoAxisForCausalLM) -> list[str]:
 def mixer_norms(model: TwoAxisForCausalLM) -> list[str]:
     """The pre-norms of mixers at sites of their own."""
     sites = model.model.trunk.stream.sites
-    return [f"{TRUNK}norms.{site.block}.{site.kind}.weight" for site in sites if site.kind == "mixer"]
+    return [f"{TRUNK}blocks.{site.block}.norms.mixer.weight" for site in sites if site.kind == "mixer"]
 
 
 @torch.no_grad()
@@ -96,7 +96,7 @@ def plain_twin(model: TwoAxisForCausalLM) -> TwoAxisForCausalLM:
     theirs: dict[str, Tensor] = {}
     for name, tensor in model.named_parameters():
         if name not in new:
-            theirs[name] = tensor[0] if name.startswith(f"{TRUNK}norms.") else tensor
+            theirs[name] = tensor[0] if is_norm(name) else tensor
     dtype, device = model.model.embed_tokens.weight.dtype, model.model.embed_tokens.weight.device
     return build(config, theirs.items(), dtype=dtype, device=device)
 
@@ -130,7 +130,7 @@ def _place(model: nn.Module, name: str, tensor: Tensor, dtype: torch.dtype, copy
         place = model.get_parameter(name)
     except AttributeError:
         raise ValueError(f"the source has a weight for {name}, its configuration has none") from None
-    if name.startswith(f"{TRUNK}norms."):
+    if is_norm(name):
         tensor = tensor.expand(place.shape)  # the pretrained scale in every way
     if tensor.shape != place.shape:
         raise ValueError(f"the source's {name} is {tuple(tensor.shape)}, its configuration says {tuple(place.shape)}")

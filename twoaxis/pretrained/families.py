@@ -215,7 +215,7 @@ def our_name(key: str) -> str | None:
         if rest in HEAD_NORMS:
             return f"{TRUNK}blocks.{block}.{HEAD_NORMS[rest]}"
         if rest in SITE_NORMS:
-            return f"{TRUNK}norms.{block}.{SITE_NORMS[rest]}.weight"
+            return f"{TRUNK}blocks.{block}.norms.{SITE_NORMS[rest]}.weight"
     raise ValueError(f"the source has a weight {key!r} that has no place in a two-axis model")
 
 

@@ -181,3 +181,8 @@ def locals_of(trunk: Trunk) -> Iterator[tuple[str, LocalOperator]]:
     for name, module in trunk.named_modules():
         if isinstance(module, LocalOperator):
             yield name, module
+
+
+def is_norm(name: str) -> bool:
+    """Whether a parameter of ours is the scale of a site's pre-norm."""
+    return name.startswith("model.trunk.blocks.") and ".norms." in name

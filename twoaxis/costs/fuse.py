@@ -1,0 +1,216 @@
+"""What the events of a meter amount to: work as it runs, and work in as few kernels as possible.
+
+    x ──mul──► a ──add──► b ──sum──► c      eager  every call reads its inputs and writes its outputs
+        └──────── one stretch ───────┘      fused  what comes from outside is read once, what outlives it written once
+
+A **stretch** is a run of calls that one kernel could do. It ends where the part of the model changes and around every
+call that is a kernel of its own: attention, the products of sub-layers, the wide products of a stream. A product with a
+short side is bound by memory and fuses with its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from twoaxis.base.meter import ATTENTION, Allocate, Call, Event, Free, Region
+
+STREAM = ("stream", "norm")
+"""Kinds of parts that fuse with each other: the pre-norms follow the reads."""
+WIDE = 64
+"""Shortest side from which a product of a stream is a kernel of its own."""
+
+
+class Part(NamedTuple):
+    """Where in the model something happens.
+
+    Attributes:
+        kind: `embedding`, `stream`, `norm`, a kind of sub-layer, or `head`.
+        block: number of the block; -1 before the first, and the number of blocks after the last.
+        site: index of the site that the work leads to: the write of site 3 leads to site 4.
+    """
+
+    kind: str
+    block: int = -1
+    site: int = 0
+
+    @property
+    def work(self) -> str:
+        """The kind that its work counts as."""
+        return "stream" if self.kind in STREAM else self.kind
+
+
+class Kernel(NamedTuple):
+    """One kind of launch.
+
+    Attributes:
+        op: its name; `fused` for a stretch.
+        bytes: read and written.
+        flops: of a matrix product, a convolution or attention; 0 for everything else.
+        dims: (batch, rows, inner, columns) of a matrix product or attention.
+        form: `flat`, or `strided` where an operand is broadcast or not contiguous.
+    """
+
+    op: str
+    bytes: int
+    flops: int = 0
+    dims: tuple[int, ...] = ()
+    form: str = "flat"
+
+    @staticmethod
+    def of(call: Call) -> Kernel:
+        """A call as it runs."""
+        even = "flat" if call.dims or _even(call) else "strided"
+        return Kernel(call.op, call.bytes, call.products, call.dims, even)
+
+
+class Work(NamedTuple):
+    """What some events amount to.
+
+    Attributes:
+        eager: every call that moves something.
+        fused: kernels of their own as they are, and one kernel for each stretch between them.
+    """
+
+    eager: Counter[Kernel]
+    fused: Counter[Kernel]
+
+    @property
+    def flops(self) -> int:
+        """Of products."""
+        return sum(kernel.flops * n for kernel, n in self.eager.items())
+
+    @property
+    def calls(self) -> int:
+        """Calls that move something."""
+        return sum(self.eager.values())
+
+    @property
+    def eager_bytes(self) -> int:
+        """Moved when every call runs for itself."""
+        return sum(kernel.bytes * n for kernel, n in self.eager.items())
+
+    @property
+    def fused_bytes(self) -> int:
+        """Moved in as few kernels as possible."""
+        return sum(kernel.bytes * n for kernel, n in self.fused.items())
+
+
+def total(works: Iterable[Work]) -> Work:
+    """All together."""
+    found = Work(Counter(), Counter())
+    for work in works:
+        found.eager.update(work.eager)
+        found.fused.update(work.fused)
+    return found
+
+
+def work_by(events: Sequence[Event], key: Callable[[Part], Hashable]) -> dict[Hashable, Work]:
+    """The work of each group of parts; a stretch ends where the group changes."""
+    found: dict[Hashable, Work] = defaultdict(lambda: Work(Counter(), Counter()))
+    for group, stretch in stretches(events, key):
+        kernels = [Kernel.of(event) for event in stretch if isinstance(event, Call)]
+        found[group].eager.update(kernels)
+        if len(kernels) == 1 and any(isinstance(event, Call) and is_kernel(event) for event in stretch):
+            found[group].fused.update(kernels)
+        elif kernels:
+            found[group].fused[Kernel("fused", moved(stretch))] += 1
+    return dict(found)
+
+
+def stretches(events: Iterable[Event], key: Callable[[Part], Hashable]) -> Iterator[tuple[Hashable, list[Event]]]:
+    """Runs of events that one kernel could do, with their group; what is freed belongs to the run before."""
+    current: list[Event] = []
+    group: Hashable = None
+    alone = False  # the run is a kernel of its own
+    for event in events:
+        if not isinstance(event, Free):
+            heavy, here = isinstance(event, Call) and is_kernel(event), key(_part(event))
+            if current and (here != group or heavy or alone):
+                yield group, current
+                current = []
+            group, alone = here, heavy
+        current.append(event)
+    if current:
+        yield group, current
+
+
+def is_kernel(call: Call) -> bool:
+    """Whether a call is a kernel of its own."""
+    if not call.products:
+        return False
+    wide = min(call.dims[1:], default=0) >= WIDE or call.op.startswith(ATTENTION)
+    return wide or _part(call).kind not in STREAM
+
+
+def moved(stretch: Iterable[Event]) -> int:
+    """Bytes that one kernel must move in place of a stretch."""
+    inside: set[int] = set()  # allocated here: reading it again moves nothing
+    written: dict[int, int] = {}  # bytes of what is made here and still alive
+    read: dict[int, dict[Region, int]] = defaultdict(dict)
+    changed: dict[int, dict[Region, int]] = defaultdict(dict)
+    for event in stretch:
+        if isinstance(event, Free):
+            written.pop(event.allocation, None)
+            continue
+        if isinstance(event, Allocate):
+            inside.add(event.allocation)
+            continue
+        for region in event.reads:
+            if region.allocation not in inside:
+                read[region.allocation][region] = region.bytes
+        for region in event.makes:
+            inside.add(region.allocation)
+            written[region.allocation] = region.whole
+        for region in event.changes:
+            if region.allocation in inside:
+                written[region.allocation] = region.whole
+            else:
+                changed[region.allocation][region] = region.bytes
+    return sum(written.values()) + _distinct(read) + _distinct(changed)
+
+
+def highest(events: Iterable[Event], without: set[int]) -> dict[str, float]:
+    """The most bytes above the start while the head runs and while anything else does; some allocations left out."""
+    now, most = 0, {"head": -math.inf, "blocks": -math.inf}
+    for event in events:
+        if isinstance(event, Free):
+            now -= 0 if event.allocation in without else event.bytes
+            continue
+        made = {event.allocation: event.bytes} if isinstance(event, Allocate) else _made(event)
+        now += sum(size for allocation, size in made.items() if allocation not in without)
+        kind = "head" if _part(event).kind == "head" else "blocks"
+        most[kind] = max(most[kind], now)
+    return most
+
+
+def _part(event: Call | Allocate) -> Part:
+    assert isinstance(event.part, Part), f"{event} ran outside every part of the model"
+    return event.part
+
+
+def _made(call: Call) -> dict[int, int]:
+    return {region.allocation: region.whole for region in call.makes}
+
+
+def _distinct(touched: dict[int, dict[Region, int]]) -> int:
+    """Bytes of regions; those that overlap count twice as long as that is less than the allocation."""
+    return sum(min(next(iter(regions)).whole, sum(regions.values())) for regions in touched.values())
+
+
+def _even(call: Call) -> bool:
+    """Whether every operand is contiguous and as large as the result, or a single number."""
+    widest = max((math.prod(region.view[1]) for region in (*call.makes, *call.changes)), default=0)
+    return all(_contiguous(region) and math.prod(region.view[1]) in (1, widest) for region in call.reads)
+
+
+def _contiguous(region: Region) -> bool:
+    want = 1
+    for size, stride in zip(reversed(region.view[1]), reversed(region.view[2]), strict=True):
+        if size != 1:
+            if stride != want:
+                return False
+            want *= size
+    return True
