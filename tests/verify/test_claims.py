@@ -11,15 +11,15 @@ import torch
 from tests.support.commands import Done, run_line
 from twoaxis.show import terminal
 from twoaxis.verify import check, verify
-from twoaxis.verify.claim import CLAIMS, Claim, Measured, Report, Result, choose, deviation, disagreement, measure
+from twoaxis.verify.claim import CLAIMS, Claim, Report, Result, choose, deviation, disagreement, measure
 from twoaxis.verify.contract import COMPILE
 from twoaxis.verify.run import FAMILIES, VERIFIED, claims
 from twoaxis.verify.subject import SUBJECTS
 
 FAILING: dict[str, tuple[str, ...]] = {
     "gradients: optimiser steps inside backward": ("denseformer", "muddformer"),
-    "gradients: begun without, continued with them": ("attention_residuals",),
-    "gradients: continued on a deep copy": ("attention_residuals",),
+    "gradients: begun without, continued with them": ("attention_residuals", "muddformer"),
+    "gradients: continued on a deep copy": ("attention_residuals", "muddformer"),
     "placement: none = standard": ("attention_residuals", "depth_attention"),
 }
 """Claims that do not hold, and for which methods; a row that holds fails here, and is to be deleted."""
@@ -122,8 +122,7 @@ def test_missing_numbers_are_not_small() -> None:
     assert deviation(torch.tensor([float("nan")]), torch.tensor([1.0])) == float("inf")
     assert deviation(torch.zeros(2), torch.zeros(3)) == float("inf")
     assert deviation(torch.tensor([3.0]), torch.tensor([2.0])) == 0.5
-    assert not Measured(float("nan"), 1.0).holds
-    assert not Result("x", "y", "z", float("nan"), 1.0).holds
+    assert not Result(float("nan"), 1.0).holds
 
 
 def test_every_leaf_is_compared() -> None:
@@ -133,14 +132,14 @@ def test_every_leaf_is_compared() -> None:
     assert disagreement(1.1 * a + 4 * b - 3.1, a + b, leaves, 0) == pytest.approx(3.0)
 
 
-def claims_of(*measured: Measured | str | Exception) -> list[Claim]:
+def claims_of(*measured: Result | str | Exception) -> list[Claim]:
     """A claim of each: about subjects 0 and 1, of which the first always holds."""
 
-    def one(found: Measured | str | Exception) -> Any:
-        def run(subject: int) -> Measured | str:
+    def one(found: Result | str | Exception) -> Any:
+        def run(subject: int) -> Result | str:
             if isinstance(found, Exception) and subject:
                 raise found
-            return found if subject or isinstance(found, str) else Measured(0.0, 1.0)
+            return found if subject or isinstance(found, str) else Result(0.0, 1.0)
 
         return run
 
@@ -148,18 +147,18 @@ def claims_of(*measured: Measured | str | Exception) -> list[Claim]:
 
 
 def test_a_result_is_the_worst_of_the_subjects() -> None:
-    low, high = Measured(0.5, 1.0, "below"), Measured(3.0, 2.0, "above", 4)
-    results = list(measure(claims_of(low, Measured(0.1, 1.0), high, "nothing", OSError("a\nb")), [0, 1], "who"))
+    low, high = Result(0.5, 1.0, "below"), Result(3.0, 2.0, "above", 4)
+    results = list(measure(claims_of(low, Result(0.1, 1.0), high, "nothing", OSError("a\nb")), [0, 1], "who"))
     assert [r.holds for r in results] == [True, True, False, True, False]
-    assert results[0] == Result("f", "0", "who", 0.5, 1.0, "below", 2)
-    assert results[2] == Result("f", "2", "who", 3.0, 2.0, "1 of 2 variants fail, the worst: 1: above", 5)
-    assert results[3] == Result("f", "3", "who", 0.0, 0.0, "nothing", 0)
+    assert results[0] == Result(0.5, 1.0, "below", 2, "f", "0", "who")
+    assert results[2] == Result(3.0, 2.0, "1 of 2 variants fail, the worst: 1: above", 5, "f", "2", "who")
+    assert results[3] == Result(0.0, 0.0, "nothing", 0, "f", "3", "who")
     assert results[4].error == float("inf")
     assert "the worst: 1: raises OSError: a (test_claims.py, line" in results[4].detail
 
 
 def test_nothing_is_measured_behind_a_failure_that_the_rest_builds_on() -> None:
-    results = list(measure(claims_of(Measured(0.0), Measured(1.0), Measured(0.0)), [1]))
+    results = list(measure(claims_of(Result(0.0), Result(1.0), Result(0.0)), [1]))
     assert [r.name for r in results] == ["0", "1"]
 
 
@@ -174,8 +173,9 @@ def test_claims_are_chosen_by_name_or_family() -> None:
 
 
 def test_a_report_shows_what_failed() -> None:
-    good, bad = Result("time", "time: a", "One", 0.0), Result("time", "time: b", "Two", float("nan"), 1.0, "why")
-    absent = Result("time", "time: c", "Two", 0.0, 0.0, "none given", 0)
+    good = Result(0.0, family="time", name="time: a", subject="One")
+    bad = Result(float("nan"), 1.0, "why", 1, "time", "time: b", "Two")
+    absent = Result(0.0, 0.0, "none given", 0, "time", "time: c", "Two")
     report = Report("file.py", (good, bad, absent), 4, waiting=("later",))
     assert (report.ok, report.exit_code, report.failed) == (False, 1, (bad,))
     shown = terminal.render(report.document(), 100)

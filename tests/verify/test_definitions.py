@@ -13,7 +13,7 @@ from twoaxis.depth.registry import STREAMS, stream_names
 from twoaxis.sequence.registry import MIXERS, mixer_names
 from twoaxis.show import terminal
 from twoaxis.verify import check
-from twoaxis.verify.claim import Measured, disagreement
+from twoaxis.verify.claim import Result, disagreement
 from twoaxis.verify.definition import BOUND, PERTURB, UsedError, alone, from_definition, given, independent
 from twoaxis.verify.subject import LAYOUTS, MixerSubject, StreamSubject
 
@@ -107,7 +107,7 @@ def test_a_stream_equals_its_definition(name: str, options: dict[str, Any]) -> N
     runs = [subject.run(layout, perturb=PERTURB, width=8) for layout in (*LAYOUTS, MIXERS_ANYWHERE)]
     found = {run.where: from_definition(run) for run in runs}
     assert {layout: error for layout, error in found.items() if not error <= BOUND} == {}
-    assert independent(subject) == Measured(0)
+    assert independent(subject) == Result(0)
 
 
 @pytest.mark.parametrize(("name", "options"), cases(mixer_names(), MIXERS))
@@ -117,7 +117,7 @@ def test_an_operator_equals_its_definition(name: str, options: dict[str, Any]) -
         for time in (1, 2, 24, 60):  # a short window over many tokens is computed in a band
             x = run.input(time=time, grad=True)
             assert disagreement(run(x), run.definition(x), run.leaves(x), 1) <= BOUND
-    assert independent(subject) == Measured(0)
+    assert independent(subject) == Result(0)
 
 
 @pytest.mark.parametrize("name", stream_names())

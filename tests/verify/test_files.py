@@ -59,9 +59,9 @@ def test_an_unfinished_stream_fails_and_does_not_raise(tmp_path: Path) -> None:
     [
         ("x = 1\n", "defines no subclass of twoaxis.Stream or of twoaxis.LocalOperator"),
         ("from twoaxis.depth.standard import Standard\n", "defines no subclass"),
-        ("import torch\n\nx = 1 / 0\n", r"cannot be imported: ZeroDivisionError: .* \(line 3\)"),
-        ("import torch\nclass\n", r"cannot be imported: SyntaxError: .*\(line 2\)"),
-        ("import no_such_module_anywhere\n", "cannot be imported: ModuleNotFoundError"),
+        ("import torch\n\nx = 1 / 0\n", r"cannot be imported: raises ZeroDivisionError: .* \(mine.py, line 3\)"),
+        ("import torch\nclass\n", r"cannot be imported: raises SyntaxError: .*\(mine.py, line 2\)"),
+        ("import no_such_module_anywhere\n", "cannot be imported: raises ModuleNotFoundError"),
         ("import twoaxis\n@twoaxis.register('standard')\nclass A(twoaxis.Stream): pass\n", "already a stream named"),
     ],
 )

@@ -314,6 +314,9 @@ class CrossesDocuments(Gain):
 class CallsItselfNeutralByNothing(Gain):
     """Says that it has no neutral parameters and sets some."""
 
+    def neutral_(self) -> None:
+        self.reset_parameters()
+
     @property
     def neutral(self) -> Any:
         return "none"
@@ -343,13 +346,13 @@ class CarriesItsParameter(Gain):
 
 class _Late(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, gain: nn.Parameter) -> Tensor:
-        ctx.gain = gain
-        return y * gain.detach()
+    def forward(ctx: Any, y: Tensor, gains: list[Tensor]) -> Tensor:
+        ctx.gains = gains  # in a list, autograd does not know that it is used
+        return y * gains[0].detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return grads[0] * ctx.gain, None
+        return grads[0] * ctx.gains[0], None
 
 
 class ReadsAParameterWhenItIsTooLate(Gain):
@@ -367,7 +370,7 @@ class ReadsAParameterWhenItIsTooLate(Gain):
 
     def _scaled(self, site: Site, y: Tensor) -> Tensor:
         row = self.rows[site.index]
-        late: Tensor = _Late.apply(y, self.gain[-1]) if row + 1 < len(self.rows) else y  # type: ignore[assignment]
+        late: Tensor = _Late.apply(y, [self.gain[-1]]) if row + 1 < len(self.rows) else y  # type: ignore[assignment]
         return late * self.gain[row]
 
 

@@ -6,7 +6,7 @@ report = check(MyStream)          # a class, registered or not, or a registered 
 report.show()
 report.raise_if_failed()
 
-claim.py     Claim, Measured, Result, Report               a claim is a named function that measures one property
+claim.py     Claim, Result, Result, Report               a claim is a named function that measures one property
 subject.py   Subject, Run, Model                           one variant of a method, alone and inside small decoders
 contract, definition, gradients, time, depth, start, costs        claims about any method, by family
 theorems.py                                                claims about certain methods and how they are related

@@ -1,7 +1,7 @@
 """A claim is a named function that measures one property; what it measured is a `Result`, and a `Report` shows them.
 
     @claim("gradients", "gradients: finite differences")
-    def finite_differences(subject: Subject) -> Measured: ...
+    def finite_differences(subject: Subject) -> Result: ...
 
     measure([claims], [subjects])  ─►  one Result per claim, the worst over the subjects  ─►  Report
 
@@ -12,9 +12,11 @@ measures is a failure that names it.
 from __future__ import annotations
 
 import math
+import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -28,20 +30,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 Axis = Literal["depth", "sequence"]
 
 
-class Measured(NamedTuple):
-    """What a claim measured on one subject.
+class Result(NamedTuple):
+    """What a claim measured: on one variant of a method, or the worst over all of them.
 
     Attributes:
         error: the number it is about: a deviation, a count of faults, a ratio or an exponent.
         bound: what it may be at most; 0 claims equality to the last bit, or no fault at all.
-        detail: what is wrong, or what was found.
-        instances: of how many random instances it is the worst.
+        detail: what is wrong, and with which options; or why there is nothing to measure.
+        instances: how many random instances were measured; 0 where the claim does not apply.
+        family: of the claim.
+        name: of the claim.
+        subject: the method; empty for a theorem.
     """
 
     error: float
     bound: float = 0.0
     detail: str = ""
     instances: int = 1
+    family: str = ""
+    name: str = ""
+    subject: str = ""
 
     @property
     def holds(self) -> bool:
@@ -50,36 +58,9 @@ class Measured(NamedTuple):
 
     @property
     def severity(self) -> tuple[bool, float]:
-        """Orders measurements by how bad they are."""
+        """Orders results by how bad they are."""
         error = math.inf if math.isnan(self.error) else self.error
         return not self.holds, error / self.bound if self.bound else error
-
-
-class Result(NamedTuple):
-    """One claim about one method: the worst measurement over its variants.
-
-    Attributes:
-        family: of the claim.
-        name: of the claim.
-        subject: the method; empty for a theorem that is not about one.
-        error: of the worst variant.
-        bound: of the worst variant.
-        detail: what is wrong, and with which options; or why there is nothing to measure.
-        instances: how many were measured; 0 where the claim does not apply.
-    """
-
-    family: str
-    name: str
-    subject: str
-    error: float
-    bound: float = 0.0
-    detail: str = ""
-    instances: int = 1
-
-    @property
-    def holds(self) -> bool:
-        """Whether every variant is within its bound."""
-        return math.isfinite(self.error) and self.error <= self.bound
 
 
 @dataclass(frozen=True)
@@ -98,7 +79,7 @@ class Claim:
 
     family: str
     name: str
-    measure: Callable[[Any], Measured | str]
+    measure: Callable[[Any], Result | str]
     axes: tuple[Axis, ...]
     slow: bool = False
     first: bool = False
@@ -106,6 +87,9 @@ class Claim:
     def __str__(self) -> str:
         return self.name
 
+
+OURS = re.compile(r"[/\\](twoaxis|torch)[/\\]|^<")
+"""Files that an error of somebody's method does not come from."""
 
 CLAIMS: dict[str, Claim] = {}
 """Every claim by its name, in the order in which a report has them."""
@@ -136,56 +120,48 @@ def choose(claims: Iterable[Claim], only: Sequence[str]) -> list[Claim]:
 def measure(claims: Iterable[Claim], subjects: Sequence[Any], subject: str = "") -> Iterator[Result]:
     """One result per claim, the worst over the subjects; ends with a failed claim that the others build on."""
     for each in claims:
-        found, absent = [], ""
-        for one in subjects:
-            measured = attempt(each, one)
-            if isinstance(measured, str):
-                absent = measured
-            else:
-                found.append((str(one), measured))
-        if not found:
-            yield Result(each.family, each.name, subject, 0.0, 0.0, absent, 0)
-            continue
-        label, worst = max(found, key=lambda pair: pair[1].severity)
-        failed, detail = sum(not measured.holds for _, measured in found), worst.detail
-        if failed and len(found) > 1:
-            detail = ": ".join(filter(None, (f"{failed} of {len(found)} variants fail, the worst: {label}", detail)))
-        count = sum(measured.instances for _, measured in found)
-        yield Result(each.family, each.name, subject, worst.error, worst.bound, detail, count)
+        tried = [(str(one), attempt(each, one)) for one in subjects]
+        found = [(label, result) for label, result in tried if isinstance(result, Result)]
+        result = Result(0.0, detail="".join(text for _, text in tried[-1:] if isinstance(text, str)), instances=0)
+        failed = sum(not result.holds for _, result in found)
+        if found:
+            label, result = max(found, key=lambda pair: pair[1].severity)
+            share = f"{failed} of {len(found)} variants fail, the worst: {label}" if failed and len(found) > 1 else ""
+            detail, count = ": ".join(filter(None, (share, result.detail))), sum(r.instances for _, r in found)
+            result = result._replace(detail=detail, instances=count)
+        yield result._replace(family=each.family, name=each.name, subject=subject)
         if failed and each.first:
             return
 
 
-def attempt(claim: Claim, subject: Any) -> Measured | str:
+def attempt(claim: Claim, subject: Any) -> Result | str:
     """Measure a claim on one subject; an exception is a failure that says where it arose."""
     with torch.random.fork_rng(devices=()):
         try:
             return claim.measure(subject)
         except Exception as error:
-            return Measured(math.inf, 0.0, raised(error))
+            return Result(math.inf, 0.0, raised(error))
 
 
 def raised(error: Exception) -> str:
     """An exception in one line, with the last place outside this package and torch."""
     first = (str(error).strip().splitlines() or [""])[0]
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _ours(f.filename)]
-    where = f" ({frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno})" if frames else ""
-    return f"raises {type(error).__name__}: {first}{where}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not OURS.search(f.filename)]
+    place = [(f.filename, f.lineno) for f in frames[-1:]]
+    if isinstance(error, SyntaxError) and error.filename:
+        place = [(error.filename, error.lineno)]
+    return f"raises {type(error).__name__}: {first}" + "".join(f" ({Path(f).name}, line {n})" for f, n in place)
 
 
-def _ours(file: str) -> bool:
-    return "/twoaxis/" in file or "/torch/" in file or file.startswith("<")
-
-
-def faults(found: Sequence[str]) -> Measured:
+def faults(found: Sequence[str]) -> Result:
     """A measurement that counts what is wrong, with the first few of them as its detail."""
-    return Measured(len(found), 0.0, "; ".join(found[:3]))
+    return Result(len(found), 0.0, "; ".join(found[:3]))
 
 
-def worst(errors: Mapping[str, float], bound: float = 0.0) -> Measured:
+def worst(errors: Mapping[str, float], bound: float = 0.0) -> Result:
     """The largest of some errors, with its label as the detail."""
     label, error = max(errors.items(), key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1])
-    return Measured(error, bound, f"worst: {label}" if error > 0 else "", len(errors))
+    return Result(error, bound, f"worst: {label}" if error > 0 else "", len(errors))
 
 
 @dataclass(frozen=True)
@@ -228,11 +204,6 @@ class Report(Showable):
         if self.failed:
             raise AssertionError("\n".join(lines))
 
-    def closing(self) -> str:
-        """How many hold, and of what."""
-        held = f"{len(self.results) - len(self.failed)} of {len(self.results)} hold"
-        return f"{held} (seed {self.seed}, float64, torch {torch.__version__})."
-
     def document(self) -> Document:
         """A table per subject or family, and what is wrong with the results that fail."""
         groups: dict[str, list[Result]] = {}
@@ -245,7 +216,9 @@ class Report(Showable):
             blocks += [Items(wrong)] if wrong else []
         if self.waiting:
             blocks.append(Prose(f"{len(self.waiting)} further checks build on this one and were not run."))
-        return Document("" if self.by == "subject" else self.title, (*blocks, Prose(self.closing())))
+        held = f"{len(self.results) - len(self.failed)} of {len(self.results)} hold"
+        closing = f"{held} (seed {self.seed}, float64, torch {torch.__version__})."
+        return Document("" if self.by == "subject" else self.title, (*blocks, Prose(closing)))
 
     def _label(self, result: Result) -> str:
         said = result.name.removeprefix(f"{result.family}: ")
@@ -309,11 +282,6 @@ def between(ours: Sequence[Tensor], theirs: Sequence[Tensor], floor: float = 1e-
     return max((deviation(a, b, least) for a, b in zip(ours, theirs, strict=True)), default=0.0)
 
 
-def gradient_deviation(ours: Tensor, theirs: Tensor, leaves: Sequence[Tensor], probe: Tensor) -> float:
-    """Largest deviation between the gradients of two outputs in every leaf, for one random cotangent."""
-    return between(gradients(ours, leaves, probe), gradients(theirs, leaves, probe))
-
-
 def random_tensors(seed: int, *shapes: Sequence[int]) -> list[Tensor]:
     """Independent standard normal float64 tensors."""
     generator = torch.Generator().manual_seed(seed)
@@ -323,4 +291,4 @@ def random_tensors(seed: int, *shapes: Sequence[int]) -> list[Tensor]:
 def disagreement(ours: Tensor, theirs: Tensor, leaves: Sequence[Tensor], seed: int) -> float:
     """Largest deviation of values and of the gradients in every leaf, for one random cotangent."""
     (probe,) = random_tensors(3000 + seed, ours.shape)
-    return max(deviation(ours, theirs), gradient_deviation(ours, theirs, leaves, probe))
+    return max(deviation(ours, theirs), between(gradients(ours, leaves, probe), gradients(theirs, leaves, probe)))

@@ -22,7 +22,7 @@ from twoaxis.depth.stream import Stream
 from twoaxis.sequence.mixer import POINTS, LocalOperator
 from twoaxis.sequence.registry import mixer
 from twoaxis.verify.claim import (
-    Measured,
+    Result,
     between,
     claim,
     deviation,
@@ -44,7 +44,7 @@ HOOKS = {
 
 
 @claim("contract", "declarations", first=True)
-def declarations(subject: Subject) -> Measured:
+def declarations(subject: Subject) -> Result:
     """Name, options and hooks are what the contract asks for, and one pass runs everywhere."""
     cls = subject.cls
     if found := list(missing_hooks(cls)):
@@ -54,11 +54,17 @@ def declarations(subject: Subject) -> Measured:
     config = getattr(cls, "Config", None)
     if not dataclasses.is_dataclass(config) or not config.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         found.append("`Config` is not a frozen dataclass")
+    if isinstance(subject, MixerSubject):
+        made = mixer(subject.name, **subject.options)
+        if not made.points or not set(made.points) <= set(POINTS):
+            return faults([f"it acts at {made.points}, the points are {', '.join(POINTS)}"])
+        for point in set(POINTS) - set(made.points):
+            found += _accepted(f"an operator at {point!r}, where the mixer does not act,", made.build, point, WIDTH)
     try:
         for run in subject.runs():
             found += [f"{run.where}: {fault}" for fault in _wrong_in(run)]
     except Exception as error:
-        return Measured(float("inf"), 0.0, raised(error))
+        return Result(float("inf"), detail=raised(error))
     return faults(found)
 
 
@@ -104,23 +110,12 @@ def _accepted(what: str, call: Callable[..., Any], *arguments: Any) -> list[str]
     return [f"{what} raises no ValueError"]
 
 
-@claim("contract", "points of a block", ["sequence"])
-def points(subject: MixerSubject) -> Measured:
-    """A mixer acts at points that exist, and refuses to build an operator for another one."""
-    made, found = mixer(subject.name, **subject.options), []
-    if not made.points or not set(made.points) <= set(POINTS):
-        found.append(f"it acts at {made.points}, the points are {', '.join(POINTS)}")
-    for point in set(POINTS) - set(made.points):
-        found += _accepted(f"an operator at {point!r}, where the mixer does not act,", made.build, point, WIDTH)
-    return faults(found)
-
-
 # Purity.
 
 
 @claim("contract", "purity: a state reads the same twice", ["depth"])
 @torch.no_grad()
-def reads_repeat(subject: StreamSubject) -> Measured:
+def reads_repeat(subject: StreamSubject) -> Result:
     """The same state read twice gives the same numbers."""
     errors = {}
     for run in subject.runs():
@@ -134,7 +129,7 @@ def reads_repeat(subject: StreamSubject) -> Measured:
 
 @claim("contract", "purity: passes interleave", ["depth"])
 @torch.no_grad()
-def passes_interleave(subject: StreamSubject) -> Measured:
+def passes_interleave(subject: StreamSubject) -> Result:
     """Two passes with different inputs, site by site in turn, equal two passes one after the other."""
     errors = {}
     for run in subject.runs():
@@ -147,7 +142,7 @@ def passes_interleave(subject: StreamSubject) -> Measured:
 
 
 @claim("contract", "purity: nothing is kept on the module")
-def module_unchanged(subject: Subject) -> Measured:
+def module_unchanged(subject: Subject) -> Result:
     """A pass leaves the module's parameters, buffers and attributes, and its class's, as they were."""
     changes: list[str] = []
     for run in subject.runs():
@@ -196,7 +191,7 @@ def _describe(value: Any, path: str, found: dict[str, Any], depth: int) -> None:
 
 @claim("contract", "purity: inputs and old states are untouched", ["depth"])
 @torch.no_grad()
-def inputs_unchanged(subject: StreamSubject) -> Measured:
+def inputs_unchanged(subject: StreamSubject) -> Result:
     """A pass changes neither the embedding, nor an increment, nor a read, nor any earlier state."""
     changed: list[str] = []
     for run in subject.runs():
@@ -218,7 +213,7 @@ def inputs_unchanged(subject: StreamSubject) -> Measured:
 
 @claim("contract", "purity: inputs and rings are untouched", ["sequence"])
 @torch.no_grad()
-def rings_unchanged(subject: MixerSubject) -> Measured:
+def rings_unchanged(subject: MixerSubject) -> Result:
     """A step leaves its input and the ring as they were, and from one ring it gives the same numbers twice."""
     errors = {}
     for run in subject.runs():
@@ -237,7 +232,7 @@ def rings_unchanged(subject: MixerSubject) -> Measured:
 
 @claim("contract", "purity: deep copies continue", ["depth"])
 @torch.no_grad()
-def deep_copies(subject: StreamSubject) -> Measured:
+def deep_copies(subject: StreamSubject) -> Result:
     """A copy of the module continues from a copy of the state, mid-pass, to the same output."""
     errors = {}
     for run in subject.runs(few=True):
@@ -253,7 +248,7 @@ def deep_copies(subject: StreamSubject) -> Measured:
 
 
 @claim("contract", "pack: continues after any block", ["depth"])
-def packing(subject: StreamSubject) -> Measured:
+def packing(subject: StreamSubject) -> Result:
     """Packed at any block boundary and unpacked in a copy of the stream, a pass ends in the same numbers and gradients.
 
     The packed tensors are cut off and the backward passes joined by hand, as between two pipeline stages.
@@ -292,7 +287,7 @@ def _in_two_stages(run: Run, boundary: Site, probe: Tensor) -> tuple[Tensor, lis
 
 
 @claim("contract", "placement: packs anywhere", ["depth"])
-def packs_anywhere(subject: StreamSubject) -> Measured:
+def packs_anywhere(subject: StreamSubject) -> Result:
     """Where some sites are switched off, packing still continues to the same output; two placements per variant."""
     numbers = (subject.number, subject.number + 3)
     placements = [PLACEMENTS[number % len(PLACEMENTS)] for number in numbers]
@@ -303,7 +298,7 @@ def packs_anywhere(subject: StreamSubject) -> Measured:
 
 @claim("contract", "pack: structure depends on the site alone", ["depth"])
 @torch.no_grad()
-def packed_structure(subject: StreamSubject) -> Measured:
+def packed_structure(subject: StreamSubject) -> Result:
     """How many tensors pack gives, and their shapes, depend on the site alone; inside a block it raises."""
     found = []
     for run in subject.runs():
@@ -328,19 +323,19 @@ def packed_structure(subject: StreamSubject) -> Measured:
 
 
 @claim("contract", "activation checkpointing", ["depth"])
-def checkpointing(subject: StreamSubject) -> Measured:
+def checkpointing(subject: StreamSubject) -> Result:
     """Blocks recomputed in the backward pass give the output and the gradients of blocks that are not."""
     run = subject.run("uneven")
     method, x = run.stream, run.input(grad=True)
     state: Any = method.open(x)
     for number in range(method.layout.blocks):
         state = checkpoint(run.go, state, method.sites_of(number)[-1].index + 1, use_reentrant=False)
-    return Measured(disagreement(method.close(state), run(x), run.leaves(x), run.seed), 1e-12)
+    return Result(disagreement(method.close(state), run(x), run.leaves(x), run.seed), 1e-12)
 
 
 @claim("contract", "misuse is refused", ["depth"])
 @torch.no_grad()
-def misuse(subject: StreamSubject) -> Measured:
+def misuse(subject: StreamSubject) -> Result:
     """A state of another stream, sites out of order and a wrong width are refused with a ValueError."""
     run, other = subject.run(), subject.stream("mixers")
     method, x = run.stream, run.input()
@@ -360,7 +355,7 @@ COMPILE = "torch.compile(fullgraph=True)"
 
 
 @claim("contract", COMPILE, slow=True)
-def compiles(subject: Subject) -> Measured:
+def compiles(subject: Subject) -> Result:
     """A whole pass and its backward, compiled: traced for all variants, built for the first."""
     errors = {}
     for run in [subject.run()] if isinstance(subject, StreamSubject) else subject.runs():

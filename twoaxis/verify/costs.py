@@ -15,11 +15,10 @@ from torch import Tensor
 
 from twoaxis.base.meter import Meter, storage_bytes
 from twoaxis.depth.compose import compose
-from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Applied, Seen, Stream
+from twoaxis.depth.stream import Applied, Stream
 from twoaxis.depth.walk import visit
-from twoaxis.verify.claim import Measured, claim, faults, worst
-from twoaxis.verify.subject import CHANNELS, StreamSubject, Subject, tensors_of
+from twoaxis.verify.claim import Result, claim, faults, worst
+from twoaxis.verify.subject import CHANNELS, WIDTH, StreamSubject, Subject, tensors_of
 from twoaxis.verify.time import in_steps
 
 NARROW, WIDE = 64, 128
@@ -32,7 +31,7 @@ def cost_of(method: Any) -> Any:
 
 
 @claim("costs", "parameter groups", ["depth"])
-def groups(subject: StreamSubject) -> Measured:
+def groups(subject: StreamSubject) -> Result:
     """Every parameter is in exactly one group of `parameter_groups`, and a group names nothing else."""
     found = []
     for run in subject.runs():
@@ -44,7 +43,7 @@ def groups(subject: StreamSubject) -> Measured:
 
 
 @claim("costs", "cost: parameters")
-def parameters(subject: Subject) -> Measured:
+def parameters(subject: Subject) -> Result:
     """The counted parameters are the numbers the module learns."""
     found = []
     for run in subject.runs():
@@ -61,7 +60,7 @@ def _slope(measure: Callable[[int, int], float]) -> float:
 
 @claim("costs", "cost: flops", ["depth"])
 @torch.no_grad()
-def flops(subject: StreamSubject) -> Measured:
+def flops(subject: StreamSubject) -> Result:
     """The stated operations and the plain additions, against those counted inside open, read, write and close.
 
     Conventions differ by an operation here and there (does the first term of a sum count as an addition?), hence a
@@ -88,52 +87,33 @@ def _operations(method: Stream, tokens: int) -> int:
 
 @claim("costs", "cost: live", ["depth"])
 @torch.no_grad()
-def live(subject: StreamSubject) -> Measured:
-    """The live numbers against those the state holds at its most, distinct storage counted once.
+def live(subject: StreamSubject) -> Result:
+    """The live numbers per token against those in vectors of the states of a pass, distinct storage counted once.
 
     Derived state, which pack leaves out and unpack rebuilds, does not count. So live is at least what pack gives at
-    any boundary and at most what the state holds anywhere; where between blocks the state holds no more than pack
+    any boundary and at most what a state holds anywhere; where between blocks the state holds no more than pack
     gives, nothing is derived and it is exactly that most.
     """
-    found = []
-    for layout in ("sequential", "mixers", "parallel"):
-        methods = {width: subject.stream(layout, width=width) for width in (NARROW, WIDE)}
-        sizes = {(w, tokens): _holdings(method, tokens) for w, method in methods.items() for tokens in (8, 16)}
-
-        def slope(site: int, which: int, sizes: Any = sizes) -> float:
-            return _slope(lambda count, size: sizes[size, count][site][which])
-
-        sites = methods[WIDE].layout.sites
-        held = max(slope(site.index, 0) for site in sites)
-        packs = {site.index: slope(site.index, 1) for site in sites if site.first}
-        packed, derived = max(packs.values()), any(size != slope(index, 0) for index, size in packs.items())
-        said = cost_of(methods[WIDE]).live - cost_of(methods[NARROW]).live
-        if not packed <= said <= held or (not derived and said != held):
-            low, high, says = (n / (WIDE - NARROW) for n in (packed if derived else held, held, said))
-            found.append(f"{layout}: {says:g} vectors are counted, the state holds {low:g} to {high:g}")
+    found, time = [], 7
+    for run in subject.runs():
+        steps, last = run.steps(run.input(batch=1, time=time))
+        sizes = []
+        for state in (*(step.before for step in steps), last):
+            packs = run.stream.pack(state) if run.stream.layout.sites[state.index].first else ()
+            vectors = [
+                [t for t in tensors_of(v) if t.shape[-1] == WIDTH and time in t.shape] for v in (state.value, packs)
+            ]
+            sizes.append([storage_bytes(tensors) // (8 * time) for tensors in vectors])
+        held, packed = (max(column) for column in zip(*sizes, strict=True))
+        exact, said = all(size in (0, whole) for whole, size in sizes), cost_of(run.stream).live
+        if not (said == held if exact else packed <= said <= held):
+            found.append(f"{run.where}: {said} numbers are counted, states hold {packed} to {held}")
     return faults(found)
-
-
-def _holdings(method: Stream, tokens: int) -> list[tuple[int, int]]:
-    """Numbers in the state before each site and, between blocks, in what pack gives."""
-    rows: list[tuple[int, int]] = []
-    draws = torch.Generator().manual_seed(0)
-
-    def look(site: Site, state: Any, seen: Seen | None) -> None:
-        packed = method.pack(state) if site.first else ()
-        rows.append((storage_bytes(tensors_of(state.value)) // 8, storage_bytes(packed) // 8))
-
-    def act(site: Site, seen: Seen) -> Applied:
-        return Applied(seen._replace(aux=None), torch.randn(seen.x.shape, generator=draws, dtype=seen.x.dtype))
-
-    x = torch.randn(1, tokens, method.layout.width, generator=draws, dtype=torch.float64)
-    look(method.layout.out, visit(method, method.open(x), method.sites, act, look), None)
-    return rows
 
 
 @claim("costs", "cost: kept")
 @torch.no_grad()
-def kept(subject: Subject) -> Measured:
+def kept(subject: Subject) -> Result:
     """The counted memory is what is remembered between tokens, in a storage that is not much larger."""
     found = []
     for where, stepper in subject.steppers():
@@ -141,14 +121,14 @@ def kept(subject: Subject) -> Measured:
             continue  # the memory of a decoder is more than the mixer's
         _, past = in_steps(stepper, x := stepper.inputs(subject.seed), (3, 1, x.shape[1] - 4))
         said, held = cost_of(getattr(stepper.module, "stream", stepper.module)).kept, stepper.kept(past)
-        stored = storage_bytes(t for ring in stepper.rings(past) for piece in ring.pieces for t in piece) // 16
+        stored = storage_bytes(tensors_of(past if subject.axis == "sequence" else past.stream)) // 16
         found += [f"{where}: {said} are counted, {held} are kept"] if said != held else []
         found += [f"{where}: {held} numbers are kept in a storage of {stored}"] if stored > 3 * max(held, 16) else []
     return faults(found)
 
 
 @claim("costs", "memory grows linearly with depth", ["depth"])
-def memory_growth(subject: StreamSubject) -> Measured:
+def memory_growth(subject: StreamSubject) -> Result:
     """What the backward pass remembers grows linearly in depth: the exponent over 6, 12 and 24 blocks.
 
     Distinct storages count once, and only what grows with tokens and width: weights are remembered anyway, and the
@@ -160,7 +140,7 @@ def memory_growth(subject: StreamSubject) -> Measured:
     covariance = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
     exponent = covariance / sum((x - mean_x) ** 2 for x in xs)
     vectors = ", ".join(f"{size / (WIDE - NARROW):.4g}" for size in sizes)
-    return Measured(exponent, 1.15, f"vectors remembered per token at {DEPTHS} blocks: {vectors}")
+    return Result(exponent, 1.15, f"vectors remembered per token at {DEPTHS} blocks: {vectors}")
 
 
 def _remembered(subject: StreamSubject, blocks: int, tokens: int, width: int) -> int:

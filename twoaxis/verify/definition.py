@@ -18,7 +18,7 @@ from unittest import mock
 
 from twoaxis.depth.stream import Stream
 from twoaxis.sequence.mixer import LocalOperator
-from twoaxis.verify.claim import Measured, claim, disagreement, faults, worst
+from twoaxis.verify.claim import Result, claim, disagreement, faults, worst
 from twoaxis.verify.subject import Run, Subject
 
 PERTURB = 0.3
@@ -39,7 +39,7 @@ def from_definition(run: Run) -> float:
 
 
 @claim("definition", "definition: values and every gradient")
-def equals_definition(subject: Subject) -> Measured | str:
+def equals_definition(subject: Subject) -> Result | str:
     """The method equals its definition everywhere: values, and the gradients of input and parameters."""
     if not given(subject.cls):
         return NONE_GIVEN
@@ -47,7 +47,7 @@ def equals_definition(subject: Subject) -> Measured | str:
 
 
 @claim("definition", "definition: independent of the fast form")
-def independent(subject: Subject) -> Measured | str:
+def independent(subject: Subject) -> Result | str:
     """The definition uses neither kernels nor what it is compared with, so that a fault cannot be in both."""
     if not given(subject.cls):
         return NONE_GIVEN

@@ -8,7 +8,7 @@ from torch import Tensor
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Applied, Seen, Stream
 from twoaxis.depth.walk import visit
-from twoaxis.verify.claim import Measured, claim, deviation, faults, worst
+from twoaxis.verify.claim import Result, claim, deviation, faults, worst
 from twoaxis.verify.gradients import rows_at_fault
 from twoaxis.verify.subject import LAYOUTS, StreamSubject
 
@@ -22,7 +22,7 @@ def ways_of(seen: Seen) -> dict[str, Tensor]:
 
 
 @claim("depth", "depth: every increment and the embedding arrive", ["depth"])
-def arrivals(subject: StreamSubject) -> Measured:
+def arrivals(subject: StreamSubject) -> Result:
     """What must reach what along depth, by gradients, with increments that are free of the reads.
 
     The first read depends on the embedding, the out read on the last increment, and each increment is seen by some
@@ -74,7 +74,7 @@ def _touched(read: Tensor, leaves: list[Tensor]) -> list[bool]:
 
 @claim("depth", "weights match sources", ["depth"])
 @torch.no_grad()
-def weights(subject: StreamSubject) -> Measured:
+def weights(subject: StreamSubject) -> Result:
     """Where `weights` says what a site reads, it is (B, T, W, S): finite, one column per name of `sources`."""
     found = []
     for run in subject.runs():
@@ -94,20 +94,20 @@ def weights(subject: StreamSubject) -> Measured:
 
 @claim("depth", "placement: none = standard", ["depth"])
 @torch.no_grad()
-def placed_nowhere(subject: StreamSubject) -> Measured:
+def placed_nowhere(subject: StreamSubject) -> Result:
     """placement="none" equals the `standard` stream and has no parameters."""
     errors, plain = {}, StreamSubject("standard", {}, subject.seed)
     for layout in LAYOUTS:
         run = subject.run(layout, placement="none")
         left = sum(1 for _ in run.method.parameters())
         if left:
-            return Measured(float(left), 1e-12, f"{left} parameters are left where every site is switched off")
+            return Result(float(left), 1e-12, f"{left} parameters are left where every site is switched off")
         errors[layout] = deviation(run(run.input()), plain.run(layout)(run.input()))
     return worst(errors, 1e-12)
 
 
 @claim("depth", "placement: anywhere", ["depth"])
-def placed_anywhere(subject: StreamSubject) -> Measured:
+def placed_anywhere(subject: StreamSubject) -> Result:
     """Any placement runs to finite numbers; a switched-off site has no parameters: all there are learn or are dead."""
     found = []
     for i, placement in enumerate(PLACEMENTS):

@@ -13,7 +13,7 @@ from typing import Any
 
 from twoaxis.depth.stream import Stream
 from twoaxis.sequence.mixer import LocalOperator
-from twoaxis.verify.claim import Report
+from twoaxis.verify.claim import Report, raised
 from twoaxis.verify.run import check
 from twoaxis.verify.subject import SUBJECTS
 
@@ -68,21 +68,10 @@ def imported(path: Path) -> Iterator[ModuleType]:
         try:
             spec.loader.exec_module(module)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}{_line(error, path)}"
-            raise ValueError(f"{path} cannot be imported: {said}") from error
+            raise ValueError(f"{path} cannot be imported: {raised(error)}") from error
         yield module
     finally:
         sys.modules.pop(name, None)
-
-
-def _line(error: BaseException, path: Path) -> str:
-    """Where in the file the error arose."""
-    frame, line = error.__traceback__, getattr(error, "lineno", None)
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == str(path):
-            line = frame.tb_lineno
-        frame = frame.tb_next
-    return "" if line is None else f" (line {line})"
 
 
 def defined_in(module: ModuleType) -> list[type[Any]]:

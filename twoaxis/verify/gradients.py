@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.depth.stream import Stream
-from twoaxis.verify.claim import Measured, between, claim, disagreement, faults, gradients, random_tensors, worst
+from twoaxis.verify.claim import Result, between, claim, disagreement, faults, gradients, random_tensors, worst
 from twoaxis.verify.subject import Run, StreamSubject, Subject
 
 PERTURB = 0.3
@@ -19,7 +19,7 @@ NOISE = 1e-14
 
 
 @claim("gradients", "gradients: finite differences")
-def finite_differences(subject: Subject) -> Measured:
+def finite_differences(subject: Subject) -> Result:
     """Gradients are the slopes of the output: it catches a backward off by a factor and a detached source.
 
     <gradient, d> against (f(p + h d) - f(p - h d)) / 2h along random unit directions d, relative to what
@@ -55,7 +55,7 @@ def _few(subject: Subject) -> list[Run]:
 
 
 @claim("gradients", "gradients: torch.func")
-def functional(subject: Subject) -> Measured:
+def functional(subject: Subject) -> Result:
     """`torch.func.vjp` of the method as a function of input and parameters gives autograd's gradients, batched too."""
     errors = {}
     for run in _few(subject):
@@ -76,7 +76,7 @@ def functional(subject: Subject) -> Measured:
 
 
 @claim("gradients", "gradients: optimiser steps inside backward")
-def stepping(subject: Subject) -> Measured:
+def stepping(subject: Subject) -> Result:
     """A parameter that is changed as soon as its gradient is there leaves the other gradients as they are."""
     errors = {}
     for run in _few(subject):
@@ -102,18 +102,18 @@ def stepping(subject: Subject) -> Measured:
 
 
 @claim("gradients", "gradients: begun without, continued with them", ["depth"])
-def begun_without(subject: StreamSubject) -> Measured:
+def begun_without(subject: StreamSubject) -> Result:
     """A pass begun under no_grad and continued with gradients has those of its rest, nothing more and nothing less."""
     return _continued(subject, lambda method: method)
 
 
 @claim("gradients", "gradients: continued on a deep copy", ["depth"])
-def on_a_copy(subject: StreamSubject) -> Measured:
+def on_a_copy(subject: StreamSubject) -> Result:
     """A state continued on a deep copy of the stream has the copy's gradients, not the original's."""
     return _continued(subject, copy.deepcopy)
 
 
-def _continued(subject: StreamSubject, later: Callable[[Stream], Stream]) -> Measured:
+def _continued(subject: StreamSubject, later: Callable[[Stream], Stream]) -> Result:
     """The rest of a pass that began under no_grad, from its state and from what pack makes of it."""
     errors, (run,) = {}, _few(subject)
     x = run.input()
@@ -133,7 +133,7 @@ def _continued(subject: StreamSubject, later: Callable[[Stream], Stream]) -> Mea
 
 
 @claim("gradients", "gradients: each parameter learns or is dead")
-def learning(subject: Subject) -> Measured:
+def learning(subject: Subject) -> Result:
     """Every row of every parameter gets a gradient or is named by `dead`; what `dead` names gets none."""
     found = []
     for perturb in (0.0, 0.1):

@@ -10,8 +10,7 @@ from twoaxis.depth.blend import Blend
 from twoaxis.depth.stream import Stream
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.sequence.mixer import LocalOperator
-from twoaxis.verify.claim import Measured, claim, deviation, faults, worst
+from twoaxis.verify.claim import Result, claim, deviation, faults, worst
 from twoaxis.verify.depth import ways_of
 from twoaxis.verify.subject import MixerSubject, StreamSubject, Subject, build, stepping
 
@@ -22,7 +21,7 @@ DTYPE_BOUND = {torch.float64: 0.0, torch.float32: 1e-3, torch.bfloat16: 0.15}
 
 @claim("start", "start: every parameter is set")
 @torch.no_grad()
-def starts(subject: Subject) -> Measured:
+def starts(subject: Subject) -> Result:
     """reset_parameters sets every parameter, and to the same numbers for one generator."""
     found = []
     for run in subject.runs():
@@ -61,9 +60,9 @@ def share_weights(plain: Decoder, model: Decoder) -> None:
 
 @claim("neutral", "neutral class", ["depth"])
 @torch.no_grad()
-def neutral_class(subject: StreamSubject) -> Measured | str:
+def neutral_class(subject: StreamSubject) -> Result | str:
     """At its neutral parameters the method is as plain as its class says; a class of none has no such parameters."""
-    found: list[Measured] = []
+    found: list[Result] = []
     for where, config in subject.configs():
         model = build(config, subject.seed, perturb=0.1)
         kind = model.stream.neutral
@@ -72,14 +71,14 @@ def neutral_class(subject: StreamSubject) -> Measured | str:
                 model.stream.neutral_()
             except ValueError:
                 continue
-            return Measured(1.0, detail="the neutral class is none but neutral_() raises no ValueError")
+            return Result(1.0, detail="the neutral class is none but neutral_() raises no ValueError")
         if kind == "scale":  # equal up to the pre-norm's epsilon: without one it is equal to rounding
             config = dataclasses.replace(config, norm_eps=1e-60)
             model = build(config, subject.seed, perturb=0.1)
         model.stream.neutral_()
         plain, tokens = plain_of(config, subject.seed, mixer=False), stepping(model).inputs(subject.seed)
         share_weights(plain, model)
-        found.append(Measured(deviation(model(tokens), plain(tokens)), NEUTRAL_BOUND[kind], f"{where}: {kind}"))
+        found.append(Result(deviation(model(tokens), plain(tokens)), NEUTRAL_BOUND[kind], f"{where}: {kind}"))
     if not found:
         return "none declared"
     return max(found, key=lambda m: m.severity)._replace(instances=len(found))
@@ -87,14 +86,14 @@ def neutral_class(subject: StreamSubject) -> Measured | str:
 
 @claim("neutral", "neutral mixer", ["sequence"])
 @torch.no_grad()
-def neutral_mixer(subject: MixerSubject) -> Measured | str:
+def neutral_mixer(subject: MixerSubject) -> Result | str:
     """At neutral parameters a decoder with the mixer is the one without it, to the last bit."""
     errors = {}
     for where, config in subject.configs():
         if config.stream != "standard":
             continue  # a stream that tells sub-layers apart sees one more, whatever its output
         model = build(config, subject.seed, perturb=0.1)
-        operators = [module for module in model.modules() if isinstance(module, LocalOperator)]
+        operators = [module for module in model.modules() if isinstance(module, subject.cls)]
         if any(operator.neutral == "none" for operator in operators):
             return "none declared"
         for operator in operators:
@@ -107,7 +106,7 @@ def neutral_mixer(subject: MixerSubject) -> Measured | str:
 
 @claim("blend", "blend: gate 0 = plain, gate 1 = the method", ["depth"])
 @torch.no_grad()
-def blend(subject: StreamSubject) -> Measured:
+def blend(subject: StreamSubject) -> Result:
     """To the last bit the decoder is the plain one behind closed gates, and the method's behind open ones."""
     errors = {}
     for where, config in subject.configs():
@@ -129,7 +128,7 @@ def blend(subject: StreamSubject) -> Measured:
 
 @claim("start", "dtypes")
 @torch.no_grad()
-def dtypes(subject: Subject) -> Measured:
+def dtypes(subject: Subject) -> Result:
     """Reads and outputs keep the dtype of the input, and stay near float64's numbers; measured in parts of the bound.
 
     In bfloat16 twice: with every parameter in bfloat16, and with those in float32 that `parameter_groups` keeps there.
@@ -155,7 +154,7 @@ def dtypes(subject: Subject) -> Measured:
 
 
 @claim("start", "bfloat16 autocast")
-def autocast(subject: Subject) -> Measured:
+def autocast(subject: Subject) -> Result:
     """Under bfloat16 autocast output and gradients are finite, and the output near float32's."""
     errors, bound = {}, DTYPE_BOUND[torch.bfloat16]
     for run in subject.runs(dtype=torch.float32, few=True):
@@ -167,5 +166,5 @@ def autocast(subject: Subject) -> Measured:
         errors[run.where] = deviation(out.float(), exact)
         grads = torch.autograd.grad(out.float().square().sum(), run.leaves(x), allow_unused=True)
         if not all(torch.isfinite(g).all() for g in grads if g is not None):
-            return Measured(float("inf"), bound, f"{run.where}: a gradient is not finite")
+            return Result(float("inf"), bound, f"{run.where}: a gradient is not finite")
     return worst(errors, bound)

@@ -1,8 +1,8 @@
 """What claims are measured on: one variant of a stream or of a mixer, alone and inside small decoders.
 
-    Subject    a method with options         streams: four layouts with toy sub-layers     mixers: every point of a block
-    Run        one of these, ready to call   Composed(stream, toy sub-layers)              the operator
-    Stepping   the same, token by token      a small decoder around the stream             the operator, and decoders
+    Subject    a method with options         streams: four layouts with toy sub-layers   mixers: every point of a block
+    Run        one of these, ready to call   Composed(stream, toy sub-layers)            the operator
+    Stepper    the same, token by token      a small decoder around the stream           the operator, and decoders
 
     toy sub-layer     y = tanh( Σ_ways  rms_norm(way) A_way )         one matrix per way and site, drawn from the seed
 
@@ -12,7 +12,7 @@ Everything is tiny and in float64 unless a claim is about something else, so tha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
@@ -33,6 +33,7 @@ from twoaxis.ring import Ring
 from twoaxis.sequence.mixer import LocalOperator
 from twoaxis.sequence.registry import MIXERS, mixer
 from twoaxis.verify.claim import Axis
+from twoaxis.verify.time import Stepper
 
 SMALL = DecoderConfig(vocabulary=61, width=16, blocks=3, heads=2, kv_heads=1, hidden=24)
 """The decoder around a method; norms have an epsilon of 1e-5."""
@@ -136,40 +137,6 @@ class Run(nn.Module):
         return steps, visit(self.stream, state, self.stream.sites, act, lambda site, state, seen: before.append(state))
 
 
-class Stepping(NamedTuple):
-    """A decoder or an operator as a `Stepper`.
-
-    Attributes:
-        module: with `start` and `step`.
-        draw: random inputs from a seed, a batch size and a length.
-        rings: those of a memory that must not grow with the sequence.
-    """
-
-    module: Any
-    draw: Callable[[int, int, int], Tensor]
-    rings: Callable[[Any], Iterable[Ring]]
-
-    def inputs(self, seed: int, batch: int = 2, time: int = 12) -> Tensor:
-        """Tokens, or activations."""
-        return self.draw(seed, batch, time)
-
-    def whole(self, x: Tensor, reach: Tensor | None = None) -> Tensor:
-        """Outputs of whole sequences."""
-        return self.module(x, reach=reach)
-
-    def start(self, spare: int = 0) -> Any:
-        """The memory before the first token."""
-        return self.module.start(spare)
-
-    def step(self, x: Tensor, past: Any, reach: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Outputs of the next tokens, and the memory after them."""
-        return self.module.step(x, past, reach=reach)
-
-    def kept(self, past: Any) -> int:
-        """Numbers per sequence in the rings."""
-        return sum(t.numel() // t.shape[0] for ring in self.rings(past) for piece in ring.pieces for t in piece)
-
-
 @dataclasses.dataclass(frozen=True)
 class Subject:
     """One variant of a method.
@@ -216,7 +183,7 @@ class Subject:
         """Small decoders with the method: plain; for the first variant parallel, and with one of the other axis."""
         raise NotImplementedError
 
-    def steppers(self) -> Iterator[tuple[str, Stepping]]:
+    def steppers(self) -> Iterator[tuple[str, Stepper]]:
         """What reads a sequence whole or in steps: these decoders, perturbed."""
         for where, config in self.configs():
             yield where, stepping(build(config, self.seed, perturb=0.1))
@@ -285,14 +252,14 @@ class MixerSubject(Subject):
             yield "parallel decoder", dataclasses.replace(base, block="parallel")
             yield "decoder with attention_residuals", history
 
-    def steppers(self) -> Iterator[tuple[str, Stepping]]:
+    def steppers(self) -> Iterator[tuple[str, Stepper]]:
         """The operators themselves, and the decoders."""
         for run in self.runs():
 
             def draw(seed: int, batch: int, time: int, run: Run = run) -> Tensor:
                 return run.input(batch=batch, time=2 * time, offset=seed)  # a window that has moved
 
-            yield run.where, Stepping(run.method, draw, lambda ring: [ring])
+            yield run.where, Stepper(run.method, draw, lambda ring: numbers_in([ring]))
         yield from super().steppers()
 
 
@@ -385,13 +352,18 @@ def build(config: DecoderConfig, seed: int, *, perturb: float = 0.0) -> Decoder:
     return model
 
 
-def stepping(model: Decoder) -> Stepping:
+def numbers_in(rings: Iterable[Ring]) -> int:
+    """Numbers per sequence in some rings."""
+    return sum(t.numel() // t.shape[0] for ring in rings for piece in ring.pieces for t in piece)
+
+
+def stepping(model: Decoder) -> Stepper:
     """A decoder as a stepper; of its memory the stream's rings must not grow."""
 
     def draw(seed: int, batch: int, time: int) -> Tensor:
         return torch.randint(0, SMALL.vocabulary, (batch, time), generator=torch.Generator().manual_seed(seed))
 
-    return Stepping(model, draw, lambda past: past.stream)
+    return Stepper(model, draw, lambda past: numbers_in(past.stream))
 
 
 def tensors_of(value: Any, _met: set[int] | None = None) -> list[Tensor]:

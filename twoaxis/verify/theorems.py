@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,10 +19,11 @@ from twoaxis.base.meter import Meter
 from twoaxis.base.spec import parse
 from twoaxis.depth.registry import stream
 from twoaxis.depth.site import Site
+from twoaxis.depth.standard import StandardConfig
 from twoaxis.depth.stream import Applied, Seen, Stream, Tokens
 from twoaxis.depth.walk import visit
 from twoaxis.ring import Ring
-from twoaxis.verify.claim import Measured, claim, deviation, disagreement, random_tensors, worst
+from twoaxis.verify.claim import Result, claim, deviation, disagreement, random_tensors, worst
 from twoaxis.verify.subject import SMALL, Run, build, find, perturbed, registered, stepping, with_toy_sublayers
 from twoaxis.window import attend, window_attention
 
@@ -43,7 +44,7 @@ def between_sublayers(
 
 
 @claim("duality", "depth read, layer by layer with the ring = window_attention over depth (values, gradients)", ())
-def layer_by_layer(seed: int, depths: int = 7) -> Measured:
+def layer_by_layer(seed: int, depths: int = 7) -> Result:
     """Decoding along depth with the ring equals the operator over the whole depth axis, for every window."""
     errors = {}
     for kv_heads in (1, 2):
@@ -62,7 +63,7 @@ def layer_by_layer(seed: int, depths: int = 7) -> Measured:
 
 
 @claim("duality", "axis=depth = axis=sequence on the transposed tensor", ())
-def transposed(seed: int) -> Measured:
+def transposed(seed: int) -> Result:
     """The depth operator is the sequence operator after swapping the axes."""
     q, k, v = random_tensors(seed + 2, (2, 5, 6, 4, 4), (2, 5, 6, 2, 4), (2, 5, 6, 2, 4))
     errors = {}
@@ -73,7 +74,7 @@ def transposed(seed: int) -> Measured:
 
 
 @claim("duality", "depth_attention between sub-layers = the operator over their states", ())
-def depth_attention(seed: int) -> Measured:
+def depth_attention(seed: int) -> Result:
     """What the stream reads at each site equals the operator over the residuals that the sub-layers made."""
     errors = {}
     for window in (1, 2, 3, 5, None):
@@ -89,17 +90,6 @@ def depth_attention(seed: int) -> Measured:
     return worst(errors, 1e-12)
 
 
-class Increments(NamedTuple):
-    """The embedding and every increment so far."""
-
-    values: tuple[Tensor, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoOptions:
-    """Options of a stream that has none."""
-
-
 class ResidualAsRead(Stream):
     """The plain residual written as a causal attention read over depth.
 
@@ -107,22 +97,22 @@ class ResidualAsRead(Stream):
     """
 
     name = "residual_as_read"
-    Config = NoOptions
+    Config = StandardConfig
 
-    def _open(self, x: Tensor, tokens: Tokens) -> Increments:
-        return Increments((x,))
+    def _open(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, ...]:
+        return (x,)
 
-    def _read(self, value: Increments, site: Site) -> Seen:
-        v = torch.stack(value.values, dim=2).unsqueeze(-2)  # (B, T, n, 1, D)
+    def _read(self, value: tuple[Tensor, ...], site: Site) -> Seen:
+        v = torch.stack(value, dim=2).unsqueeze(-2)  # (B, T, n, 1, D)
         k = torch.zeros_like(v[..., :1])
-        return Seen(window_attention(k[:, :, -1:], k, v, None, axis=2)[:, :, 0, 0] * len(value.values))
+        return Seen(window_attention(k[:, :, -1:], k, v, None, axis=2)[:, :, 0, 0] * len(value))
 
-    def _write(self, value: Increments, site: Site, y: Tensor, seen: Seen, c: Seen) -> Increments:
-        return Increments((*value.values, y))
+    def _write(self, value: tuple[Tensor, ...], site: Site, y: Tensor, seen: Seen, c: Seen) -> tuple[Tensor, ...]:
+        return (*value, y)
 
 
 @claim("duality", "the plain residual as a uniform causal depth read = addition, in a Transformer", ())
-def residual_as_read(seed: int) -> Measured:
+def residual_as_read(seed: int) -> Result:
     """In a small Transformer, addition and the uniform depth read give the same logits and gradients."""
     errors = {}
     with registered(ResidualAsRead):
@@ -198,7 +188,7 @@ REGIMES: tuple[tuple[str, Sequence[float], str, float, Callable[[Rewrite, float]
 """Statement, gates, kind of value, bound, and two tensors that are equal."""
 
 
-def _regime(gates: Sequence[float], value: str, bound: float, sides: Callable[..., Any], seed: int) -> Measured:
+def _regime(gates: Sequence[float], value: str, bound: float, sides: Callable[..., Any], seed: int) -> Result:
     """Vector and matrix states."""
     writes = {(gate, channels): rewrite(seed, gate, channels, value) for gate in gates for channels in (1, 4)}
     return worst({f"β = {g}, d_v = {n}": deviation(*sides(write, g)) for (g, n), write in writes.items()}, bound)
@@ -213,7 +203,7 @@ for _statement, *_rest in REGIMES:
 
 @claim("algebra", "attention_residuals: weights are non-negative and sum to one", ())
 @torch.no_grad()
-def convex(seed: int) -> Measured:
+def convex(seed: int) -> Result:
     """For every block size, at every site."""
     errors = {}
     for size in range(1, 9):
@@ -227,7 +217,7 @@ def convex(seed: int) -> Measured:
 
 
 @claim("algebra", "attention_residuals: two-phase = direct (values, gradients)", ())
-def two_phases(seed: int) -> Measured:
+def two_phases(seed: int) -> Result:
     """For every block size."""
     errors = {}
     for size in range(1, 9):
@@ -239,7 +229,7 @@ def two_phases(seed: int) -> Measured:
 
 
 @claim("algebra", "denseformer: an average touches exactly the slots of its residue class", ())
-def residue_classes(seed: int, blocks: int = 9) -> Measured:
+def residue_classes(seed: int, blocks: int = 9) -> Result:
     """The average after block j depends on slot s only if s = j modulo the dilation, and then it does."""
     wrong: dict[str, float] = {}
     for dilation in (1, 2, 3, 4):
@@ -278,7 +268,7 @@ def mixings(seed: int) -> list[Tensor]:
 
 
 @claim("reduction", "manifold_hyper_connections: mixing is non-negative, rows and columns sum to one", ())
-def doubly_stochastic(seed: int) -> Measured:
+def doubly_stochastic(seed: int) -> Result:
     """Rows and columns of every mixing matrix."""
     found = torch.stack(mixings(seed))
     sums = {f"dimension {dim}": (found.sum(dim) - 1).abs().max().item() for dim in (-1, -2)}
@@ -286,7 +276,7 @@ def doubly_stochastic(seed: int) -> Measured:
 
 
 @claim("reduction", "manifold_hyper_connections: the spectral norm of products over depth is at most one", ())
-def norms(seed: int) -> Measured:
+def norms(seed: int) -> Result:
     """Of every product of consecutive mixing matrices from the first on."""
     errors, product = {}, torch.eye(4, dtype=torch.float64)
     for site, mixing in enumerate(mixings(seed)):
@@ -347,12 +337,12 @@ REDUCTIONS: tuple[tuple[str, str, Callable[[Stream, Stream], None], tuple[str, .
 """Two streams that are one: their names and options, what gives the second one's parameters to the first, a block."""
 
 
-def _reduces(first: str, second: str, align: Callable[..., None], kinds: tuple[str, ...], seed: int) -> Measured:
+def _reduces(first: str, second: str, align: Callable[..., None], kinds: tuple[str, ...], seed: int) -> Result:
     """Outputs, and the gradients of embedding and sub-layers."""
     runs = [between_sublayers(name, seed, kinds=kinds) for name in (first, second)]
     with torch.no_grad():
         align(*(run.stream for run in runs))
-    return Measured(agreement(*runs), 1e-12)
+    return Result(agreement(*runs), 1e-12)
 
 
 for _row in REDUCTIONS:
@@ -361,12 +351,12 @@ for _row in REDUCTIONS:
 
 @claim("reduction", "canon A, one zero tap = plain decoder", ())
 @torch.no_grad()
-def canon_of_zeros(seed: int) -> Measured:
+def canon_of_zeros(seed: int) -> Result:
     """Canon-A with one zero tap leaves the decoder as it is, to the bit."""
     plain = build(SMALL, seed)
     canon = build(replace(SMALL, mixer="canon", mixer_options={"set": "A", "kernel": 1, "start": "zero"}), seed)
     tokens = stepping(plain).inputs(seed)
-    return Measured(deviation(canon(tokens), plain(tokens)))
+    return Result(deviation(canon(tokens), plain(tokens)))
 
 
 # Orders: the reads alone are counted, because both axes pay projections alike.
@@ -403,10 +393,10 @@ ORDERS: tuple[tuple[str, Callable[..., int], dict[str, Any], dict[str, Any], flo
 )
 
 
-def _grows(count: Callable[..., int], small: dict[str, Any], change: dict[str, Any], power: float, _: int) -> Measured:
+def _grows(count: Callable[..., int], small: dict[str, Any], change: dict[str, Any], power: float, _: int) -> Result:
     """The exponent when one size doubles; counts are exact, the seed is not needed."""
     exponent = math.log2(count(**(small | change)) / count(**small))
-    return Measured(abs(exponent - power), 0.1, f"{exponent:.3f}")
+    return Result(abs(exponent - power), 0.1, f"{exponent:.3f}")
 
 
 for _statement, *_rest, _power in ORDERS:

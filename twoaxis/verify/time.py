@@ -7,43 +7,52 @@ decoders around a method. On another model call the function itself, from `TIME`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from twoaxis.verify.claim import Measured, claim, deviation, worst
-from twoaxis.verify.subject import Subject
+from twoaxis.verify.claim import Result, claim, deviation, worst
 from twoaxis.window import document_reach, padding_reach
+
+if TYPE_CHECKING:
+    from twoaxis.verify.subject import Subject
 
 BOUND = 1e-12
 
 
-class Stepper(Protocol):
-    """A model that reads a sequence whole or in steps, with a memory that is a value."""
+class Stepper(NamedTuple):
+    """A model that reads a sequence whole or in steps, with a memory that is a value.
+
+    Attributes:
+        module: called with (x, reach=), with `start(spare)` and `step(x, past, reach=)`; a memory has `trim`,
+            `reorder` and `repeat`.
+        draw: random inputs from a seed, a batch size and a length: tokens (B, T), or activations (B, T, C).
+        kept: numbers per sequence in a memory that must not grow with the sequence.
+    """
+
+    module: Any
+    draw: Callable[[int, int, int], Tensor]
+    kept: Callable[[Any], int]
 
     def inputs(self, seed: int, batch: int = 2, time: int = 12) -> Tensor:
-        """A random batch: tokens (B, T), or activations (B, T, C)."""
-        ...
+        """A random batch."""
+        return self.draw(seed, batch, time)
 
     def whole(self, x: Tensor, reach: Tensor | None = None) -> Tensor:
         """The outputs (B, T, ...) of whole sequences."""
-        ...
+        return self.module(x, reach=reach)
 
     def start(self, spare: int = 0) -> Any:
-        """The memory before the first token, with `trim`, `reorder` and `repeat`."""
-        ...
+        """The memory before the first token."""
+        return self.module.start(spare)
 
     def step(self, x: Tensor, past: Any, reach: Tensor | None = None) -> tuple[Tensor, Any]:
-        """The outputs of the next tokens and the memory after them."""
-        ...
-
-    def kept(self, past: Any) -> int:
-        """Numbers per sequence in a memory that must not grow with the sequence."""
-        ...
+        """The outputs of the next tokens, and the memory after them."""
+        return self.module.step(x, past, reach=reach)
 
 
-Along = Callable[[Stepper, int], Measured]
+Along = Callable[[Stepper, int], Result]
 TIME: dict[str, Along] = {}
 """Every claim along time by its name: a function of a stepper and a seed."""
 
@@ -54,7 +63,7 @@ def along_time(name: str) -> Callable[[Along], Along]:
     def add(measure: Along) -> Along:
         @claim("time", name)
         @torch.no_grad()
-        def lifted(subject: Subject) -> Measured:
+        def lifted(subject: Subject) -> Result:
             found = {where: measure(stepper, subject.seed) for where, stepper in subject.steppers()}
             where, measured = max(found.items(), key=lambda pair: pair[1].severity)
             detail = f"{where}: {measured.detail}" if measured.detail else f"worst: {where}"
@@ -91,7 +100,7 @@ def splits(length: int, seed: int) -> list[tuple[int, ...]]:
 
 
 @along_time("time: the past does not see the future")
-def causal(model: Stepper, seed: int) -> Measured:
+def causal(model: Stepper, seed: int) -> Result:
     """A changed token changes nothing before it, and does change its own output."""
     x, other = model.inputs(seed), model.inputs(seed + 1)
     before, error, positions = model.whole(x), 0.0, (1, x.shape[1] // 2, x.shape[1] - 1)
@@ -101,12 +110,12 @@ def causal(model: Stepper, seed: int) -> Measured:
         after = model.whole(changed)
         error = max(error, deviation(after[:, :position], before[:, :position]))
         if torch.equal(after[:, position], before[:, position]) and not torch.equal(changed, x):
-            return Measured(float("inf"), 1e-13, "an output does not depend on its own token")
-    return Measured(error, 1e-13, instances=len(positions))
+            return Result(float("inf"), 1e-13, "an output does not depend on its own token")
+    return Result(error, 1e-13, instances=len(positions))
 
 
 @along_time("time: chunks = one pass")
-def chunks(model: Stepper, seed: int) -> Measured:
+def chunks(model: Stepper, seed: int) -> Result:
     """A sequence cut into chunks of any size, with the memory carried along, gives the outputs of one pass."""
     x = model.inputs(seed)
     whole = model.whole(x)
@@ -114,7 +123,7 @@ def chunks(model: Stepper, seed: int) -> Measured:
 
 
 @along_time("time: packed documents = separate documents")
-def documents(model: Stepper, seed: int) -> Measured:
+def documents(model: Stepper, seed: int) -> Result:
     """Documents side by side in one sequence give what they give alone, in one pass and in chunks."""
     x = model.inputs(seed)
     lengths = [5, 1, 3, x.shape[1] - 9]
@@ -127,7 +136,7 @@ def documents(model: Stepper, seed: int) -> Measured:
 
 
 @along_time("time: left padding changes nothing")
-def padding(model: Stepper, seed: int) -> Measured:
+def padding(model: Stepper, seed: int) -> Result:
     """A row padded on the left gives what it gives alone, beside a row that is not padded, in chunks too."""
     x, pad = model.inputs(seed), 4
     mask = torch.ones(x.shape[:2], dtype=torch.long)
@@ -141,7 +150,7 @@ def padding(model: Stepper, seed: int) -> Measured:
 
 
 @along_time("time: trimmed tokens leave no trace")
-def trim(model: Stepper, seed: int) -> Measured:
+def trim(model: Stepper, seed: int) -> Result:
     """Up to `spare` tokens can be taken back; a window that has moved on without spare positions refuses."""
     x, draft = model.inputs(seed), model.inputs(seed + 1)
     whole, errors = model.whole(x), {}
@@ -156,12 +165,12 @@ def trim(model: Stepper, seed: int) -> Measured:
             past.trim(1)
         except ValueError:
             return worst(errors, BOUND)
-        return Measured(float("inf"), BOUND, "a full window without spare positions lets itself be trimmed")
+        return Result(float("inf"), BOUND, "a full window without spare positions lets itself be trimmed")
     return worst(errors, BOUND)
 
 
 @along_time("time: reordered and repeated rows continue")
-def rows(model: Stepper, seed: int) -> Measured:
+def rows(model: Stepper, seed: int) -> Result:
     """Rows of the memory in another order, selected or repeated, continue as those rows would."""
     x, done = model.inputs(seed, batch=3), 7
     whole, errors = model.whole(x)[:, done:], {}
@@ -174,11 +183,11 @@ def rows(model: Stepper, seed: int) -> Measured:
 
 
 @along_time("time: memory does not grow")
-def memory(model: Stepper, seed: int) -> Measured:
+def memory(model: Stepper, seed: int) -> Result:
     """What is kept between tokens is the same after a sequence and after one three times as long."""
     length = model.inputs(seed).shape[1]
     held = []
     for time in (length, 3 * length):
         _, past = in_steps(model, model.inputs(seed, time=time), (time - 5, 1, 4))
         held.append(model.kept(past))
-    return Measured(abs(held[1] - held[0]), detail=f"{held[0]} numbers after {length} tokens, then {held[1]}")
+    return Result(abs(held[1] - held[0]), detail=f"{held[0]} numbers after {length} tokens, then {held[1]}")
