@@ -69,6 +69,78 @@ class Gain(Stream):
         return len(self.rows) * self.layout.width
 
 
+class Echo(Gain):
+    """x + y + 2 g tanh(x), a value of what was read, beside the increment."""
+
+    name = "echo"
+    scale = 2.0
+
+    def __init__(self, config: Any, layout: Layout) -> None:
+        super().__init__(config, layout)
+        self.parameter("gain", len(self.rows), start=0.0, neutral=0.0)
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        for site in self.sites:
+            x = x + apply(site, Seen(x)).y + 2.0 * self.gain[site.index] * torch.tanh(x)
+        return x
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.scale * torch.tanh(x)
+
+    def _write(self, value: One, site: Site, y: Tensor, seen: Seen, c: Seen) -> One:
+        if not self.uses(site):
+            return One(value.x + y)
+        return One(value.x + y + (self.gain[self.rows[site.index]] * self.value(seen.x)).to(y.dtype))
+
+    def flops(self) -> int:
+        return 5 * len(self.rows) * self.layout.width
+
+
+class Three(NamedTuple):
+    streams: Tensor
+
+
+class Turn(Gain):
+    """Streams x, x and 0, turned by (1 - a) 1 + a P with a cyclic P; the first is read and written to."""
+
+    name = "turn"
+
+    def __init__(self, config: Any, layout: Layout) -> None:
+        super().__init__(config, layout)
+        self.parameter("gain", len(self.rows), start=0.0, neutral=0.0)
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        streams = [x, x, torch.zeros_like(x)]
+        for site in self.sites:
+            a, y = self.gain[site.index], apply(site, Seen(streams[0])).y
+            streams = [(1 - a) * stream + a * streams[i - 1] for i, stream in enumerate(streams)]
+            streams = [streams[0] + y, *streams[1:]]
+        return streams[0]
+
+    def matrix(self, site: Site) -> Tensor:
+        one = torch.eye(3, dtype=self.gain.dtype, device=self.gain.device)
+        return one + self.gain[self.rows[site.index]] * (one.roll(1, 0) - one)
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Three:
+        return Three(torch.stack([x, x, torch.zeros_like(x)], dim=-2))
+
+    def _read(self, value: Three, site: Site) -> Seen:
+        return Seen(value.streams[..., 0, :])
+
+    def _write(self, value: Three, site: Site, y: Tensor, seen: Seen, c: Seen) -> Three:
+        streams = value.streams
+        if self.uses(site):
+            streams = (self.matrix(site).to(streams.dtype) @ streams).to(streams.dtype)
+        first, rest = streams.split([1, 2], dim=-2)
+        return Three(torch.cat([first + y.unsqueeze(-2), rest], dim=-2))
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Three:
+        return Three(*tensors)
+
+    def flops(self) -> int:
+        return 18 * len(self.rows) * self.layout.width
+
+
 def _first(mix: Tensor, generator: torch.Generator | None) -> None:
     mix.copy_(torch.tensor([[1.0, 0.0], [1.0, 0.0]]).expand_as(mix))
 

@@ -10,13 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.verify.streams import Bank, Gain, History, NoOptions, One, Pair, Past, Runs, Two
+from tests.verify.streams import Bank, Echo, Gain, History, NoOptions, One, Pair, Past, Runs, Turn, Two
 from twoaxis.base.method import ParameterGroup
-from twoaxis.depth.deep_delta import DeepDelta
-from twoaxis.depth.manifold_hyper_connections import ManifoldHyperConnections
-from twoaxis.depth.parallel_streams import Route
 from twoaxis.depth.registry import STREAMS
-from twoaxis.depth.rows import Rows
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Apply, Layout, Seen, Stream, Tokens
 from twoaxis.depth.walk import visit
@@ -51,7 +47,7 @@ INDEPENDENT = "definition: independent of the fast form"
 LEARN = "gradients: each parameter learns or is dead"
 
 
-@pytest.mark.parametrize("cls", [Gain, Pair, History, Runs])
+@pytest.mark.parametrize("cls", [Gain, Echo, Turn, Pair, History, Runs])
 def test_correct_streams_pass(cls: type[Stream]) -> None:
     names = STREAMS.names()
     report = check(cls)
@@ -168,19 +164,26 @@ class ScalesItsReadWrongly(History):
         return 1.01 * super().mixed(value, theta)
 
 
-class MixesTransposed(ManifoldHyperConnections):
-    """Carries stream j to stream i: every sum over rows and columns is still one."""
+class TransposesADoublyStochasticMixing(Turn):
+    """Carries stream j to stream i: every sum over rows and columns is still one, and the start is symmetric."""
 
-    def _route(self, h: Tensor, row: int, rows: Rows) -> Route:
-        route = super()._route(h, row, rows)
-        return route._replace(mix=route.mix.mT)
+    def matrix(self, site: Site) -> Tensor:
+        return super().matrix(site).mT
 
 
-class TakesTheValueFromTheNormalisedRead(DeepDelta):
+class TakesTheValueFromTheNormalisedRead(Echo):
     """The value is a map of the read before its norm."""
 
-    def _rewrite(self, state: Tensor, row: int, y: Tensor, x_in: Tensor, c: Tensor, rows: Rows) -> Tensor:
-        return super()._rewrite(state, row, y, c, c, rows)
+    def _write(self, value: One, site: Site, y: Tensor, seen: Seen, c: Seen) -> One:
+        return super()._write(value, site, y, c, c)
+
+
+class LosesTheScaleInItsBackward(Echo):
+    """The value is right and its gradient misses the factor in front of it."""
+
+    def value(self, x: Tensor) -> Tensor:
+        value = super().value(x)
+        return (value - value / self.scale).detach() + value / self.scale
 
 
 class DropsTheEmbedding(Runs):
@@ -399,7 +402,8 @@ FAULTS: dict[type[Stream], tuple[str, ...]] = {
     HasABackwardOffByTwo: (DEFINITION, DIFFERENCES),
     DetachesASource: (DEFINITION, DIFFERENCES),
     ScalesItsReadWrongly: (DEFINITION,),
-    MixesTransposed: (DEFINITION,),
+    TransposesADoublyStochasticMixing: (DEFINITION,),
+    LosesTheScaleInItsBackward: (DEFINITION, DIFFERENCES),
     TakesTheValueFromTheNormalisedRead: (DEFINITION,),
     DropsTheEmbedding: (DEPTH, NEUTRAL),
     AbsentPartialIsZero: (NEUTRAL, "weights match sources"),
