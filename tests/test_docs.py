@@ -15,7 +15,7 @@ SET_UP = {"make demo", "make test"}
 ELSEWHERE = {
     "python -m benchmarks --quick": "test_benchmarks.py",
     "twoaxis check examples/my_stream.py": "test_write_your_own.py",
-    "twoaxis verify": "verify/test_certificates.py",
+    "twoaxis verify": "verify/test_claims.py",
     "twoaxis verify --only duality --json": "commands/test_cli.py",
 }
 """Commands that take long: the file that runs each of them once and looks at what it says."""

@@ -111,7 +111,7 @@ def test_narrow_types_are_computed_wide(dtype: torch.dtype, window: int | None) 
 
 
 def test_linear_in_the_axis() -> None:
-    from twoaxis.verify.orders import sequence_read
+    from twoaxis.verify.theorems import sequence_read
 
     assert 1.9 <= sequence_read(4096, 16, 32) / sequence_read(2048, 16, 32) <= 2.1
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from pathlib import Path
 
 import pytest
 
@@ -38,7 +40,7 @@ def test_help_is_complete_and_never_waits_for_torch() -> None:
 def test_verify_in_a_process_of_its_own() -> None:
     done = run_child("verify", "--only", "duality", "--seed", "3")
     assert done.code == 0, done.out + done.err
-    counted = re.search(r"(\d+) of (\d+) certificates hold \(seed 3", done.out)
+    counted = re.search(r"(\d+) of (\d+) hold \(seed 3", done.out)
     assert counted is not None, done.out
     assert counted[1] == counted[2]
     assert done.out.count(" holds") == int(counted[1])
@@ -47,64 +49,74 @@ def test_verify_in_a_process_of_its_own() -> None:
 def test_verify_json() -> None:
     done = run_line("twoaxis verify --only duality --json")
     document = json.loads(done.out)
-    assert document["holds"] is True
+    assert document["ok"] is True
     assert document["twoaxis"] == twoaxis.__version__
-    for certificate in document["certificates"]:
-        assert certificate["error"] <= certificate["bound"]
-        assert set(certificate) == {"family", "statement", "error", "bound", "instances", "holds"}
+    for result in document["results"]:
+        assert result["error"] <= result["bound"]
+        assert set(result) == {"family", "name", "subject", "error", "bound", "detail", "instances", "holds"}
 
 
-def test_verify_exits_with_one_when_a_certificate_fails(
+def test_verify_exits_with_one_when_a_claim_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from twoaxis import cli
-    from twoaxis.verify import run as certificates
-    from twoaxis.verify.certificate import Certificate
+    from twoaxis.verify import run as verifying
+    from twoaxis.verify.claim import Claim, Result
 
-    bad = (Certificate("duality", "wrong", 1.0, 1e-12), Certificate("duality", "no number", float("nan"), 1e9))
-    monkeypatch.setitem(certificates.FAMILIES, "duality", lambda seed: iter(bad))
-    assert cli.run(["verify", "--only", "duality"]) == 1
+    bad = {
+        error: Claim("orders", str(error), lambda seed, error=error: Result(error, 1.0), ())
+        for error in (2.0, math.nan)
+    }
+    monkeypatch.setattr(verifying, "CLAIMS", bad)
+    assert cli.run(["verify", "--only", "orders"]) == 1
     out = capsys.readouterr().out
     assert out.count("FAILS") == 2
-    assert "0 of 2 certificates hold" in out
+    assert "0 of 2 hold" in out
 
 
-@pytest.mark.parametrize(("measured", "code"), [(0.5, 0), (2.0, 1)])
-def test_check_exits_with_one_when_a_check_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], measured: float, code: int
-) -> None:
+MISSPELT = """
+from twoaxis.depth.standard import Standard
+from twoaxis.depth.stream import Stream
+
+class Plain(Standard):
+    pass
+
+class Misspelt(Stream):
+    name, Config = "misspelt", Standard.Config
+    _open, _raed, _write = Standard._open, Standard._read, Standard._write
+    _pack, _unpack = Standard._pack, Standard._unpack
+"""
+
+
+def test_check_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from twoaxis import cli
-    from twoaxis.verify import load
-    from twoaxis.verify.report import Check, Report
 
-    given: list[object] = []
-
-    def check_file(path: str, *, compile: bool, seed: int) -> list[Report]:
-        given.append((path, compile, seed))
-        return [
-            Report("First", ("defaults",), (Check("one", True, 0.0, 0.0),)),
-            Report("Second", ("defaults",), (Check("two", measured <= 1.0, measured, 1.0, "what is wrong"),)),
-        ]
-
-    monkeypatch.setattr(load, "check_file", check_file)
-    assert cli.run(["check", "mine.py", "--seed", "4"]) == code
+    path = tmp_path / "mine.py"
+    path.write_text(MISSPELT)
+    only = ["--only", "neutral class", "parameter groups"]
+    assert cli.run(["check", str(path), *only, "--seed", "4"]) == 1
     shown = capsys.readouterr().out
-    assert "First\n\n1 checks over 1 variants, all hold" in shown
-    assert ("1 FAIL" in shown) is (code == 1)
-    assert cli.run(["check", "mine.py", "--no-compile", "--json"]) == code
+    assert shown.index("Plain") < shown.index("Misspelt")
+    assert "Misspelt does not define _read (is it meant by '_raed'?)" in " ".join(shown.split())
+    assert shown.count("FAILS") == 1
+    assert "2 further checks build on this one and were not run." in shown
+    assert "2 of 3 hold (seed 4" in shown
+    path.write_text(MISSPELT[: MISSPELT.index("class Misspelt")])
+    assert cli.run(["check", str(path), *only, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["ok"] is (code == 0)
-    assert [(r["subject"], r["checks"][0]["measured"]) for r in document["reports"]] == [
-        ("First", 0.0),
-        ("Second", measured),
+    assert [(r["subject"], r["name"], r["holds"]) for r in document["results"]] == [
+        ("Plain", "neutral class", True),
+        ("Plain", "parameter groups", True),
     ]
-    assert given == [("mine.py", True, 4), ("mine.py", False, 0)]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("verify", "--only", "dualty"), "unknown family 'dualty' of certificates; the families are duality"),
+        (
+            ("verify", "--only", "dualty"),
+            "there is no check 'dualty' (did you mean 'duality'?); the families are contract",
+        ),
         (("verify", "--sed", "1"), "Perhaps you meant"),
         (("verfy",), "unknown command 'verfy' (did you mean 'verify'?)"),
         (("methods", "densformer"), "did you mean 'denseformer'"),

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import twoaxis
+from tests.support.decoders import instances
 from twoaxis.depth.site import Placement, Site, make_sites
 from twoaxis.depth.stream import Layout, Seen
-from twoaxis.verify.properties import instances
 
 STREAMS = [pytest.param(c, id=n) for n, c in instances() if c.mixer is None]
 

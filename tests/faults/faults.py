@@ -8,7 +8,7 @@
     file = "twoaxis/depth/denseformer.py"
     before = "zero_()[-1] = 1.0"               text that occurs exactly once in the file; may be several lines
     after = "zero_()[0] = 1.0"                 the faulty text in its place
-    caught_by = ["tests/verify/test_conformance.py::test_stream_conforms[denseformer]"]
+    caught_by = ["tests/verify/test_claims.py::test_a_method_holds_what_is_claimed[denseformer-cost: live]"]
 
 `caught_by` names tests of `make test`, as few and as fast as possible; a name without brackets means every parameter.
 

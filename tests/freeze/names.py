@@ -35,6 +35,7 @@ MOVED: dict[str, str] = {
     "rank": "twoaxis.training.engines.place:rank",
     "retrofit": "twoaxis.pretrained.convert:retrofit",
     "peak_memory": "twoaxis.training.measure:peak_memory",
+    "instances": "tests.support.decoders:instances",
     "make_fake": "tests.comparison.fake_comparison:make_fake",
 }
 """Paths of today for names of before.json that live elsewhere now, as "module:attribute"."""

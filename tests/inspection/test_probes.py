@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import twoaxis
+from tests.support.decoders import SMALL, build, sample_tokens
 from twoaxis.depth.deep_delta import REGIMES, DeepDelta
 from twoaxis.inspection.measure import shares
 from twoaxis.ring import Ring
 from twoaxis.sequence.short_conv import ShortConv
-from twoaxis.verify.properties import SMALL, build, sample_tokens
 
 
 def pass_over(stream: twoaxis.Stream, seed: int = 0) -> list[tuple[Any, Any, Any, Tensor, Any, Any]]:

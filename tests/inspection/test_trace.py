@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import twoaxis
+from tests.support.decoders import SMALL, build, instances, sample_tokens
 from twoaxis.depth.stream import Seen, State
 from twoaxis.inspection.trace import Look, Trace, find_stream
 from twoaxis.model.decoder import Decoder
-from twoaxis.verify.properties import SMALL, build, instances, sample_tokens
 
 EVERY = [pytest.param(c, id=n) for n, c in instances()]
 BLENDED = [

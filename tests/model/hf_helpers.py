@@ -11,11 +11,11 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
+from tests.support.decoders import SMALL, instances
 from tests.support.foreign import shake
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM, TwoAxisOutput
-from twoaxis.verify.properties import SMALL, instances
 
 VOCABULARY = SMALL.vocabulary
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}

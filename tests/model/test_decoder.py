@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.support.decoders import SMALL, build, instances, sample_tokens
 from twoaxis import Decoder, DecoderConfig, document_reach, padding_reach, stream_names
 from twoaxis.depth.stream import Seen
 from twoaxis.model.sublayers import SiteNorm
-from twoaxis.verify.properties import SMALL, build, instances, sample_tokens
 
 EVERY = [pytest.param(c, id=n) for n, c in instances()]
 TOKEN_MIXING = {"value_channels": 2, "compress": "token", "expand": "conv"}

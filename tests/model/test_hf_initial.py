@@ -11,10 +11,10 @@ import torch
 pytest.importorskip("transformers")
 
 from tests.model.hf_helpers import ONE, as_hf
+from tests.support.decoders import SMALL, instances
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.hf_model import TwoAxisForCausalLM, TwoAxisModel
-from twoaxis.verify.properties import SMALL, instances
 
 
 def build(config: DecoderConfig, seed: int = 0) -> TwoAxisForCausalLM:

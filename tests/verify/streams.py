@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Cost, Layout, Neutral, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Layout, Neutral, Seen, Stream, Tokens
 from twoaxis.kernels.weighted_sum import weighted_sum
 
 
@@ -31,19 +31,17 @@ class Gain(Stream):
     def __init__(self, config: Any, layout: Layout) -> None:
         super().__init__(config, layout)
         self.rows = {site.index: row for row, site in enumerate(s for s in layout.sublayers if self.uses(s))}
-        self.gain = nn.Parameter(torch.empty(len(self.rows)))
+        self.parameter("gain", len(self.rows), start=1.0, neutral=1.0)
+
+    def drop(self, name: str) -> None:
+        """Take back a parameter of the base class."""
+        delattr(self, name)
+        self._table.pop(name, None)
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         for site in self.sites:
             x = x + self.gain[site.index] * apply(site, Seen(x)).y
         return x
-
-    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
-        with torch.no_grad():
-            self.gain.fill_(1.0)
-
-    def neutral_(self) -> None:
-        self.reset_parameters()
 
     @property
     def neutral(self) -> Neutral:
@@ -67,9 +65,84 @@ class Gain(Stream):
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Any:
         return One(*tensors)
 
-    def cost(self) -> Cost:
-        width = self.layout.width
-        return Cost(parameters=len(self.rows), flops=len(self.rows) * width, reads=0, live=width)
+    def flops(self) -> int:
+        return len(self.rows) * self.layout.width
+
+
+class Echo(Gain):
+    """x + y + 2 g tanh(x), a value of what was read, beside the increment."""
+
+    name = "echo"
+    scale = 2.0
+
+    def __init__(self, config: Any, layout: Layout) -> None:
+        super().__init__(config, layout)
+        self.parameter("gain", len(self.rows), start=0.0, neutral=0.0)
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        for site in self.sites:
+            x = x + apply(site, Seen(x)).y + 2.0 * self.gain[site.index] * torch.tanh(x)
+        return x
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.scale * torch.tanh(x)
+
+    def _write(self, value: One, site: Site, y: Tensor, seen: Seen, c: Seen) -> One:
+        if not self.uses(site):
+            return One(value.x + y)
+        return One(value.x + y + (self.gain[self.rows[site.index]] * self.value(seen.x)).to(y.dtype))
+
+    def flops(self) -> int:
+        return 5 * len(self.rows) * self.layout.width
+
+
+class Three(NamedTuple):
+    streams: Tensor
+
+
+class Turn(Gain):
+    """Streams x, x and 0, turned by (1 - a) 1 + a P with a cyclic P; the first is read and written to."""
+
+    name = "turn"
+
+    def __init__(self, config: Any, layout: Layout) -> None:
+        super().__init__(config, layout)
+        self.parameter("gain", len(self.rows), start=0.0, neutral=0.0)
+
+    def definition(self, x: Tensor, apply: Apply) -> Tensor:
+        streams = [x, x, torch.zeros_like(x)]
+        for site in self.sites:
+            a, y = self.gain[site.index], apply(site, Seen(streams[0])).y
+            streams = [(1 - a) * stream + a * streams[i - 1] for i, stream in enumerate(streams)]
+            streams = [streams[0] + y, *streams[1:]]
+        return streams[0]
+
+    def matrix(self, site: Site) -> Tensor:
+        one = torch.eye(3, dtype=self.gain.dtype, device=self.gain.device)
+        return one + self.gain[self.rows[site.index]] * (one.roll(1, 0) - one)
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Three:
+        return Three(torch.stack([x, x, torch.zeros_like(x)], dim=-2))
+
+    def _read(self, value: Three, site: Site) -> Seen:
+        return Seen(value.streams[..., 0, :])
+
+    def _write(self, value: Three, site: Site, y: Tensor, seen: Seen, c: Seen) -> Three:
+        streams = value.streams
+        if self.uses(site):
+            streams = (self.matrix(site).to(streams.dtype) @ streams).to(streams.dtype)
+        first, rest = streams.split([1, 2], dim=-2)
+        return Three(torch.cat([first + y.unsqueeze(-2), rest], dim=-2))
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Three:
+        return Three(*tensors)
+
+    def flops(self) -> int:
+        return 18 * len(self.rows) * self.layout.width
+
+
+def _first(mix: Tensor, generator: torch.Generator | None) -> None:
+    mix.copy_(torch.tensor([[1.0, 0.0], [1.0, 0.0]]).expand_as(mix))
 
 
 class Two(NamedTuple):
@@ -84,8 +157,8 @@ class Pair(Gain):
 
     def __init__(self, config: Any, layout: Layout) -> None:
         super().__init__(config, layout)
-        del self.gain
-        self.mix = nn.Parameter(torch.empty(len(self.rows), 2, 2))
+        self.drop("gain")
+        self.parameter("mix", len(self.rows), 2, 2, start=_first, neutral=_first)
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         first, second = x, x
@@ -94,10 +167,6 @@ class Pair(Gain):
             y = apply(site, Seen(first)).y
             first, second = a * first + b * second + y, c * first + d * second
         return first
-
-    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
-        with torch.no_grad():
-            self.mix.copy_(torch.tensor([[1.0, 0.0], [1.0, 0.0]]).expand_as(self.mix))
 
     def matrix(self, site: Site) -> Tensor:
         return self.mix[self.rows[site.index]]
@@ -117,9 +186,8 @@ class Pair(Gain):
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Two:
         return Two(*tensors)
 
-    def cost(self) -> Cost:
-        width, n = self.layout.width, len(self.rows)
-        return Cost(parameters=4 * n, flops=8 * width * n, reads=2 * n, live=2 * width)
+    def flops(self) -> int:
+        return 8 * self.layout.width * len(self.rows)
 
 
 class Past(NamedTuple):
@@ -134,9 +202,9 @@ class History(Gain):
 
     def __init__(self, config: Any, layout: Layout) -> None:
         super().__init__(config, layout)
-        del self.gain
-        self.theta = nn.ParameterList(torch.empty(site.index + 1) for site in layout.sites if self.uses(site))
+        self.drop("gain")
         self.rows = {site.index: row for row, site in enumerate(layout.used())}
+        self.theta = nn.ParameterList(torch.empty(site.index + 1) for site in layout.used())
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         states = [x]
@@ -149,6 +217,9 @@ class History(Gain):
         with torch.no_grad():
             for theta in self.theta:
                 theta.zero_()
+
+    def neutral_(self) -> None:
+        self.reset_parameters()
 
     def _open(self, x: Tensor, tokens: Tokens) -> Past:
         return Past(x, (x,))
@@ -171,10 +242,8 @@ class History(Gain):
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Past:
         return Past(tensors[-1], tensors)
 
-    def cost(self) -> Cost:
-        width, sites = self.layout.width, len(self.layout.sites)
-        reads = sum(theta.numel() for theta in self.theta)
-        return Cost(parameters=reads, flops=(2 * reads + len(self.theta)) * width, reads=reads, live=sites * width)
+    def flops(self) -> int:
+        return (2 * sum(theta.numel() for theta in self.theta) + len(self.theta)) * self.layout.width
 
 
 class Bank(NamedTuple):
@@ -249,9 +318,3 @@ class Runs(Stream):
         theta = self.logits[str(site.index)]
         weights = self.found(value, theta)[1].softmax(-1) * len(theta)
         return weights.expand(*value.total.shape[:-1], 1, len(weights))
-
-    def cost(self) -> Cost:
-        width, reads = self.layout.width, sum(theta.numel() for theta in self.logits.values())
-        parts = len(self.layout.sublayers) // 2
-        held = max(2 + i // 2 + i % 2 for i in range(len(self.layout.sites)))
-        return Cost(parameters=reads, flops=(2 * reads + parts) * width, reads=reads, live=held * width)

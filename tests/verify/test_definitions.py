@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from tests.verify.streams import Runs
+from twoaxis.base.spec import spell
 from twoaxis.depth.registry import STREAMS, stream_names
-from twoaxis.depth.stream import Stream
-from twoaxis.sequence.mixer import LocalOperator
 from twoaxis.sequence.registry import MIXERS, mixer_names
 from twoaxis.show import terminal
-from twoaxis.verify import check_stream
-from twoaxis.verify.case import LAYOUTS, Case, MixerCase
-from twoaxis.verify.definition import BOUND, PERTURB, disagreement, given, stream_disagreement
-from twoaxis.verify.properties import label
+from twoaxis.verify import check
+from twoaxis.verify.claim import Result, disagreement
+from twoaxis.verify.definition import BOUND, PERTURB, UsedError, alone, from_definition, given, independent
+from twoaxis.verify.subject import LAYOUTS, MixerSubject, StreamSubject
 
 MIXERS_ANYWHERE = (("mixer", "mixer", "attention", "mlp"), ("attention", "mixer", "mlp"), ("mixer",) * 3)
 """Beside the layouts of the kit: several mixers ahead, one inside a block, a block of nothing else."""
@@ -103,87 +98,47 @@ FURTHER: dict[str, list[dict[str, Any]]] = {
 def cases(names: tuple[str, ...], registry: Any) -> list[Any]:
     """One parameter set per method and variant."""
     pairs = [(name, options) for name in names for options in (*registry.find(name).variants, *FURTHER.get(name, []))]
-    return [pytest.param(name, dict(options), id=label(name, options)) for name, options in pairs]
-
-
-class Cheated(Exception):
-    pass
-
-
-@contextmanager
-def definitions_alone(cls: type[Stream] | type[LocalOperator]) -> Iterator[None]:
-    """Kernels, rings and every method of the class and its bases raise, but `definition` and what it is made of."""
-
-    def cheat(*_: Any, **__: Any) -> Any:
-        raise Cheated("a definition must not use this")
-
-    kernels = ("twoaxis.kernels", "twoaxis.window", "twoaxis.ring", "twoaxis.sequence.rope")
-    with pytest.MonkeyPatch.context() as patch:
-        for module in [m for n, m in sys.modules.items() if n.startswith(("twoaxis.depth.", "twoaxis.sequence."))]:
-            for name, value in list(vars(module).items()):
-                if callable(value) and str(getattr(value, "__module__", "")).startswith(kernels):
-                    patch.setattr(module, name, cheat)
-        for base in cls.__mro__[: cls.__mro__.index(Stream if issubclass(cls, Stream) else LocalOperator) + 1]:
-            for name, value in list(vars(base).items()):
-                allowed = name in ("definition", "sites", "sites_of") or name.startswith(("_defined", "__"))
-                if not allowed and (inspect.isfunction(value) or isinstance(value, property)):
-                    patch.setattr(base, name, property(cheat) if isinstance(value, property) else cheat)
-        yield
-
-
-def alone(monkeypatch: pytest.MonkeyPatch, cls: type[Any]) -> None:
-    """Let the definition of a class run with nothing else at hand."""
-    definition = cls.definition
-
-    def guarded(*arguments: Any) -> Any:
-        with definitions_alone(cls):
-            return definition(*arguments)
-
-    monkeypatch.setattr(cls, "definition", guarded)
+    return [pytest.param(name, dict(options), id=spell(name, dict(options))) for name, options in pairs]
 
 
 @pytest.mark.parametrize(("name", "options"), cases(stream_names(), STREAMS))
-def test_a_stream_equals_its_definition(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    alone(monkeypatch, STREAMS.find(name))
-    case = Case(name, options, seed=1)
-    found = {str(layout): stream_disagreement(case, layout) for layout in (*LAYOUTS, MIXERS_ANYWHERE)}
+def test_a_stream_equals_its_definition(name: str, options: dict[str, Any]) -> None:
+    subject = StreamSubject(name, options, seed=1)
+    runs = [subject.run(layout, perturb=PERTURB, width=8) for layout in (*LAYOUTS, MIXERS_ANYWHERE)]
+    found = {run.where: from_definition(run) for run in runs}
     assert {layout: error for layout, error in found.items() if not error <= BOUND} == {}
+    assert independent(subject) == Result(0)
 
 
 @pytest.mark.parametrize(("name", "options"), cases(mixer_names(), MIXERS))
-def test_an_operator_equals_its_definition(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    case = MixerCase(name, options, seed=1)
-    operators = list(case.operators(perturb=PERTURB))
-    alone(monkeypatch, type(operators[0][1]))
-    for point, operator in operators:
+def test_an_operator_equals_its_definition(name: str, options: dict[str, Any]) -> None:
+    subject = MixerSubject(name, options, seed=1)
+    for run in subject.runs(perturb=PERTURB):
         for time in (1, 2, 24, 60):  # a short window over many tokens is computed in a band
-            x = case.tensor(point, time=time).requires_grad_()
-            leaves = [x, *operator.parameters()]
-            assert disagreement(operator(x), operator.definition(x), leaves, case.seed) <= BOUND
+            x = run.input(time=time, grad=True)
+            assert disagreement(run(x), run.definition(x), run.leaves(x), 1) <= BOUND
+    assert independent(subject) == Result(0)
 
 
 @pytest.mark.parametrize("name", stream_names())
 def test_the_fast_form_does_not_run_with_the_definition_s_means(name: str) -> None:
-    case = Case(name, STREAMS.find(name).variants[0])
-    run, x = case.run(case.stream()), case.embedding()
-    with definitions_alone(STREAMS.find(name)), pytest.raises(Cheated):
-        run(x)
-    run(x)
+    run = next(StreamSubject(name, STREAMS.find(name).variants[0]).runs())
+    with alone(STREAMS.find(name)) as used, pytest.raises(UsedError):
+        run(run.input())
+    assert used
+    run(run.input())
 
 
 def test_every_method_of_the_library_gives_a_definition() -> None:
-    assert [name for name in stream_names() if not given(STREAMS.find(name))] == []
-    for name in mixer_names():
-        assert all(given(operator) for _, operator in MixerCase(name, MIXERS.find(name).variants[0]).operators())
+    classes = [STREAMS.find(name) for name in stream_names()] + [MIXERS.find(name) for name in mixer_names()]
+    assert [cls.name for cls in classes if not given(cls)] == []
 
 
 def test_a_method_without_a_definition_is_said_to_have_none() -> None:
-    report = check_stream(Runs, only=["definition: values and every gradient", "gradients: finite differences"])
+    report = check(Runs, only=["definition", "gradients: finite differences"])
     assert report.ok
-    assert [check.instances for check in report.checks] == [0, 1]
+    assert [result.instances for result in report.results] == [0, 0, 2]
     assert "none given" in terminal.render(report.document())
-    case = Case("standard", {})
-    run = case.run(case.stream())
-    runs = Runs(Runs.Config(), run.stream.layout)
+    run = StreamSubject("standard").run()
     with pytest.raises(NotImplementedError, match="Runs does not give its definition"):
-        runs.definition(case.embedding(), run.sublayer)
+        Runs(Runs.Config(), run.stream.layout).definition(run.input(), run.act)

@@ -1,4 +1,4 @@
-"""The command that measures the certificates: verify."""
+"""The command that measures theorems and claims about every method: verify."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 if TYPE_CHECKING:
-    from twoaxis.verify.run import Certificates
+    from twoaxis.verify.claim import Report
 
 
-def verify(*, seed: int = 0, only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FAMILY")] = ()) -> Certificates:
-    """Measure the certificates on random instances; exit with 1 if one does not hold.
+def verify(*, seed: int = 0, only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FAMILY")] = ()) -> Report:
+    """Measure theorems, and what is claimed about every method, on random instances; exit with 1 if a claim fails.
 
     Args:
         seed: Seed of the random instances.
-        only: Families to measure: duality, neutral, blend, algebra, reduction, sequence, orders, definition. None
-            named is all.
+        only: Families to measure, or single claims by name. Theorems: duality, algebra, reduction, orders. About every
+            method: definition, neutral, blend, time, and, unless named left out, contract, gradients, depth, start,
+            costs.
     """
     import torch
 
     from twoaxis.base.progress import Progress
-    from twoaxis.verify.run import FAMILIES, Certificates, certificates
+    from twoaxis.verify.claim import Report
+    from twoaxis.verify.run import planned
 
     torch.set_num_threads(1)  # the instances are small
-    results = []
-    families = only or tuple(FAMILIES)
-    with Progress("verify", len(families), "families") as bar:
-        for certificate in certificates(seed, only):
-            bar.advance(int(bool(results) and results[-1].family != certificate.family), certificate.statement[:60])
-            results.append(certificate)
-        bar.advance(1)
-    return Certificates(seed, tuple(results))
+    plan, results = planned(seed, only), []
+    with Progress("verify", len(plan), "claims") as bar:
+        for what, measured in plan:
+            results += measured()
+            bar.advance(1, what[:60])
+    return Report("Certificates", tuple(results), seed, by="family")

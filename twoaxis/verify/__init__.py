@@ -1,15 +1,20 @@
-"""The conformance kit: everything the library's own streams and mixers must pass, on anybody's.
+"""What is claimed about a method, measured: everything the library's own streams and mixers hold, on anybody's.
 
-from twoaxis.verify import check_stream
+from twoaxis.verify import check
 
-report = check_stream(MyStream)          # a class, registered or not, or a registered name
+report = check(MyStream)          # a class, registered or not, or a registered name
 report.show()
 report.raise_if_failed()
+
+claim.py     Claim, Result, Result, Report               a claim is a named function that measures one property
+subject.py   Subject, Run, Model                           one variant of a method, alone and inside small decoders
+contract, definition, gradients, time, depth, start, costs        claims about any method, by family
+theorems.py                                                claims about certain methods and how they are related
+run.py       check, verify          files.py    check_file
 """
 
-from twoaxis.verify.load import check_file
-from twoaxis.verify.mixer import check_mixer
-from twoaxis.verify.report import Check, Report
-from twoaxis.verify.stream import check_stream
+from twoaxis.verify.claim import Report, Result
+from twoaxis.verify.files import check_file
+from twoaxis.verify.run import check, verify
 
-__all__ = ["Check", "Report", "check_file", "check_mixer", "check_stream"]
+__all__ = ["Report", "Result", "check", "check_file", "verify"]

@@ -1,29 +1,24 @@
-"""Run the kit on a file: every stream and mixer that it defines."""
+"""Check a file: every stream and mixer that it defines."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any
 
-from twoaxis.base.registry import Registry
-from twoaxis.depth.registry import STREAMS
 from twoaxis.depth.stream import Stream
 from twoaxis.sequence.mixer import LocalOperator
-from twoaxis.sequence.registry import MIXERS
-from twoaxis.verify.mixer import check_mixer
-from twoaxis.verify.report import Report
-from twoaxis.verify.stream import check_stream
-
-T = TypeVar("T")
+from twoaxis.verify.claim import Report, raised
+from twoaxis.verify.run import check
+from twoaxis.verify.subject import SUBJECTS
 
 
-def check_file(path: str | Path, *, compile: bool = False, seed: int = 0) -> list[Report]:
+def check_file(path: str | Path, *, compile: bool = False, seed: int = 0, only: Sequence[str] = ()) -> list[Report]:
     """Import a Python file and check every `Stream` and `LocalOperator` that it defines, in the order of the file.
 
     The file is run, like any import: check only files you trust. What it registers is forgotten again afterwards.
@@ -32,36 +27,33 @@ def check_file(path: str | Path, *, compile: bool = False, seed: int = 0) -> lis
         path: the file.
         compile: also compile each subject with `fullgraph=True`; slow.
         seed: of parameters, inputs and sub-layers.
+        only: names or families of claims; none named is all of them.
 
     Raises:
         ValueError: there is no such file, it cannot be imported, or it defines neither a stream nor a mixer.
     """
-    with _as_before(STREAMS), _as_before(MIXERS), _loaded(Path(path)) as module:
-        subjects = defined_in(module)
-        if not subjects:
+    with registries_restored(), imported(Path(path)) as module:
+        methods = defined_in(module)
+        if not methods:
             raise ValueError(f"{path} defines no subclass of twoaxis.Stream or of twoaxis.LocalOperator")
-        return [
-            check_stream(s, seed=seed, compile=compile)
-            if issubclass(s, Stream)
-            else check_mixer(s, seed=seed, compile=compile)
-            for s in subjects
-        ]
+        return [check(method, seed=seed, compile=compile, only=only) for method in methods]
 
 
 @contextmanager
-def _as_before(registry: Registry[T]) -> Iterator[None]:
-    """Forget what is registered inside the block."""
-    entries = dict(registry.entries)
+def registries_restored() -> Iterator[None]:
+    """Context manager: forgets what is registered inside."""
+    before = [(kind.registry.entries, dict(kind.registry.entries)) for kind in SUBJECTS]
     try:
         yield
     finally:
-        registry.entries.clear()
-        registry.entries.update(entries)
+        for entries, kept in before:
+            entries.clear()
+            entries.update(kept)
 
 
 @contextmanager
-def _loaded(path: Path) -> Iterator[ModuleType]:
-    """The file as a module, under a name of its own; an error of the file is shown with its line."""
+def imported(path: Path) -> Iterator[ModuleType]:
+    """Context manager: the file as a module, under a name of its own; an error of the file is shown with its line."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     if path.suffix != ".py":
@@ -76,25 +68,14 @@ def _loaded(path: Path) -> Iterator[ModuleType]:
         try:
             spec.loader.exec_module(module)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}{_line(error, path)}"
-            raise ValueError(f"{path} cannot be imported: {said}") from error
+            raise ValueError(f"{path} cannot be imported: {raised(error)}") from error
         yield module
     finally:
         sys.modules.pop(name, None)
 
 
-def _line(error: BaseException, path: Path) -> str:
-    """Where in the file the error arose."""
-    frame, line = error.__traceback__, getattr(error, "lineno", None)
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == str(path):
-            line = frame.tb_lineno
-        frame = frame.tb_next
-    return "" if line is None else f" (line {line})"
-
-
-def defined_in(module: ModuleType) -> list[type[Stream] | type[LocalOperator]]:
-    """The streams and mixers a module defines itself; a class that others in it build on is theirs, not a subject."""
+def defined_in(module: ModuleType) -> list[type[Any]]:
+    """The streams and mixers a module defines itself; a class that others in it build on is theirs, not a method."""
     found = [
         value
         for value in vars(module).values()

@@ -41,7 +41,7 @@ def written(folder: Path, text: str, name: str = "mine.py") -> Path:
 def test_streams_and_mixers_of_a_file(tmp_path: Path) -> None:
     streams, mixers = STREAMS.names(), MIXERS.names()
     reports = check_file(written(tmp_path, STREAM.replace("class Base(twoaxis.Stream):\n    pass\n", "") + MIXER))
-    assert [report.subject for report in reports] == ["AsEver", "Conv"]
+    assert [report.title for report in reports] == ["AsEver", "Conv"]
     assert all(report.ok for report in reports), [report.failed for report in reports]
     assert (STREAMS.names(), MIXERS.names()) == (streams, mixers)
     assert "twoaxis_checked_mine" not in sys.modules
@@ -49,7 +49,9 @@ def test_streams_and_mixers_of_a_file(tmp_path: Path) -> None:
 
 def test_an_unfinished_stream_fails_and_does_not_raise(tmp_path: Path) -> None:
     reports = check_file(written(tmp_path, STREAM))
-    assert [(report.subject, report.ok) for report in reports] == [("Base", False), ("AsEver", True)]
+    assert [(report.title, report.ok) for report in reports] == [("Base", False), ("AsEver", True)]
+    assert "Base does not define _open; Base does not define _read" in reports[0].results[0].detail
+    assert len(reports[0].results) == 1
 
 
 @pytest.mark.parametrize(
@@ -57,9 +59,9 @@ def test_an_unfinished_stream_fails_and_does_not_raise(tmp_path: Path) -> None:
     [
         ("x = 1\n", "defines no subclass of twoaxis.Stream or of twoaxis.LocalOperator"),
         ("from twoaxis.depth.standard import Standard\n", "defines no subclass"),
-        ("import torch\n\nx = 1 / 0\n", r"cannot be imported: ZeroDivisionError: .* \(line 3\)"),
-        ("import torch\nclass\n", r"cannot be imported: SyntaxError: .*\(line 2\)"),
-        ("import no_such_module_anywhere\n", "cannot be imported: ModuleNotFoundError"),
+        ("import torch\n\nx = 1 / 0\n", r"cannot be imported: raises ZeroDivisionError: .* \(mine.py, line 3\)"),
+        ("import torch\nclass\n", r"cannot be imported: raises SyntaxError: .*\(mine.py, line 2\)"),
+        ("import no_such_module_anywhere\n", "cannot be imported: raises ModuleNotFoundError"),
         ("import twoaxis\n@twoaxis.register('standard')\nclass A(twoaxis.Stream): pass\n", "already a stream named"),
     ],
 )

@@ -1,0 +1,368 @@
+"""Claims of the contract: what is declared, purity, packing, misuse, recomputation and compilation.
+
+The state is a value and nothing is kept on the module, so passes may interleave, be recomputed by activation
+checkpointing, deep-copied, cut at a block boundary and compiled.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from twoaxis.base.registry import did_you_mean
+from twoaxis.depth.site import OUT, Site
+from twoaxis.depth.stream import Stream
+from twoaxis.sequence.mixer import POINTS, LocalOperator
+from twoaxis.sequence.registry import mixer
+from twoaxis.verify.claim import (
+    Result,
+    between,
+    claim,
+    deviation,
+    disagreement,
+    faults,
+    gradients,
+    raised,
+    random_tensors,
+    worst,
+)
+from twoaxis.verify.depth import PLACEMENTS, ways_of
+from twoaxis.verify.subject import WIDTH, MixerSubject, Run, StreamSubject, Subject, tensors_of
+
+HOOKS = {
+    Stream: ("_open", "_read", "_write", "_pack", "_unpack"),
+    LocalOperator: ("points", "step", "reset_parameters"),
+}
+"""What a method has to fill in."""
+
+
+@claim("contract", "declarations", first=True)
+def declarations(subject: Subject) -> Result:
+    """Name, options and hooks are what the contract asks for, and one pass runs everywhere."""
+    cls = subject.cls
+    if found := list(missing_hooks(cls)):
+        return faults(found)
+    if not isinstance(getattr(cls, "name", None), str):
+        found.append("the class has no `name`")
+    config = getattr(cls, "Config", None)
+    if not dataclasses.is_dataclass(config) or not config.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        found.append("`Config` is not a frozen dataclass")
+    if isinstance(subject, MixerSubject):
+        made = mixer(subject.name, **subject.options)
+        if not made.points or not set(made.points) <= set(POINTS):
+            return faults([f"it acts at {made.points}, the points are {', '.join(POINTS)}"])
+        for point in set(POINTS) - set(made.points):
+            found += _accepted(f"an operator at {point!r}, where the mixer does not act,", made.build, point, WIDTH)
+    try:
+        for run in subject.runs():
+            found += [f"{run.where}: {fault}" for fault in _wrong_in(run)]
+    except Exception as error:
+        return Result(float("inf"), detail=raised(error))
+    return faults(found)
+
+
+def missing_hooks(cls: type[Any]) -> list[str]:
+    """Hooks of the contract that a class leaves out, each with a name of the class that may be meant for it."""
+    root = LocalOperator if issubclass(cls, LocalOperator) else Stream
+    own = {name for base in cls.__mro__[: cls.__mro__.index(root)] for name in vars(base) if not hasattr(root, name)}
+    found = []
+    for hook in HOOKS[root]:
+        if inspect.getattr_static(cls, hook) is inspect.getattr_static(root, hook):
+            near = did_you_mean(hook, own).replace("did you mean", "is it meant by")
+            found.append(f"{cls.__name__} does not define {hook}{near}")
+    return found
+
+
+def _wrong_in(run: Run) -> list[str]:
+    """What is wrong with the declarations of one run, after one pass."""
+    found: list[str] = []
+    x = run.input()
+    if run(x).shape != x.shape:
+        found.append(f"the output has shape {tuple(run(x).shape)}, the input {tuple(x.shape)}")
+    if isinstance(run.method, LocalOperator):
+        return found + _accepted("an input of another width", run, x[..., :-1])
+    method = run.stream
+    state = method.unpack(method.pack(method.open(x)), method.layout.sites[0])
+    run.end(state)
+    if method.neutral not in ("bitwise", "rounding", "scale", "none"):
+        found.append(f"the neutral class is {method.neutral!r}")
+    for site in method.layout.sites:
+        ways = method.ways(site)
+        allowed = ("x", "q", "k", "v") if site.kind in ("attention", "parallel") else ("x",)
+        if not ways or not set(ways) <= set(allowed) or len(set(ways)) != len(ways):
+            found.append(f"a site of kind {site.kind} has the ways {ways}")
+    return found
+
+
+def _accepted(what: str, call: Callable[..., Any], *arguments: Any) -> list[str]:
+    """What is wrong if a call does not refuse its arguments with a ValueError."""
+    try:
+        call(*arguments)
+    except ValueError:
+        return []
+    return [f"{what} raises no ValueError"]
+
+
+# Purity.
+
+
+@claim("contract", "purity: a state reads the same twice", ["depth"])
+@torch.no_grad()
+def reads_repeat(subject: StreamSubject) -> Result:
+    """The same state read twice gives the same numbers."""
+    errors = {}
+    for run in subject.runs():
+        for step in run.steps(run.input())[0]:
+            again, seen = ways_of(run.stream.read(step.before, step.site)), ways_of(step.seen)
+            same = again.keys() == seen.keys()
+            differences = [deviation(again[way], seen[way]) if same else float("inf") for way in seen]
+            errors[f"{run.where}, site {step.site.index}"] = max(differences)
+    return worst(errors)
+
+
+@claim("contract", "purity: passes interleave", ["depth"])
+@torch.no_grad()
+def passes_interleave(subject: StreamSubject) -> Result:
+    """Two passes with different inputs, site by site in turn, equal two passes one after the other."""
+    errors = {}
+    for run in subject.runs():
+        inputs = [run.input(), run.input(offset=1)]
+        alone, states = [run(x) for x in inputs], [run.stream.open(x) for x in inputs]
+        for site in run.stream.sites:
+            states = [run.go(state, site.index + 1) for state in states]
+        errors[run.where] = max(deviation(run.end(s), a) for s, a in zip(states, alone, strict=True))
+    return worst(errors)
+
+
+@claim("contract", "purity: nothing is kept on the module")
+def module_unchanged(subject: Subject) -> Result:
+    """A pass leaves the module's parameters, buffers and attributes, and its class's, as they were."""
+    changes: list[str] = []
+    for run in subject.runs():
+        method = run.method
+        before, weights = _snapshot(method), {n: t.clone() for n, t in method.state_dict().items()}
+        run(run.input(grad=True)).sum().backward()
+        for parameter in run.parameters():
+            parameter.grad = None
+        with torch.no_grad():
+            run.composed.run(run.input(), keep=True) if run.composed is not None else run(run.input(offset=1))
+        after = _snapshot(method)
+        changes += [f"{key} appeared" for key in after.keys() - before.keys()]
+        changes += [f"{key} vanished" for key in before.keys() - after.keys()]
+        changes += [f"{key} changed" for key in before.keys() & after.keys() if before[key] != after[key]]
+        changes += [n for n, t in method.state_dict().items() if n not in weights or not torch.equal(t, weights[n])]
+    return faults(sorted(set(changes)))
+
+
+def _snapshot(module: nn.Module) -> dict[str, Any]:
+    """Everything an attribute could hide a number in: by path, the leaves with their identity and version."""
+    found: dict[str, Any] = {}
+    for name, part in module.named_modules():
+        _describe(vars(part), name or type(module).__name__, found, 0)
+    for cls in type(module).__mro__:
+        if issubclass(cls, Stream | LocalOperator) and cls not in (Stream, LocalOperator):
+            _describe(dict(vars(cls)), f"class {cls.__name__}", found, 0)
+    return found
+
+
+def _describe(value: Any, path: str, found: dict[str, Any], depth: int) -> None:
+    if isinstance(value, Tensor):
+        found[path] = (id(value), value._version)
+    elif isinstance(value, nn.Module) or inspect.isroutine(value) or isinstance(value, type | property):
+        found[path] = id(value)
+    elif isinstance(value, Mapping | list | tuple):
+        found[path] = len(value)
+        for key, inside in value.items() if isinstance(value, Mapping) else enumerate(value):
+            _describe(inside, f"{path}.{key}", found, depth + 1)
+    elif isinstance(value, set | frozenset):
+        found[path] = frozenset(map(repr, value))
+    elif depth < 4 and hasattr(value, "__dict__"):
+        _describe(vars(value), path, found, depth + 1)
+    else:
+        found[path] = value if isinstance(value, str | int | float | bool | None) else id(value)
+
+
+@claim("contract", "purity: inputs and old states are untouched", ["depth"])
+@torch.no_grad()
+def inputs_unchanged(subject: StreamSubject) -> Result:
+    """A pass changes neither the embedding, nor an increment, nor a read, nor any earlier state."""
+    changed: list[str] = []
+    for run in subject.runs():
+        method, x = run.stream, run.input()
+        held = [("the embedding", x, x.clone())]
+        state = method.open(x)
+        for step in run.steps(run.input())[0]:
+            site, y, seen = step.site, step.y.clone(), method.read(state, step.site)
+            parts = {"state before": state.value, "read of": seen, "normalised read of": step.c, "increment of": y}
+            for part, value in parts.items():
+                held += [(f"the {part} site {site.index}", t, t.clone()) for t in tensors_of(value)]
+            state = method.write(state, site, y, seen, step.c)
+        held += [("the last state", t, t.clone()) for t in tensors_of(state.value)]
+        method.close(state)
+        run(run.input(offset=1))
+        changed += [what for what, tensor, copied in held if not torch.equal(tensor, copied)]
+    return faults(changed)
+
+
+@claim("contract", "purity: inputs and rings are untouched", ["sequence"])
+@torch.no_grad()
+def rings_unchanged(subject: MixerSubject) -> Result:
+    """A step leaves its input and the ring as they were, and from one ring it gives the same numbers twice."""
+    errors = {}
+    for run in subject.runs():
+        operator, x = run.method, run.input()
+        assert isinstance(operator, LocalOperator)
+        copied, weights = x.clone(), [p.clone() for p in operator.parameters()]
+        _, ring = operator.step(x[:, :10], operator.start(2))
+        held = [(t, t.clone()) for piece in ring.pieces for t in piece]
+        first, _ = operator.step(x[:, 10:], ring)
+        operator.step(run.input(offset=1), operator.start())
+        again, _ = operator.step(x[:, 10:], ring)
+        pairs = [(x, copied), (again, first), *held, *zip(operator.parameters(), weights, strict=True)]
+        errors[run.where] = max(deviation(a, b) for a, b in pairs)
+    return worst(errors)
+
+
+@claim("contract", "purity: deep copies continue", ["depth"])
+@torch.no_grad()
+def deep_copies(subject: StreamSubject) -> Result:
+    """A copy of the module continues from a copy of the state, mid-pass, to the same output."""
+    errors = {}
+    for run in subject.runs(few=True):
+        whole = run(run.input())
+        steps, last = run.steps(run.input())
+        for state in (*(step.before for step in steps), last):
+            other, copied = copy.deepcopy(run.stream), copy.deepcopy(state)
+            errors[f"{run.where}, site {state.index}"] = deviation(run.end(copied, other), whole)
+    return worst(errors)
+
+
+# Packing and recomputation.
+
+
+@claim("contract", "pack: continues after any block", ["depth"])
+def packing(subject: StreamSubject) -> Result:
+    """Packed at any block boundary and unpacked in a copy of the stream, a pass ends in the same numbers and gradients.
+
+    The packed tensors are cut off and the backward passes joined by hand, as between two pipeline stages.
+    """
+    errors = {}
+    for run in subject.runs(few=True):
+        x = run.input(grad=True)
+        out = run(x)
+        (probe,) = random_tensors(run.seed, out.shape)
+        whole = gradients(out, [x, *run.parameters()], probe)
+        for boundary in (site for site in run.stream.layout.sites if site.first):
+            end, sums = _in_two_stages(run, boundary, probe)
+            where = f"{run.where}, before site {boundary.index}"
+            errors[where] = max(deviation(end, out), between(sums, whole, floor=1.0))
+    return worst(errors, 1e-12)
+
+
+def _in_two_stages(run: Run, boundary: Site, probe: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The output and the gradients of input and parameters, with the state sent as tensors before `boundary`."""
+    method, x = run.stream, run.input(grad=True)
+    copied = copy.deepcopy(method)
+    sent = method.pack(run.go(run.stream.open(x), boundary.index))
+    received = [t.detach().requires_grad_() for t in sent]
+    end = run.end(copied.unpack(received, boundary), copied)
+    leaves = [x, *run.parameters()]
+    sums = [torch.zeros_like(x), *gradients(end, leaves[1:], probe)]
+    place = {id(leaf): i for i, leaf in enumerate(leaves)}
+    for parameter, grad in zip(method.parameters(), gradients(end, [*copied.parameters()], probe), strict=True):
+        sums[place[id(parameter)]] = sums[place[id(parameter)]] + grad
+    pairs = zip(sent, gradients(end, received, probe), strict=True)
+    if joined := [(tensor, cotangent) for tensor, cotangent in pairs if tensor.requires_grad]:
+        tensors, cotangents = zip(*joined, strict=True)
+        front = torch.autograd.grad(tensors, leaves, cotangents, allow_unused=True)
+        sums = [a if b is None else a + b for a, b in zip(sums, front, strict=True)]
+    return end, sums
+
+
+@claim("contract", "placement: packs anywhere", ["depth"])
+def packs_anywhere(subject: StreamSubject) -> Result:
+    """Where some sites are switched off, packing still continues to the same output; two placements per variant."""
+    numbers = (subject.number, subject.number + 3)
+    placements = [PLACEMENTS[number % len(PLACEMENTS)] for number in numbers]
+    found = [(p, packing(dataclasses.replace(subject, number=1, placement=p))) for p in placements]
+    placement, measured = max(found, key=lambda pair: pair[1].severity)
+    return measured._replace(detail=f"{placement!r}, {measured.detail}")
+
+
+@claim("contract", "pack: structure depends on the site alone", ["depth"])
+@torch.no_grad()
+def packed_structure(subject: StreamSubject) -> Result:
+    """How many tensors pack gives, and their shapes, depend on the site alone; inside a block it raises."""
+    found = []
+    for run in subject.runs():
+        method, shapes = run.stream, []
+        for batch, time, keep in ((2, 5, False), (3, 3, True)):
+            state, rows = method.open(run.input(batch=batch, time=time, offset=batch), keep=keep), {}
+            for site in method.layout.sites:
+                if site.first:
+                    rows[site.index] = [(batch, time) == t.shape[:2] and tuple(t.shape[2:]) for t in method.pack(state)]
+                else:
+                    found += _accepted(f"{run.where}: pack inside block {site.block}", method.pack, state)
+                if site.kind != OUT:
+                    state = run.go(state, site.index + 1)
+            shapes.append(rows)
+        for index, row in shapes[0].items():
+            if row != shapes[1][index]:
+                other = shapes[1][index]
+                found.append(f"{run.where}: before site {index} {row} for one input and {other} for another")
+            if False in row:
+                found.append(f"{run.where}: before site {index} a packed tensor does not begin with batch and time")
+    return faults(found)
+
+
+@claim("contract", "activation checkpointing", ["depth"])
+def checkpointing(subject: StreamSubject) -> Result:
+    """Blocks recomputed in the backward pass give the output and the gradients of blocks that are not."""
+    run = subject.run("uneven")
+    method, x = run.stream, run.input(grad=True)
+    state: Any = method.open(x)
+    for number in range(method.layout.blocks):
+        state = checkpoint(run.go, state, method.sites_of(number)[-1].index + 1, use_reentrant=False)
+    return Result(disagreement(method.close(state), run(x), run.leaves(x), run.seed), 1e-12)
+
+
+@claim("contract", "misuse is refused", ["depth"])
+@torch.no_grad()
+def misuse(subject: StreamSubject) -> Result:
+    """A state of another stream, sites out of order and a wrong width are refused with a ValueError."""
+    run, other = subject.run(), subject.stream("mixers")
+    method, x = run.stream, run.input()
+    step, sites = run.steps(x)[0][0], method.layout.sites
+    after = method.write(step.before, sites[0], step.y, step.seen, step.c)
+    rest = (step.seen, step.c)
+    found = _accepted("the state of another stream", method.read, other.open(x), sites[0])
+    found += _accepted("an embedding of another width", method.open, x[..., :-1])
+    found += _accepted("an increment of another width", method.write, step.before, sites[0], step.y[..., :-1], *rest)
+    found += _accepted("a site read before its turn", method.read, step.before, sites[1])
+    found += _accepted("a site read again after its write", method.read, after, sites[0])
+    found += _accepted("a site written again", method.write, after, sites[0], step.y, *rest)
+    return faults(found + _accepted("closing before the last sub-layer", method.close, after))
+
+
+COMPILE = "torch.compile(fullgraph=True)"
+
+
+@claim("contract", COMPILE, slow=True)
+def compiles(subject: Subject) -> Result:
+    """A whole pass and its backward, compiled: traced for all variants, built for the first."""
+    errors = {}
+    for run in [subject.run()] if isinstance(subject, StreamSubject) else subject.runs():
+        for backend in ("aot_eager", "inductor") if subject.first else ("aot_eager",):
+            torch.compiler.reset()
+            x = run.input(grad=True)
+            compiled: Any = torch.compile(run, fullgraph=True, backend=backend)
+            errors[f"{run.where}, {backend}"] = disagreement(compiled(x), run(x), run.leaves(x), run.seed)
+    torch.compiler.reset()
+    return worst(errors, 1e-9)

@@ -1,0 +1,164 @@
+"""Claims about costs: what a method says it costs, against what is counted while it runs; and memory against depth.
+
+Counts are second differences, in tokens and in width, so that work on weights and width-independent work, which `Cost`
+leaves out, cancel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twoaxis.base.meter import Meter, storage_bytes
+from twoaxis.depth.compose import compose
+from twoaxis.depth.stream import Applied, Stream
+from twoaxis.depth.walk import visit
+from twoaxis.verify.claim import Result, claim, faults, worst
+from twoaxis.verify.subject import CHANNELS, WIDTH, StreamSubject, Subject, tensors_of
+from twoaxis.verify.time import in_steps
+
+NARROW, WIDE = 64, 128
+DEPTHS = (6, 12, 24)
+
+
+def cost_of(method: Any) -> Any:
+    """What a stream or an operator says that it costs."""
+    return method.cost()
+
+
+@claim("costs", "parameter groups", ["depth"])
+def groups(subject: StreamSubject) -> Result:
+    """Every parameter is in exactly one group of `parameter_groups`, and a group names nothing else."""
+    found = []
+    for run in subject.runs():
+        names = [name for name, _ in run.stream.named_parameters()]
+        grouped = [name for group in run.stream.parameter_groups() for name in group.names]
+        found += [f"{run.where}: {n} is in {grouped.count(n)} groups" for n in names if grouped.count(n) != 1]
+        found += [f"{run.where}: a group names {n}, which is no parameter" for n in set(grouped) - set(names)]
+    return faults(found)
+
+
+@claim("costs", "cost: parameters")
+def parameters(subject: Subject) -> Result:
+    """The counted parameters are the numbers the module learns."""
+    found = []
+    for run in subject.runs():
+        said, there = cost_of(run.method).parameters, sum(p.numel() for p in run.method.parameters())
+        found += [f"{run.where}: {said} are counted, the module has {there}"] if said != there else []
+    return faults(found)
+
+
+def _slope(measure: Callable[[int, int], float]) -> float:
+    """How `measure(tokens, width)` grows per token, between two widths."""
+    wide, narrow = ((measure(16, width) - measure(8, width)) / 8 for width in (WIDE, NARROW))
+    return wide - narrow
+
+
+@claim("costs", "cost: flops", ["depth"])
+@torch.no_grad()
+def flops(subject: StreamSubject) -> Result:
+    """The stated operations and the plain additions, against those counted inside open, read, write and close.
+
+    Conventions differ by an operation here and there (does the first term of a sum count as an addition?), hence a
+    bound of a quarter.
+    """
+    errors = {}
+    for layout in ("sequential", "parallel"):
+        narrow, wide = methods = [subject.stream(layout, width=width) for width in (NARROW, WIDE)]
+        said = cost_of(wide).flops - cost_of(narrow).flops + (WIDE - NARROW) * len(wide.sites)
+        counted = _slope(lambda tokens, width, pair=methods: _operations(pair[width == WIDE], tokens))
+        errors[layout] = abs(counted / said - 1)
+    return worst(errors, 0.25)
+
+
+def _operations(method: Stream, tokens: int) -> int:
+    """Operations of the stream itself on `tokens` tokens."""
+    x, count = torch.ones(1, tokens, method.layout.width, dtype=torch.float64), Meter(record=False)
+    with count:
+        method.close(
+            visit(method, method.open(x), method.sites, lambda site, seen: Applied(seen._replace(aux=None), x))
+        )
+    return count.flops
+
+
+@claim("costs", "cost: live", ["depth"])
+@torch.no_grad()
+def live(subject: StreamSubject) -> Result:
+    """The live numbers per token against those in vectors of the states of a pass, distinct storage counted once.
+
+    Derived state, which pack leaves out and unpack rebuilds, does not count. So live is at least what pack gives at
+    any boundary and at most what a state holds anywhere; where between blocks the state holds no more than pack
+    gives, nothing is derived and it is exactly that most.
+    """
+    found, time = [], 7
+    for run in subject.runs():
+        steps, last = run.steps(run.input(batch=1, time=time))
+        sizes = []
+        for state in (*(step.before for step in steps), last):
+            packs = run.stream.pack(state) if run.stream.layout.sites[state.index].first else ()
+            vectors = [
+                [t for t in tensors_of(v) if t.shape[-1] == WIDTH and time in t.shape] for v in (state.value, packs)
+            ]
+            sizes.append([storage_bytes(tensors) // (8 * time) for tensors in vectors])
+        held, packed = (max(column) for column in zip(*sizes, strict=True))
+        exact, said = all(size in (0, whole) for whole, size in sizes), cost_of(run.stream).live
+        if not (said == held if exact else packed <= said <= held):
+            found.append(f"{run.where}: {said} numbers are counted, states hold {packed} to {held}")
+    return faults(found)
+
+
+@claim("costs", "cost: kept")
+@torch.no_grad()
+def kept(subject: Subject) -> Result:
+    """The counted memory is what is remembered between tokens, in a storage that is not much larger."""
+    found = []
+    for where, stepper in subject.steppers():
+        if where not in CHANNELS and subject.axis == "sequence":
+            continue  # the memory of a decoder is more than the mixer's
+        _, past = in_steps(stepper, x := stepper.inputs(subject.seed), (3, 1, x.shape[1] - 4))
+        said, held = cost_of(getattr(stepper.module, "stream", stepper.module)).kept, stepper.kept(past)
+        stored = storage_bytes(tensors_of(past if subject.axis == "sequence" else past.stream)) // 16
+        found += [f"{where}: {said} are counted, {held} are kept"] if said != held else []
+        found += [f"{where}: {held} numbers are kept in a storage of {stored}"] if stored > 3 * max(held, 16) else []
+    return faults(found)
+
+
+@claim("costs", "memory grows linearly with depth", ["depth"])
+def memory_growth(subject: StreamSubject) -> Result:
+    """What the backward pass remembers grows linearly in depth: the exponent over 6, 12 and 24 blocks.
+
+    Distinct storages count once, and only what grows with tokens and width: weights are remembered anyway, and the
+    small numbers a read keeps per source are no vectors.
+    """
+    sizes = [_slope(lambda tokens, width, n=n: _remembered(subject, n, tokens, width)) for n in DEPTHS]
+    xs, ys = [math.log(n) for n in DEPTHS], [math.log(max(size, 1e-9)) for size in sizes]
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    covariance = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
+    exponent = covariance / sum((x - mean_x) ** 2 for x in xs)
+    vectors = ", ".join(f"{size / (WIDE - NARROW):.4g}" for size in sizes)
+    return Result(exponent, 1.15, f"vectors remembered per token at {DEPTHS} blocks: {vectors}")
+
+
+def _remembered(subject: StreamSubject, blocks: int, tokens: int, width: int) -> int:
+    """Numbers in the distinct storages saved for the backward pass of the stream and cheap sub-layers."""
+    method = subject.stream((("attention", "mlp"),) * blocks, width=width, dtype=torch.float32)
+    run = compose(method, [(site.kind, None, _cheap) for site in method.sites])
+    held: list[Tensor] = []  # held on to, so that no address is used twice
+
+    def keep(tensor: Tensor) -> Tensor:
+        held.append(tensor)
+        return tensor
+
+    generator = torch.Generator().manual_seed(subject.seed)
+    x = torch.randn(1, tokens, width, generator=generator).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        run(x)
+    return storage_bytes(held) // 4
+
+
+def _cheap(*ways: Tensor) -> Tensor:
+    return torch.tanh(sum(ways[1:], ways[0]))

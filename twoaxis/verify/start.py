@@ -1,0 +1,170 @@
+"""Claims about where a method starts: initial and neutral values, Blend, and the dtypes it runs in."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from twoaxis.depth.blend import Blend
+from twoaxis.depth.stream import Stream
+from twoaxis.model.config import DecoderConfig
+from twoaxis.model.decoder import Decoder
+from twoaxis.verify.claim import Result, claim, deviation, faults, worst
+from twoaxis.verify.depth import ways_of
+from twoaxis.verify.subject import MixerSubject, StreamSubject, Subject, build, stepping
+
+NEUTRAL_BOUND = {"bitwise": 0.0, "rounding": 1e-12, "scale": 1e-10}
+DTYPE_BOUND = {torch.float64: 0.0, torch.float32: 1e-3, torch.bfloat16: 0.15}
+"""How far an output may be from float64's, relative to its largest entry."""
+
+
+@claim("start", "start: every parameter is set")
+@torch.no_grad()
+def starts(subject: Subject) -> Result:
+    """reset_parameters sets every parameter, and to the same numbers for one generator."""
+    found = []
+    for run in subject.runs():
+        values = []
+        for _ in range(2):
+            for parameter in run.method.parameters():
+                parameter.fill_(float("nan"))
+            run.method.reset_parameters(generator=torch.Generator().manual_seed(subject.seed))
+            values.append({name: p.clone() for name, p in run.method.named_parameters()})
+        for name, value in values[0].items():
+            if not torch.isfinite(value).all():
+                found.append(f"{run.where}: {name} is not set")
+            elif not torch.equal(value, values[1][name]):
+                found.append(f"{run.where}: {name} is drawn from another generator than the one given")
+    return faults(found)
+
+
+# Neutral parameters and Blend, in decoders.
+
+
+def plain_of(config: DecoderConfig, seed: int, *, mixer: bool) -> Decoder:
+    """The decoder without the method."""
+    if mixer:
+        return build(dataclasses.replace(config, mixer=None, mixer_options={}, mixer_blocks=None), seed)
+    return build(dataclasses.replace(config, stream="standard", stream_options={}, placement=None), seed)
+
+
+def share_weights(plain: Decoder, model: Decoder) -> None:
+    """Copy everything but the method from `plain` into `model`; a pre-norm's scale goes into every way."""
+    theirs = dict(plain.named_parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in theirs and not name.startswith("stream."):
+                parameter.copy_(theirs[name].expand_as(parameter))
+
+
+@claim("neutral", "neutral class", ["depth"])
+@torch.no_grad()
+def neutral_class(subject: StreamSubject) -> Result | str:
+    """At its neutral parameters the method is as plain as its class says; a class of none has no such parameters."""
+    found: list[Result] = []
+    for where, config in subject.configs():
+        model = build(config, subject.seed, perturb=0.1)
+        kind = model.stream.neutral
+        if kind == "none":
+            try:
+                model.stream.neutral_()
+            except ValueError:
+                continue
+            return Result(1.0, detail="the neutral class is none but neutral_() raises no ValueError")
+        if kind == "scale":  # equal up to the pre-norm's epsilon: without one it is equal to rounding
+            config = dataclasses.replace(config, norm_eps=1e-60)
+            model = build(config, subject.seed, perturb=0.1)
+        model.stream.neutral_()
+        plain, tokens = plain_of(config, subject.seed, mixer=False), stepping(model).inputs(subject.seed)
+        share_weights(plain, model)
+        found.append(Result(deviation(model(tokens), plain(tokens)), NEUTRAL_BOUND[kind], f"{where}: {kind}"))
+    if not found:
+        return "none declared"
+    return max(found, key=lambda m: m.severity)._replace(instances=len(found))
+
+
+@claim("neutral", "neutral mixer", ["sequence"])
+@torch.no_grad()
+def neutral_mixer(subject: MixerSubject) -> Result | str:
+    """At neutral parameters a decoder with the mixer is the one without it, to the last bit."""
+    errors = {}
+    for where, config in subject.configs():
+        if config.stream != "standard":
+            continue  # a stream that tells sub-layers apart sees one more, whatever its output
+        model = build(config, subject.seed, perturb=0.1)
+        operators = [module for module in model.modules() if isinstance(module, subject.cls)]
+        if any(operator.neutral == "none" for operator in operators):
+            return "none declared"
+        for operator in operators:
+            operator.neutral_()
+        plain, tokens = plain_of(config, subject.seed, mixer=True), stepping(model).inputs(subject.seed)
+        share_weights(plain, model)
+        errors[where] = deviation(model(tokens), plain(tokens))
+    return worst(errors)
+
+
+@claim("blend", "blend: gate 0 = plain, gate 1 = the method", ["depth"])
+@torch.no_grad()
+def blend(subject: StreamSubject) -> Result:
+    """To the last bit the decoder is the plain one behind closed gates, and the method's behind open ones."""
+    errors = {}
+    for where, config in subject.configs():
+        method = build(config, subject.seed, perturb=0.1)
+        blended = build(dataclasses.replace(config, blend=True), subject.seed)
+        assert isinstance(blended.stream, Blend)
+        blended.stream.method.load_state_dict(method.stream.state_dict())
+        plain, tokens = plain_of(config, subject.seed, mixer=False), stepping(method).inputs(subject.seed)
+        share_weights(plain, blended)
+        errors[f"{where}, gate 0"] = deviation(blended(tokens), plain(tokens))
+        blended.stream.gate.fill_(1.0)
+        share_weights(method, blended)
+        errors[f"{where}, gate 1"] = deviation(blended(tokens), method(tokens))
+    return worst(errors)
+
+
+# Dtypes.
+
+
+@claim("start", "dtypes")
+@torch.no_grad()
+def dtypes(subject: Subject) -> Result:
+    """Reads and outputs keep the dtype of the input, and stay near float64's numbers; measured in parts of the bound.
+
+    In bfloat16 twice: with every parameter in bfloat16, and with those in float32 that `parameter_groups` keeps there.
+    """
+    found, errors = [], {}
+    exact = {run.where: run(run.input()) for run in subject.runs(few=True)}
+    for dtype, keeping in ((d, k) for d in DTYPE_BOUND for k in (False, True) if not k or d == torch.bfloat16):
+        for run in subject.runs(dtype=dtype, few=True):
+            x = run.input().to(dtype)
+            if isinstance(run.method, Stream):
+                for name in (n for g in run.method.parameter_groups() if g.float32 and keeping for n in g.names):
+                    parameter = run.method.get_parameter(name)
+                    parameter.data = parameter.data.float()
+                for step in run.steps(x)[0]:
+                    wrong = [f"{way} in {t.dtype}" for way, t in ways_of(step.seen).items() if t.dtype != dtype]
+                    found += [f"{run.where}: site {step.site.index} reads {w} of {dtype}" for w in wrong]
+            out = run(x)
+            if out.dtype != dtype or not torch.isfinite(out).all():
+                found.append(f"{run.where}: the output is {out.dtype} of {dtype}, or not finite")
+            if DTYPE_BOUND[dtype]:
+                errors[f"{run.where}, {dtype}"] = deviation(out.double(), exact[run.where]) / DTYPE_BOUND[dtype]
+    return faults(found) if found else worst(errors, 1.0)
+
+
+@claim("start", "bfloat16 autocast")
+def autocast(subject: Subject) -> Result:
+    """Under bfloat16 autocast output and gradients are finite, and the output near float32's."""
+    errors, bound = {}, DTYPE_BOUND[torch.bfloat16]
+    for run in subject.runs(dtype=torch.float32, few=True):
+        x = run.input().float().requires_grad_()
+        with torch.no_grad():
+            exact = run(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = run(x)
+        errors[run.where] = deviation(out.float(), exact)
+        grads = torch.autograd.grad(out.float().square().sum(), run.leaves(x), allow_unused=True)
+        if not all(torch.isfinite(g).all() for g in grads if g is not None):
+            return Result(float("inf"), bound, f"{run.where}: a gradient is not finite")
+    return worst(errors, bound)

@@ -1,0 +1,379 @@
+"""What claims are measured on: one variant of a stream or of a mixer, alone and inside small decoders.
+
+    Subject    a method with options         streams: four layouts with toy sub-layers   mixers: every point of a block
+    Run        one of these, ready to call   Composed(stream, toy sub-layers)            the operator
+    Stepper    the same, token by token      a small decoder around the stream           the operator, and decoders
+
+    toy sub-layer     y = tanh( Σ_ways  rms_norm(way) A_way )         one matrix per way and site, drawn from the seed
+
+Everything is tiny and in float64 unless a claim is about something else, so that all claims take seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twoaxis.base.registry import Registry
+from twoaxis.base.spec import spell
+from twoaxis.depth.compose import Composed, compose
+from twoaxis.depth.registry import STREAMS, stream
+from twoaxis.depth.site import Site
+from twoaxis.depth.stream import Applied, Seen, State, Stream
+from twoaxis.depth.walk import visit
+from twoaxis.model.config import DecoderConfig
+from twoaxis.model.decoder import Decoder
+from twoaxis.ring import Ring
+from twoaxis.sequence.mixer import LocalOperator
+from twoaxis.sequence.registry import MIXERS, mixer
+from twoaxis.verify.claim import Axis
+from twoaxis.verify.time import Stepper
+
+SMALL = DecoderConfig(vocabulary=61, width=16, blocks=3, heads=2, kv_heads=1, hidden=24)
+"""The decoder around a method; norms have an epsilon of 1e-5."""
+
+WIDTH = 16
+LAYOUTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "sequential": (("attention", "mlp"),) * 3,
+    "mixers": (("mixer", "attention", "mlp"),) * 3,
+    "parallel": (("parallel",),) * 3,
+    "uneven": (("mlp",), ("mixer", "parallel"), ("attention", "mlp"), ("attention",)),
+}
+"""Sub-layers of each block; between them they have every kind of site, first, last and in between."""
+CHANNELS = {"site": WIDTH, "attention": WIDTH, "qkv": 32, "mlp": WIDTH, "hidden": 40}
+"""Channels of the tensor at each point of a block where a mixer acts."""
+
+
+class Step(NamedTuple):
+    """What happens at one site: the state before it, the read, the normalised read and the increment."""
+
+    site: Site
+    before: State
+    seen: Seen
+    c: Seen
+    y: Tensor
+
+
+class Run(nn.Module):
+    """A method ready to be called: a stream with toy sub-layers in one layout, or an operator at one point.
+
+    Args:
+        where: the layout or the point.
+        method: the stream or the operator.
+        composed: the stream with its sub-layers; None for an operator.
+        seed: of the inputs.
+    """
+
+    def __init__(self, where: str, method: Stream | LocalOperator, composed: Composed | None, seed: int) -> None:
+        super().__init__()
+        self.where, self.seed = where, seed
+        self.method = method
+        self.composed = composed
+
+    @property
+    def stream(self) -> Stream:
+        """The method, of a run along depth."""
+        assert isinstance(self.method, Stream)
+        return self.method
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output for whole sequences."""
+        return (self.method if self.composed is None else self.composed)(x)
+
+    def definition(self, x: Tensor) -> Tensor:
+        """The same from the method's definition."""
+        method: Any = self.method
+        return method.definition(x) if self.composed is None else method.definition(x, self.act)
+
+    def input(self, *, time: int | None = None, batch: int = 2, offset: int = 0, grad: bool = False) -> Tensor:
+        """A random input (B, T, C) in float64; an operator's is long enough for its window to move."""
+        along_depth = isinstance(self.method, Stream)
+        width = self.method.layout.width if isinstance(self.method, Stream) else self.method.channels
+        generator = torch.Generator().manual_seed(1000 + self.seed + offset)
+        shape = (batch, time or (5 if along_depth else 24), width)
+        return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(grad)
+
+    def leaves(self, x: Tensor) -> list[Tensor]:
+        """What gradients are taken in: the input and every parameter."""
+        return [x, *(p for p in self.parameters() if p.numel())]
+
+    def redrawn(self, draw: int) -> Run:
+        """The same method with other sub-layers and other inputs."""
+        composed = None if self.composed is None else with_toy_sublayers(self.stream, self.seed + draw)
+        return Run(self.where, self.method, composed, self.seed + draw)
+
+    # Pieces of a pass along depth.
+
+    def act(self, site: Site, seen: Seen) -> Applied:
+        """The toy norm and sub-layer of a site."""
+        assert self.composed is not None
+        return self.composed.sublayer(site, seen)
+
+    def go(self, state: State, until: int | None = None, method: Stream | None = None) -> State:
+        """Continue a pass up to a site, with another stream in place of the run's where given."""
+        method = self.stream if method is None else method
+        return visit(method, state, method.sites[state.index : until], self.act)
+
+    def end(self, state: State, method: Stream | None = None) -> Tensor:
+        """Continue a pass to its output."""
+        return (self.stream if method is None else method).close(self.go(state, method=method))
+
+    def steps(self, x: Tensor) -> tuple[list[Step], State]:
+        """What happens at every site of a pass, and the last state."""
+        steps: list[Step] = []
+        before: list[State] = []
+
+        def act(site: Site, seen: Seen) -> Applied:
+            steps.append(Step(site, before[-1], seen, *self.act(site, seen)))
+            return Applied(*steps[-1][-2:])
+
+        state = self.stream.open(x)
+        return steps, visit(self.stream, state, self.stream.sites, act, lambda site, state, seen: before.append(state))
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """One variant of a method.
+
+    Attributes:
+        name: what the registry calls it, for as long as the claims are measured.
+        options: its options.
+        seed: of parameters, inputs and toy sub-layers.
+        number: its number among the variants; the slowest claims are measured on the first alone.
+        placement: which sites use a stream, unless a claim says otherwise.
+    """
+
+    name: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    seed: int = 0
+    number: int = 0
+    placement: str | None = None
+    axis: ClassVar[Axis]
+    registry: ClassVar[Registry[Any]]
+
+    def __str__(self) -> str:
+        return spell("", dict(self.options)).removeprefix(":") or "defaults"
+
+    @property
+    def cls(self) -> type[Any]:
+        """The class of the method."""
+        return self.registry.find(self.name)
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the first of the variants."""
+        return self.number == 0
+
+    def runs(self, *, few: bool = False, **how: Any) -> Iterator[Run]:
+        """The method everywhere it can stand, its parameters moved off their initial values.
+
+        Args:
+            few: for expensive claims, later variants of a stream run where every kind of site is, and there alone.
+            **how: `perturb`, by how much times a normal draw; `dtype` of its parameters; `width` of a stream.
+        """
+        raise NotImplementedError
+
+    def configs(self) -> Iterator[tuple[str, DecoderConfig]]:
+        """Small decoders with the method: plain; for the first variant parallel, and with one of the other axis."""
+        raise NotImplementedError
+
+    def steppers(self) -> Iterator[tuple[str, Stepper]]:
+        """What reads a sequence whole or in steps: these decoders, perturbed."""
+        for where, config in self.configs():
+            yield where, stepping(build(config, self.seed, perturb=0.1))
+
+    def _moved(self, method: Any, perturb: float, dtype: torch.dtype) -> Any:
+        generator = torch.Generator().manual_seed(self.seed)
+        method.reset_parameters(generator=generator)
+        return perturbed(method.to(torch.float64), perturb, generator).to(dtype)
+
+
+class StreamSubject(Subject):
+    """One variant of a stream."""
+
+    axis = "depth"
+    registry = STREAMS
+
+    def stream(self, layout: str | Sequence[Sequence[str]] = "sequential", **how: Any) -> Stream:
+        """The stream in a layout; takes what `runs` takes, and a placement."""
+        kinds = LAYOUTS[layout] if isinstance(layout, str) else layout
+        placed, width = how.get("placement", self.placement), how.get("width", WIDTH)
+        made = stream(self.name, blocks=len(kinds), width=width, kinds=kinds, placement=placed, **self.options)
+        return self._moved(made, how.get("perturb", 0.1), how.get("dtype", torch.float64))
+
+    def run(self, layout: str | Sequence[Sequence[str]] = "sequential", **how: Any) -> Run:
+        """The stream in a layout with toy sub-layers."""
+        method = self.stream(layout, **how)
+        return Run(
+            str(layout), method, with_toy_sublayers(method, self.seed, how.get("dtype", torch.float64)), self.seed
+        )
+
+    def runs(self, *, few: bool = False, **how: Any) -> Iterator[Run]:
+        """The stream in every layout."""
+        for layout in ("mixers", "uneven") if few and not self.first else LAYOUTS:
+            yield self.run(layout, **how)
+
+    def configs(self) -> Iterator[tuple[str, DecoderConfig]]:
+        """Small decoders around the stream."""
+        base = dataclasses.replace(SMALL, stream=self.name, stream_options=dict(self.options))
+        yield "decoder", base
+        if self.first:
+            options = {"window": 3, "heads": 2, "start": "normal"}
+            yield "parallel decoder", dataclasses.replace(base, block="parallel")
+            yield "decoder with short_swa", dataclasses.replace(base, mixer="short_swa", mixer_options=options)
+
+
+class MixerSubject(Subject):
+    """One variant of a mixer."""
+
+    axis = "sequence"
+    registry = MIXERS
+
+    def runs(self, *, few: bool = False, **how: Any) -> Iterator[Run]:
+        """The operator at every point of a block where the mixer acts."""
+        made = mixer(self.name, **self.options)
+        for point in made.points:
+            operator = made.build(point, WIDTH, CHANNELS[point])
+            moved = self._moved(operator, how.get("perturb", 0.1), how.get("dtype", torch.float64))
+            yield Run(point, moved, None, self.seed)
+
+    def configs(self) -> Iterator[tuple[str, DecoderConfig]]:
+        """Small decoders with the mixer."""
+        base = dataclasses.replace(SMALL, mixer=self.name, mixer_options=dict(self.options))
+        yield "decoder", base
+        if self.first:
+            history = dataclasses.replace(base, stream="attention_residuals", mixer_blocks=(0, 2))
+            yield "parallel decoder", dataclasses.replace(base, block="parallel")
+            yield "decoder with attention_residuals", history
+
+    def steppers(self) -> Iterator[tuple[str, Stepper]]:
+        """The operators themselves, and the decoders."""
+        for run in self.runs():
+
+            def draw(seed: int, batch: int, time: int, run: Run = run) -> Tensor:
+                return run.input(batch=batch, time=2 * time, offset=seed)  # a window that has moved
+
+            yield run.where, Stepper(run.method, draw, lambda ring: numbers_in([ring]))
+        yield from super().steppers()
+
+
+SUBJECTS: tuple[type[Subject], ...] = (StreamSubject, MixerSubject)
+
+
+def subjects(
+    method: type[Any] | str, variants: Sequence[Mapping[str, Any]] | None = None, seed: int = 0
+) -> list[Subject]:
+    """A subject per variant of a registered method, or per set of options given."""
+    kind, name = find(method)
+    chosen = tuple(kind.registry.find(name).variants if variants is None else variants)
+    if not chosen:
+        raise ValueError(f"{name} has no variants to check it with; {{}} is one with the defaults")
+    return [kind(name, dict(options), seed, number) for number, options in enumerate(chosen)]
+
+
+def find(method: type[Any] | str) -> tuple[type[Subject], str]:
+    """The kind of subject and the registered name of a method; an empty name for a class that has none."""
+    if isinstance(method, str):
+        kind = MixerSubject if method in MIXERS.names() else StreamSubject
+        return kind, kind.registry.canonical(method)
+    kind = MixerSubject if issubclass(method, LocalOperator) else StreamSubject
+    path = f"{method.__module__}:{method.__qualname__}"
+    return kind, next((name for name, entry in kind.registry.entries.items() if entry in (method, path)), "")
+
+
+@contextmanager
+def registered(method: type[Any] | str) -> Iterator[type[Subject]]:
+    """Context manager: a class without a name in its registry has one inside; yields the kind of subject."""
+    kind, name = find(method)
+    if name or isinstance(method, str):
+        yield kind
+        return
+    name = f"{method.__module__}.{method.__qualname__}"
+    kind.registry.add(name, method)
+    try:
+        yield kind
+    finally:
+        del kind.registry.entries[name]
+
+
+# What subjects are made of.
+
+
+def perturbed(module: Any, amount: float, generator: torch.Generator) -> Any:
+    """Add `amount` times a standard normal draw to every parameter of a module, which is returned."""
+    with torch.no_grad():
+        for parameter in module.parameters() if amount else ():
+            parameter += amount * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return module
+
+
+class ToySublayer(nn.Module):
+    """tanh of a sum of linear maps, one per way."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, *ways: Tensor) -> Tensor:
+        """The increment."""
+        products = [way @ weight for way, weight in zip(ways, self.weight, strict=True)]
+        return torch.tanh(sum(products[1:], products[0]))
+
+
+def toy_norm(x: Tensor) -> Tensor:
+    """RMSNorm without a scale."""
+    return F.rms_norm(x, (x.shape[-1],), eps=1e-5)
+
+
+def with_toy_sublayers(method: Stream, seed: int, dtype: torch.dtype = torch.float64) -> Composed:
+    """A stream with one toy sub-layer per site."""
+    generator = torch.Generator().manual_seed(2000 + seed)
+    width, sublayers = method.layout.width, []
+    for site in method.sites:
+        ways = len(method.ways(site))
+        weight = torch.randn(ways, width, width, generator=generator, dtype=torch.float64) / (ways * width) ** 0.5
+        sublayers.append((site.kind, toy_norm, ToySublayer(weight.to(dtype))))
+    return compose(method, sublayers)
+
+
+def build(config: DecoderConfig, seed: int, *, perturb: float = 0.0) -> Decoder:
+    """A float64 decoder; `perturb` moves the parameters of the methods in it off their initial values."""
+    model = Decoder(config, seed).double()
+    generator = torch.Generator().manual_seed(seed)
+    for method in model.modules():
+        if isinstance(method, Stream | LocalOperator):
+            perturbed(method, perturb, generator)
+    return model
+
+
+def numbers_in(rings: Iterable[Ring]) -> int:
+    """Numbers per sequence in some rings."""
+    return sum(t.numel() // t.shape[0] for ring in rings for piece in ring.pieces for t in piece)
+
+
+def stepping(model: Decoder) -> Stepper:
+    """A decoder as a stepper; of its memory the stream's rings must not grow."""
+
+    def draw(seed: int, batch: int, time: int) -> Tensor:
+        return torch.randint(0, SMALL.vocabulary, (batch, time), generator=torch.Generator().manual_seed(seed))
+
+    return Stepper(model, draw, lambda past: numbers_in(past.stream))
+
+
+def tensors_of(value: Any, _met: set[int] | None = None) -> list[Tensor]:
+    """Every tensor reachable from `value` through containers, dataclasses and plain objects."""
+    met = set() if _met is None else _met
+    if isinstance(value, Tensor):
+        return [value]
+    if value is None or isinstance(value, str | bytes | int | float | bool | type) or id(value) in met:
+        return []
+    met.add(id(value))
+    inside = value if isinstance(value, list | tuple | set | frozenset) else getattr(value, "__dict__", {})
+    items = value.values() if isinstance(value, Mapping) else inside.values() if isinstance(inside, Mapping) else inside
+    return [t for item in items for t in tensors_of(item, met)]

@@ -1,0 +1,403 @@
+"""Theorems: the duality of the two axes, the algebra of single methods, reductions of one to another, cost orders.
+
+A theorem is a claim that is measured from a seed alone. Each names the methods that it is about; nothing else in the
+room does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from twoaxis.base.meter import Meter
+from twoaxis.base.spec import parse
+from twoaxis.depth.registry import stream
+from twoaxis.depth.site import Site
+from twoaxis.depth.standard import StandardConfig
+from twoaxis.depth.stream import Applied, Seen, Stream, Tokens
+from twoaxis.depth.walk import visit
+from twoaxis.ring import Ring
+from twoaxis.verify.claim import Result, claim, deviation, disagreement, random_tensors, worst
+from twoaxis.verify.subject import SMALL, Run, build, find, perturbed, registered, stepping, with_toy_sublayers
+from twoaxis.window import attend, window_attention
+
+BLOCKS, WIDTH = 5, 8
+
+
+def between_sublayers(
+    name: str, seed: int, *, blocks: int = BLOCKS, kinds: Sequence[str] = ("attention", "mlp"), **options: Any
+) -> Run:
+    """A stream, `name:option=value,...`, with toy sub-layers, its parameters far off their initial values."""
+    name, given = parse(name)
+    made = stream(name, blocks=blocks, width=WIDTH, kinds=kinds, **given, **options).double()
+    perturbed(made, 1.0, torch.Generator().manual_seed(seed))
+    return Run(name, made, with_toy_sublayers(made, seed), seed)
+
+
+# Duality: a depth read is the sequence operator on the transposed tensor, and the plain residual is a depth read.
+
+
+@claim("duality", "depth read, layer by layer with the ring = window_attention over depth (values, gradients)", ())
+def layer_by_layer(seed: int, depths: int = 7) -> Result:
+    """Decoding along depth with the ring equals the operator over the whole depth axis, for every window."""
+    errors = {}
+    for kv_heads in (1, 2):
+        (states,) = random_tensors(seed, (2, 3, depths, 8))
+        projections = random_tensors(seed + 1, (8, 16), (8, 4 * kv_heads), (8, 4 * kv_heads))
+        leaves = [t.requires_grad_() for t in (states, *projections)]
+        q, k, v = (torch.unflatten(states @ p, -1, (-1, 4)) for p in projections)
+        for window in [*range(1, depths + 1), None]:
+            whole = window_attention(q, k, v, window, axis=2)
+            ring, rows = Ring(window, axis=2, merge=False), []
+            for depth in range(depths):
+                ring = ring.append(k[:, :, depth : depth + 1], v[:, :, depth : depth + 1])
+                rows.append(attend(ring, q[:, :, depth : depth + 1]))
+            errors[f"window {window}, {kv_heads} heads"] = disagreement(torch.cat(rows, dim=2), whole, leaves, seed)
+    return worst(errors, 1e-12)
+
+
+@claim("duality", "axis=depth = axis=sequence on the transposed tensor", ())
+def transposed(seed: int) -> Result:
+    """The depth operator is the sequence operator after swapping the axes."""
+    q, k, v = random_tensors(seed + 2, (2, 5, 6, 4, 4), (2, 5, 6, 2, 4), (2, 5, 6, 2, 4))
+    errors = {}
+    for window in [*range(1, 7), None]:
+        along_time = window_attention(*(t.transpose(1, 2) for t in (q, k, v)), window, axis=1)
+        errors[f"window {window}"] = deviation(window_attention(q, k, v, window, axis=2), along_time.transpose(1, 2))
+    return worst(errors, 1e-15)
+
+
+@claim("duality", "depth_attention between sub-layers = the operator over their states", ())
+def depth_attention(seed: int) -> Result:
+    """What the stream reads at each site equals the operator over the residuals that the sub-layers made."""
+    errors = {}
+    for window in (1, 2, 3, 5, None):
+        run = between_sublayers("depth_attention", seed, window=window, heads=2)
+        x = run.input()
+        steps, _ = run.steps(x)
+        states = torch.stack([x, *(step.seen.x + step.y for step in steps[:-1])], dim=2)
+        weights = [run.stream.get_parameter(name)[0].mT for name in ("query", "key", "value", "output")]
+        q, k, v = (torch.unflatten(states @ weight, -1, (2, -1)) for weight in weights[:3])
+        read = states + window_attention(q, k, v, window, axis=2).flatten(-2) @ weights[3]
+        for i, step in enumerate(steps):
+            errors[f"window {window}, site {i}"] = deviation(step.seen.x, read[:, :, i])
+    return worst(errors, 1e-12)
+
+
+class ResidualAsRead(Stream):
+    """The plain residual written as a causal attention read over depth.
+
+    Queries and keys are zero, so the softmax over the n values so far is uniform; times n it is their sum.
+    """
+
+    name = "residual_as_read"
+    Config = StandardConfig
+
+    def _open(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, ...]:
+        return (x,)
+
+    def _read(self, value: tuple[Tensor, ...], site: Site) -> Seen:
+        v = torch.stack(value, dim=2).unsqueeze(-2)  # (B, T, n, 1, D)
+        k = torch.zeros_like(v[..., :1])
+        return Seen(window_attention(k[:, :, -1:], k, v, None, axis=2)[:, :, 0, 0] * len(value))
+
+    def _write(self, value: tuple[Tensor, ...], site: Site, y: Tensor, seen: Seen, c: Seen) -> tuple[Tensor, ...]:
+        return (*value, y)
+
+
+@claim("duality", "the plain residual as a uniform causal depth read = addition, in a Transformer", ())
+def residual_as_read(seed: int) -> Result:
+    """In a small Transformer, addition and the uniform depth read give the same logits and gradients."""
+    errors = {}
+    with registered(ResidualAsRead):
+        for blocks in (2, 5):
+            plain = build(replace(SMALL, blocks=blocks), seed)
+            rewritten = build(replace(SMALL, blocks=blocks, stream=find(ResidualAsRead)[1]), seed)
+            rewritten.load_state_dict(plain.state_dict())
+            tokens = stepping(plain).inputs(seed)
+            ours, theirs = rewritten(tokens), plain(tokens)
+            (probe,) = random_tensors(seed, ours.shape)
+            slopes = [
+                torch.autograd.grad(out, [*m.parameters()], probe) for out, m in ((ours, rewritten), (theirs, plain))
+            ]
+            errors[f"{blocks} blocks, logits"] = deviation(ours, theirs)
+            errors[f"{blocks} blocks, gradients"] = max(deviation(a, b) for a, b in zip(*slopes, strict=True))
+    return worst(errors, 1e-11)
+
+
+# Deep Delta's regimes.
+
+
+class Rewrite(NamedTuple):
+    """One write of Deep Delta: the state before and after, (..., d_v, D), the direction k and the value v."""
+
+    before: Tensor
+    after: Tensor
+    k: Tensor
+    v: Tensor
+
+    def along(self, state: Tensor) -> Tensor:
+        """kᵀX."""
+        return torch.einsum("...d,...vd->...v", self.k, state)
+
+    def mirrored(self, state: Tensor) -> Tensor:
+        """X - 2 k kᵀX."""
+        return state - 2 * self.along(state).unsqueeze(-1) * self.k.unsqueeze(-2)
+
+
+@torch.no_grad()
+def rewrite(seed: int, gate: float, channels: int, value: str) -> Rewrite:
+    """A write with its gate held at `gate`, of a value that is linear in the read or, if constant, zero."""
+    options: dict[str, Any] = {"value_channels": channels, "k_eps": 1e-12, "value": value, "value_constant": 0.0}
+    method = between_sublayers("deep_delta", seed, blocks=1, kinds=("mlp",), **options).stream
+    method.get_parameter("gate_weight").zero_()
+    method.get_parameter("gate_bias").fill_(torch.logit(torch.tensor(gate / 2, dtype=torch.float64)).item())
+    x, y, matrix = random_tensors(seed, (2, 3, WIDTH), (2, 3, WIDTH), (2, 3, channels, WIDTH))
+    state = method.open(x) if channels == 1 else method.unpack((matrix,), method.sites[0])
+    v = torch.zeros(2, 3, channels, dtype=torch.float64)
+    if value == "linear":
+        read = method.read(state, method.sites[0]).x
+        v = read @ method.get_parameter("value_weight")[0].mT + method.get_parameter("value_bias")[0]
+    after = visit(method, state, method.sites, lambda site, seen: Applied(seen._replace(aux=None), y))
+    x, z = (method.pack(s)[0].reshape(2, 3, channels, WIDTH) for s in (state, after))
+    return Rewrite(x, z, y / y.norm(dim=-1, keepdim=True), v)
+
+
+REGIMES: tuple[tuple[str, Sequence[float], str, float, Callable[[Rewrite, float], tuple[Tensor, Tensor]]], ...] = (
+    ("gate 0: the state is kept to the bit", (0.0,), "linear", 0.0, lambda w, _: (w.after, w.before)),
+    ("gate 1: kᵀX is overwritten by v exactly", (1.0,), "linear", 1e-12, lambda w, _: (w.along(w.after), w.v)),
+    (
+        *("gate 2: the shortcut is a Householder reflection", (2.0,), "constant", 1e-12),
+        lambda w, _: (w.after, w.mirrored(w.before)),
+    ),
+    (
+        *("gate 2: mirrored twice is the state again", (2.0,), "constant", 1e-12),
+        lambda w, _: (w.mirrored(w.after), w.before),
+    ),
+    (
+        *("any gate: the error kᵀX - v shrinks by exactly 1 - β", (0.3, 0.9, 1.4, 1.95), "linear", 1e-10),
+        lambda w, gate: (w.along(w.after) - w.v, (1 - gate) * (w.along(w.before) - w.v)),
+    ),
+)
+"""Statement, gates, kind of value, bound, and two tensors that are equal."""
+
+
+def _regime(gates: Sequence[float], value: str, bound: float, sides: Callable[..., Any], seed: int) -> Result:
+    """Vector and matrix states."""
+    writes = {(gate, channels): rewrite(seed, gate, channels, value) for gate in gates for channels in (1, 4)}
+    return worst({f"β = {g}, d_v = {n}": deviation(*sides(write, g)) for (g, n), write in writes.items()}, bound)
+
+
+for _statement, *_rest in REGIMES:
+    claim("algebra", f"deep_delta, {_statement}", ())(partial(_regime, *_rest))
+
+
+# Weights of single methods.
+
+
+@claim("algebra", "attention_residuals: weights are non-negative and sum to one", ())
+@torch.no_grad()
+def convex(seed: int) -> Result:
+    """For every block size, at every site."""
+    errors = {}
+    for size in range(1, 9):
+        run = between_sublayers("attention_residuals", seed, blocks=7, kinds=("mlp",), block_size=size)
+        for step in run.steps(run.input())[0]:
+            weights = run.stream.weights(step.before, step.site)
+            assert weights is not None
+            off, negative = (weights.sum(-1) - 1).abs().max().item(), (-weights).clamp_min(0).max().item()
+            errors[f"block size {size}, site {step.site.index}"] = max(off, negative)
+    return worst(errors, 1e-13)
+
+
+@claim("algebra", "attention_residuals: two-phase = direct (values, gradients)", ())
+def two_phases(seed: int) -> Result:
+    """For every block size."""
+    errors = {}
+    for size in range(1, 9):
+        options: dict[str, Any] = {"blocks": 7, "kinds": ("mlp",), "block_size": size}
+        direct = between_sublayers("attention_residuals", seed, **options)
+        grouped = between_sublayers("attention_residuals", seed, evaluation="two_phase", **options)
+        errors[f"block size {size}"] = agreement(grouped, direct)
+    return worst(errors, 1e-11)
+
+
+@claim("algebra", "denseformer: an average touches exactly the slots of its residue class", ())
+def residue_classes(seed: int, blocks: int = 9) -> Result:
+    """The average after block j depends on slot s only if s = j modulo the dilation, and then it does."""
+    wrong: dict[str, float] = {}
+    for dilation in (1, 2, 3, 4):
+        method = between_sublayers("denseformer", seed, blocks=blocks, kinds=("mlp",), dilation=dilation).stream
+        slots = [t.requires_grad_() for t in random_tensors(seed, *([(1, 2, WIDTH)] * (blocks + 1)))]
+
+        def look(j: int, read: Tensor, dilation: int = dilation, slots: list[Tensor] = slots) -> None:
+            grads = torch.autograd.grad(read.sum(), slots, allow_unused=True, retain_graph=True)
+            for s, grad in enumerate(grads):
+                touched = grad is not None and bool(grad.abs().max() > 0)
+                wrong[f"dilation {dilation}: {s} -> {j}"] = float(touched != (s <= j and (j - s) % dilation == 0))
+
+        state = method.open(slots[0])
+        for j, site in enumerate(method.sites):
+            seen = method.read(state, site)
+            look(j, seen.x)
+            # an increment that makes the block's output exactly the next slot, whatever was read
+            held = seen._replace(x=seen.x.detach())
+            state = method.write(state, site, slots[j + 1] - held.x, held, seen)
+        look(blocks, method.close(state))
+    return worst(wrong)
+
+
+def mixings(seed: int) -> list[Tensor]:
+    """mHC's mixing matrices (B, T, to, from) at every site of a pass, after 500 Sinkhorn iterations."""
+    run = between_sublayers("manifold_hyper_connections", seed, streams=4, iterations=500)
+    with torch.no_grad():
+        for name, parameter in run.stream.named_parameters():
+            parameter.copy_(
+                parameter * 0.3
+            )  # at extreme logits the iteration, exact in the limit, is slow to get there
+            if name == "scale":
+                parameter.fill_(1.0)
+        steps, _ = run.steps(run.input())
+        return [run.stream.quantities(s.before, s.site, s.y, s.seen, s.c)["mix"].value.double() for s in steps]
+
+
+@claim("reduction", "manifold_hyper_connections: mixing is non-negative, rows and columns sum to one", ())
+def doubly_stochastic(seed: int) -> Result:
+    """Rows and columns of every mixing matrix."""
+    found = torch.stack(mixings(seed))
+    sums = {f"dimension {dim}": (found.sum(dim) - 1).abs().max().item() for dim in (-1, -2)}
+    return worst(sums | {"negative": (-found).clamp_min(0).max().item()}, 1e-8)
+
+
+@claim("reduction", "manifold_hyper_connections: the spectral norm of products over depth is at most one", ())
+def norms(seed: int) -> Result:
+    """Of every product of consecutive mixing matrices from the first on."""
+    errors, product = {}, torch.eye(4, dtype=torch.float64)
+    for site, mixing in enumerate(mixings(seed)):
+        product = mixing @ product
+        errors[f"site {site}"] = max(torch.linalg.matrix_norm(product, ord=2).max().item() - 1, 0.0)
+    return worst(errors, 1e-8)
+
+
+# Reductions: where one method, restricted, is another one.
+
+
+def agreement(first: Run, second: Run) -> float:
+    """Deviation of two runs with the same sub-layers in outputs and in the gradients of embedding and sub-layers."""
+    assert first.composed is not None
+    assert second.composed is not None
+    second.composed.functions.load_state_dict(first.composed.functions.state_dict())
+    x = first.input(grad=True)
+    ours, theirs = first(x), second(x)
+    (probe,) = random_tensors(first.seed, ours.shape)
+    slopes = []
+    for out, run in ((ours, first.composed), (theirs, second.composed)):
+        slopes.append(torch.autograd.grad(out, [x, *run.functions.parameters()], probe))
+    return max(deviation(ours, theirs), *(deviation(a, b) for a, b in zip(*slopes, strict=True)))
+
+
+def _same(first: Stream, second: Stream) -> None:
+    first.load_state_dict(second.state_dict())
+
+
+def _start(first: Stream, second: Stream) -> None:
+    first.reset_parameters()
+
+
+def _ones(first: Stream, second: Stream) -> None:
+    for parameter in first.parameters():
+        parameter.fill_(1.0)
+
+
+def _renamed(theirs: str, ours: str) -> Callable[[Stream, Stream], None]:
+    def align(first: Stream, second: Stream) -> None:
+        for name, parameter in second.named_parameters():
+            target = first.get_parameter(name.replace(theirs, ours))
+            target.copy_(parameter.view_as(target))
+
+    return align
+
+
+PAIR, ONE = ("attention", "mlp"), ("attention",)  # with one sub-layer per block ELC-BERT's slots are sub-layer outputs
+REDUCTIONS: tuple[tuple[str, str, Callable[[Stream, Stream], None], tuple[str, ...]], ...] = (
+    ("muddformer:ways=one,dynamic=false", "denseformer", _renamed("alpha", "static"), PAIR),
+    ("hyper_connections:streams=1,dynamic=false", "standard", _start, PAIR),
+    ("deep_cross_attention:version=1,ways=single", "standard", _ones, PAIR),
+    ("attention_residuals:query=none", "elc_bert:variant=weighted_output", _renamed("logits", "scalars"), ONE),
+    (f"deep_cross_attention:window={BLOCKS}", "deep_cross_attention", _same, PAIR),
+    (f"attention_residuals:window={2 * BLOCKS}", "attention_residuals", _same, PAIR),
+    (f"depth_attention:window={2 * BLOCKS + 1},heads=2", "depth_attention:window=null,heads=2", _same, PAIR),
+)
+"""Two streams that are one: their names and options, what gives the second one's parameters to the first, a block."""
+
+
+def _reduces(first: str, second: str, align: Callable[..., None], kinds: tuple[str, ...], seed: int) -> Result:
+    """Outputs, and the gradients of embedding and sub-layers."""
+    runs = [between_sublayers(name, seed, kinds=kinds) for name in (first, second)]
+    with torch.no_grad():
+        align(*(run.stream for run in runs))
+    return Result(agreement(*runs), 1e-12)
+
+
+for _row in REDUCTIONS:
+    claim("reduction", f"{_row[0]} = {_row[1]}", ())(partial(_reduces, *_row))
+
+
+@claim("reduction", "canon A, one zero tap = plain decoder", ())
+@torch.no_grad()
+def canon_of_zeros(seed: int) -> Result:
+    """Canon-A with one zero tap leaves the decoder as it is, to the bit."""
+    plain = build(SMALL, seed)
+    canon = build(replace(SMALL, mixer="canon", mixer_options={"set": "A", "kernel": 1, "start": "zero"}), seed)
+    tokens = stepping(plain).inputs(seed)
+    return Result(deviation(canon(tokens), plain(tokens)))
+
+
+# Orders: the reads alone are counted, because both axes pay projections alike.
+
+
+def sequence_read(tokens: int, window: int, width: int) -> int:
+    """Operations of a windowed read along time."""
+    q, k, v = (torch.ones(1, tokens, 1, width) for _ in range(3))
+    with Meter(record=False) as count:
+        window_attention(q, k, v, window, axis=1)
+    return count.flops
+
+
+def depth_read(tokens: int, window: int | None, depths: int, width: int) -> int:
+    """Operations of reading over depth at every layer, one layer after the other."""
+    q, k, v = (torch.ones(1, tokens, 1, 1, width) for _ in range(3))
+    with Meter(record=False) as count:
+        ring = Ring(window, axis=2, merge=False)
+        for _ in range(depths):
+            ring = ring.append(k, v)
+            attend(ring, q)
+    return count.flops
+
+
+SEQUENCE = {"tokens": 1024, "window": 33, "width": 32}
+DEPTH = {"tokens": 8, "window": 4, "depths": 64, "width": 64}
+ORDERS: tuple[tuple[str, Callable[..., int], dict[str, Any], dict[str, Any], float], ...] = (
+    ("ShortSWA O(T w d): exponent of T", sequence_read, SEQUENCE, {"tokens": 2048}, 1.0),
+    ("ShortSWA O(T w d): exponent of w", sequence_read, SEQUENCE, {"window": 65}, 1.0),  # w - 1 doubles
+    ("depth window O(T K L d): exponent of T", depth_read, DEPTH, {"tokens": 16}, 1.0),
+    ("depth window O(T K L d): exponent of K", depth_read, DEPTH, {"window": 8}, 1.0),
+    ("depth window O(T K L d): exponent of L", depth_read, DEPTH, {"depths": 128}, 1.0),
+    ("full depth O(T L² d): exponent of L", depth_read, DEPTH | {"window": None}, {"depths": 128}, 2.0),
+)
+
+
+def _grows(count: Callable[..., int], small: dict[str, Any], change: dict[str, Any], power: float, _: int) -> Result:
+    """The exponent when one size doubles; counts are exact, the seed is not needed."""
+    exponent = math.log2(count(**(small | change)) / count(**small))
+    return Result(abs(exponent - power), 0.1, f"{exponent:.3f}")
+
+
+for _statement, *_rest, _power in ORDERS:
+    claim("orders", f"{_statement} = {_power:g}", ())(partial(_grows, *_rest, _power))
