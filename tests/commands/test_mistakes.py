@@ -45,6 +45,8 @@ MISTAKES = [
     (("--stream", "deep_delta:train.lr=1"), "give --lr 1"),
     (("--stream", "deep_delta:label=x"), "label"),
     (("--stream", "nonsense"), "unknown stream 'nonsense'"),
+    (("--stream", "attnrez"), "unknown stream 'attnrez' (did you mean 'attnres'?)"),
+    (("--mixer", "conf"), "unknown mixer 'conf' (did you mean 'conv'?)"),
     (("--stream", ""), "names no method"),
     (("--preset", "nanoo"), "did you mean 'nano'"),
 ]

@@ -205,11 +205,11 @@ def test_documented_commands_are_understood(
     """They take minutes; what they ask for is compared with the same fields given in Python."""
     asked: list[TrainConfig] = []
 
-    def stop(config: TrainConfig, out: str) -> None:
+    def stop(config: TrainConfig, out: str, on_step: object) -> None:
         asked.append(config)
         raise ValueError(out)
 
-    monkeypatch.setattr("twoaxis.commands.train._train", stop)
+    monkeypatch.setattr("twoaxis.training.train.train", stop)
     monkeypatch.chdir(tmp_path)
     delta = TrainConfig(stream="deep_delta:value_channels=4", steps=2000)
     (tmp_path / "runs" / "delta").mkdir(parents=True)

@@ -59,7 +59,7 @@ def compare(
     dry_run: bool = False,
     report: bool = True,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
-    shared: Annotated[Shared, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")] = Shared(),  # noqa: B008
+    shared: Annotated[Shared, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")] = Shared(),
 ) -> int:
     """Train contenders side by side and report what is better, by how much and how surely.
 

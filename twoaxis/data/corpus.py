@@ -18,7 +18,6 @@ a caller asks for it.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from twoaxis.base.files import PARTIAL, atomic_folder, claim, file_sha256, short_hash, write_json
+from twoaxis.base.files import atomic_folder, claim, file_sha256, remove_partial, short_hash, write_json
 from twoaxis.data.survey import Entry, Findings, Memory, read_again, read_sealed, sealed, survey
 from twoaxis.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, train_bpe
 
@@ -175,12 +174,11 @@ def _same(path: Path, known: tuple[int, str], *, check: bool) -> bool:
 
 def _build(folder: Path, builder: _Builder, *, check: bool) -> dict[str, Any]:
     """Build a corpus in the place of what may be left of it, unless another process does; returns its facts."""
-    with claim(folder.parent / "locks" / folder.name, wait=True):
+    with claim(folder, wait=True, beside=True):
         facts = _facts(folder, check=check, say=True)
         if facts is not None:
             return facts
-        for left in folder.parent.glob(f".{folder.name}{PARTIAL}*"):
-            shutil.rmtree(left, ignore_errors=True)  # of a builder that was killed; others may be building theirs
+        remove_partial(folder.parent, folder.name)  # of a builder that was killed; others may be building theirs
         if folder.is_file():
             folder.unlink()
         with atomic_folder(folder, replace=True) as partial:
