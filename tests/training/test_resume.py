@@ -129,7 +129,7 @@ def test_killed_before_each_file_operation(stride: int, tmp_path: Path) -> None:
         train(config, folder)
         same(folder, whole)
         assert {path.name for path in (folder / "model").iterdir()} == files
-    assert number > 60
+    assert number > 50
 
 
 @pytest.fixture(scope="module")

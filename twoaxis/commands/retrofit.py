@@ -94,6 +94,7 @@ class Written(Showable):
         record = self.record
         method, source, text = record.method, record.measured["source"], record.measured["text"]
         plain = record.measured["plain"]["largest"]
+        largest = f"{source['largest']:.2e} ({source['relative']:.1e} relative)"
         mixer = f", {method['mixer']}" if method["mixer"] else ""
         exact = "0, bit for bit" if plain == 0 else f"{plain:.2e}"
         share = record.added_parameters / record.source_parameters
@@ -101,10 +102,7 @@ class Written(Showable):
             ("folder", self.folder),
             ("source", f"{record.source['name']} ({record.source['family']}, {record.source['kind']})"),
             ("method", f"{method['stream']}{mixer}; start: {record.neutral}; {record.dtype}"),
-            (
-                "logits",
-                f"differ from the source's by at most {source['largest']:.2e} ({source['relative']:.1e} relative)",
-            ),
+            ("logits", f"differ from the source's by at most {largest}"),
             ("", f"from the plain stream's by at most {exact}"),
             ("", f"likeliest token equal at {source['agree']:,} of {source['tokens']:,}"),
             ("text", f"{text['name']}: {text['tokens']:,} tokens, {text['bytes']:,} bytes"),
