@@ -6,19 +6,24 @@ The table holds everything that was ever found to end otherwise. Random option s
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
 from tests.support.commands import run
+from twoaxis.base.options import field_types
 from twoaxis.base.spec import spell_value
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.presets import preset
 from twoaxis.model.variant import make_contender
 from twoaxis.sequence.registry import MIXERS
+from twoaxis.training.config import TrainConfig
+from twoaxis.training.fields import merge, parse_model, read_fields
+from twoaxis.training.setup import resolve
 
 DIGITS = "9" * 400
 MISTAKES = [
@@ -97,3 +102,40 @@ def test_random_options_are_a_model_or_a_refusal(stream: str | None, mixer: str 
         refusal = str(error)
     assert refusal
     assert "\n" not in refusal
+
+
+FIELDS = st.dictionaries(st.sampled_from([*field_types(TrainConfig), "contxt", "from"]), VALUES, max_size=4)
+
+
+@given(file=FIELDS, said=FIELDS)
+@example(file={"model": 3}, said={})
+@example(file={}, said={"model": [1]})
+@settings(max_examples=100)
+def test_random_fields_are_a_run_or_a_refusal(file: dict[str, Any], said: dict[str, Any]) -> None:
+    """In a file and on the command line: no other exception, and nothing that is said is passed over in silence."""
+    run, refusal = None, ""
+    try:
+        run = resolve(merge(file, said))
+    except ValueError as error:
+        refusal = str(error)
+    assert "\n" not in refusal
+    for name, value in said.items() if run is not None else ():
+        kept = getattr(run, name)
+        if name == "model":
+            assert kept == {**file.get("model", {}), **(value if isinstance(value, dict) else parse_model(value))}
+        else:
+            assert kept in (value, (value,)) or list(kept) == list(value)
+
+
+@given(data=st.binary(max_size=60), ending=st.sampled_from([".toml", ".json", ".yaml"]))
+def test_random_bytes_are_fields_or_a_refusal(
+    data: bytes, ending: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / f"random{ending}"
+    path.write_bytes(data)
+    read = refusal = None
+    try:
+        read = read_fields(path)
+    except ValueError as error:
+        refusal = str(error)
+    assert isinstance(read, dict) or (refusal and str(path) in refusal and "\n" not in refusal)

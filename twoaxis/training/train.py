@@ -138,7 +138,8 @@ def _prepare(
     )
     if engine.rank == 0 and folder.about() is None:
         folder.describe(_facts(job, data))
-        _warn_of_closed(model)
+        if run.source is not None:
+            _warn_of_closed(model)
     engine.wait()
     folder.check_same(data, source_digest(run.source))
     torch.manual_seed(run.seed)
