@@ -164,7 +164,7 @@ def written(y: Any) -> Any:
         (lambda: LOOSE.DecoderConfig(rope_theta=0.0), "rope_theta must be positive, got 0.0"),
         (lambda: LOOSE.DecoderConfig(stream_options=[1]), "stream_options must be"),
         (lambda: LOOSE.ShortSWA(True), "channels must be a positive integer, got True"),
-        (lambda: LOOSE.ShortSWA(8)(X[0]), r"shape \(3, 8\), the mixer needs \(batch, time, 8\)"),
+        (lambda: LOOSE.ShortSWA(8)(X[0]), r"shape \(3, 8\), short_swa needs \(batch, time, 8\)"),
         (lambda: LOOSE.window_attention(Q, Q, Q, True, 1), "window must be a positive integer .* got True"),
         (lambda: LOOSE.window_attention(Q, Q, Q, 2, "1"), "axis must be an integer, got '1'"),
         (lambda: LOOSE.window_attention(Q, Q, None, 2, 1), "must be tensors, got Tensor, Tensor, NoneType"),

@@ -116,7 +116,8 @@ class Options:
             values: by field; lists stand for tuples, and a float without a fraction for an integer.
             what: whose options they are, for messages; the name of the class if it is empty.
         """
-        return from_fields(cls, values, what or cls.__name__)
+        plain = {name: _plain(value, field_types(cls).get(name)) for name, value in values.items()}
+        return from_fields(cls, plain, what or cls.__name__)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
@@ -129,15 +130,14 @@ def from_fields(cls: type[T], values: Mapping[str, Any], what: str) -> T:
 
     Args:
         cls: the dataclass.
-        values: by field; lists stand for tuples, and a float without a fraction for an integer.
+        values: by field; lists stand for tuples.
         what: whose options they are, for messages.
     """
     hints = field_types(cls)
     check_names(values, hints, what)
-    plain = {name: _plain(value, hints[name]) for name, value in values.items()}
-    for name, value in plain.items():
+    for name, value in values.items():
         check_type(name, value, hints[name])
-    return cls(**plain)
+    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def check_names(values: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
@@ -248,10 +248,8 @@ def parse_integer(text: str) -> int:
 
 
 def _plain(value: Any, hint: Any) -> Any:
-    """A value of a file in the form the annotation wants: a tuple for a list, an integer for 1e6."""
+    """A value of a file in the form the annotation wants: an integer for 1e6."""
     parts = _parts(_without_bounds(hint)[0])
-    if isinstance(value, list):
-        return tuple(value)
     if isinstance(value, float) and int in parts and float not in parts and value.is_integer():
         return int(value)
     return value

@@ -70,10 +70,15 @@ def check_spellings(run: TrainConfig) -> None:
                 raise ValueError(f"{place} {spelling} sets {key}, which only a comparison takes there: give {option}")
 
 
-def check(run: TrainConfig) -> None:
-    """Refuse a run whose model cannot be made, before its data is read, which may take long."""
+def check(run: TrainConfig, vocabulary: int | None = None) -> None:
+    """Refuse a run whose model cannot be made, also before its data is read, which may take long.
+
+    Args:
+        run: the run.
+        vocabulary: tokens of its data; None where they are not known yet.
+    """
     if run.source is None:
-        model_config(run, run.model.get("vocab_size", ANY))
+        model_config(run, run.model.get("vocab_size", ANY) if vocabulary is None else vocabulary)
         if run.train != "all":
             raise ValueError(f"train={run.train} chooses from a saved model; name one with from")
         return

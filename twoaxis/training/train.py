@@ -63,6 +63,7 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
         stack.enter_context(stop.listening())
         stack.enter_context(quietly())
         data = _load_data(run) if data is None else data
+        check(run, data.vocab_size)  # before there is a folder
         if place.rank == 0:
             stack.enter_context(folder.claimed())
         stack.enter_context(reproducible(run.threads))
