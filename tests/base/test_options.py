@@ -177,7 +177,7 @@ def written(y: Any) -> Any:
         (lambda: STREAM.open(None), "floating-point tensor .* got NoneType"),
         (lambda: STREAM.read(STREAM.open(X), 0), "one of the stream's 5 sites, got 0"),
         (lambda: STREAM.read(STREAM.open(X), Site(9, "mlp", 99, True, True)), "none of the stream's 5 sites"),
-        (lambda: STREAM.pack(None), "belongs to another stream: NoneType"),
+        (lambda: STREAM.pack(None), "a state comes from the stream's open, write or unpack, got NoneType"),
         (lambda: STREAM.unpack((X,) * 5, STREAM.sites[2]), "before block 1 packs into 2 tensors, got 5"),
         (lambda: written(None), "attention of block 0.* returned NoneType, not a tensor of width 8"),
         (lambda: written(X[:1]), r"returned shape \(1, 3, 8\), its read has \(2, 3, 8\)"),

@@ -6,19 +6,24 @@ The table holds everything that was ever found to end otherwise. Random option s
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
 from tests.support.commands import run
+from twoaxis.base.options import field_types
 from twoaxis.base.spec import spell_value
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.presets import preset
 from twoaxis.model.variant import make_contender
 from twoaxis.sequence.registry import MIXERS
+from twoaxis.training.config import TrainConfig
+from twoaxis.training.fields import merge, parse_model, read_fields
+from twoaxis.training.setup import resolve
 
 DIGITS = "9" * 400
 MISTAKES = [
@@ -43,8 +48,27 @@ MISTAKES = [
     (("--steps", "0"), "steps must be at least 1, got 0"),
     (("--seed", "-1"), "seed must not be negative, got -1"),
     (("--stream", "deep_delta:train.lr=1"), "give --lr 1"),
-    (("--stream", "deep_delta:label=x"), "label"),
+    (
+        ("--mixer", "canon:train.eval_every=5"),
+        "sets train.eval_every, which only a comparison takes: give",
+    ),
+    (("--stream", "standard:train.isolate=true"), "give --isolate"),
+    (("--stream", "standard:train.save_model=false"), "give --no-save-model"),
+    (("--stream", "deep_delta:label=x"), "has a label, which names a row of a comparison: leave it out"),
+    (("--stream", "deep_delta:vlaue_channels=2"), "did you mean 'value_channels'"),
+    (("--model", "hidden_size"), "--model hidden_size changes nothing"),
+    (("--model", "hiden_size=32"), "no field 'hiden_size' (did you mean 'hidden_size'?)"),
+    (("--model", "vocab_size=5"), "the data has 49 tokens, model.vocab_size is 5"),
+    (("--tokens", "5"), "steps (1) and tokens (5) are both given; give one of them"),
+    (("--stepps", "3"), "--steps"),
+    (("--report-to", "tensorbord"), "unknown report_to 'tensorbord' (did you mean 'tensorboard'?)"),
+    (("--config", "none.toml"), "none.toml cannot be read"),
+    (("--from", "nowhere"), "there is no folder nowhere"),
+    (("--train", "new"), "train=new chooses from a saved model"),
+    (("--use", "none.py"), "there is no file none.py to take methods from"),
     (("--stream", "nonsense"), "unknown stream 'nonsense'"),
+    (("--stream", "attnrez"), "unknown stream 'attnrez' (did you mean 'attnres'?)"),
+    (("--mixer", "conf"), "unknown mixer 'conf' (did you mean 'conv'?)"),
     (("--stream", ""), "names no method"),
     (("--preset", "nanoo"), "did you mean 'nano'"),
 ]
@@ -95,3 +119,40 @@ def test_random_options_are_a_model_or_a_refusal(stream: str | None, mixer: str 
         refusal = str(error)
     assert refusal
     assert "\n" not in refusal
+
+
+FIELDS = st.dictionaries(st.sampled_from([*field_types(TrainConfig), "contxt", "from"]), VALUES, max_size=4)
+
+
+@given(file=FIELDS, said=FIELDS)
+@example(file={"model": 3}, said={})
+@example(file={}, said={"model": [1]})
+@settings(max_examples=100)
+def test_random_fields_are_a_run_or_a_refusal(file: dict[str, Any], said: dict[str, Any]) -> None:
+    """In a file and on the command line: no other exception, and nothing that is said is passed over in silence."""
+    run, refusal = None, ""
+    try:
+        run = resolve(merge(file, said))
+    except ValueError as error:
+        refusal = str(error)
+    assert "\n" not in refusal
+    for name, value in said.items() if run is not None else ():
+        kept = getattr(run, name)
+        if name == "model":
+            assert kept == {**file.get("model", {}), **(value if isinstance(value, dict) else parse_model(value))}
+        else:
+            assert kept in (value, (value,)) or list(kept) == list(value)
+
+
+@given(data=st.binary(max_size=60), ending=st.sampled_from([".toml", ".json", ".yaml"]))
+def test_random_bytes_are_fields_or_a_refusal(
+    data: bytes, ending: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / f"random{ending}"
+    path.write_bytes(data)
+    read = refusal = None
+    try:
+        read = read_fields(path)
+    except ValueError as error:
+        refusal = str(error)
+    assert isinstance(read, dict) or (refusal and str(path) in refusal and "\n" not in refusal)

@@ -370,7 +370,7 @@ def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
             open_(data, cache)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [path.name for path in cache.iterdir()] == ["locks"]
+    assert list(cache.iterdir()) == []
     assert len(open_(data, cache).train.tokens) > 4096
 
 

@@ -177,7 +177,7 @@ WORK = {
     "compare": "twoaxis.commands.compare._compare",
     "retrofit": "twoaxis.pretrained.convert.retrofit",
     "probe": "twoaxis.comparison.probe.probe",
-    "train": "twoaxis.commands.train._train",
+    "train": "twoaxis.training.train.train",
     "inspect": "twoaxis.model.load.check_folder",
 }
 """What each command calls once its options are read."""

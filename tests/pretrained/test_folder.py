@@ -20,6 +20,7 @@ from tests.pretrained.helpers import tokens
 from tests.support.commands import run
 from tests.support.foreign import byte_llama, save
 from tests.support.processes import start
+from twoaxis.base.files import Claimed
 from twoaxis.data.tokenizer import load_tokenizer
 from twoaxis.model.generate import generate
 from twoaxis.model.load import load_model
@@ -99,6 +100,20 @@ def test_a_run_that_fails_while_writing_leaves_nothing(
     out.mkdir()
     retrofit(source, out=out, tokens=8)  # an empty folder is as good as none
     assert read_record(out) is not None
+
+
+def test_the_folder_is_claimed_while_it_is_made(source: Path, tmp_path: Path) -> None:
+    out, refused = tmp_path / "out", []
+
+    def meanwhile(line: str) -> None:
+        if line == "reading the configuration":
+            with pytest.raises(Claimed, match=f"{out} is in use by another process"):
+                retrofit(source, out=out, tokens=8)
+            refused.append(line)
+
+    retrofit(source, out=out, tokens=8, say=meanwhile)
+    assert refused
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.slow

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
+from twoaxis.guide.entries import entry
+from twoaxis.model.config import DecoderConfig
+from twoaxis.model.variant import make_contender
 from twoaxis.training.config import RUNNING, TrainConfig
+from twoaxis.training.setup import model_config, resolve
 
 
 def test_to_dict_and_back() -> None:
@@ -62,3 +66,32 @@ def test_key_depends_on_what_changes_weights_only() -> None:
 def test_mistakes(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainConfig(**change)
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("attnres", "attention_residuals"),
+        ("mhc", "manifold_hyper_connections"),
+        ("ddl", "deep_delta"),
+        ("HC", "hyper_connections"),
+        ("dca", "deep_cross_attention"),
+        ("DenseFormer", "denseformer"),
+        ("MUDD", "muddformer"),
+        ("va", "vertical_attention"),
+        ("elc", "elc_bert"),
+        ("Deep-Delta", "deep_delta"),
+        ("swa", "short_swa"),
+        ("conv", "short_conv"),
+        ("short conv", "short_conv"),
+    ],
+)
+def test_names_that_people_use_become_names_here(alias: str, name: str) -> None:
+    """In a run's configuration, in a model's and in a row of a comparison."""
+    field = "mixer" if name.startswith("short_") else "stream"
+    run = resolve(TrainConfig.from_dict({field: f"{alias}:init=paired"}))
+    assert getattr(run, field) == f"{name}:init=paired"
+    assert getattr(model_config(run, 64), field) == name
+    assert getattr(DecoderConfig.from_dict({field: alias}), field) == name
+    assert getattr(make_contender(**{field: alias}), field) == name
+    assert entry(alias, DecoderConfig()).name == name

@@ -18,7 +18,6 @@ from tests.training.runs import SHAPE, Broken, Uneven, small, stop_at
 from twoaxis.model.load import load_model
 from twoaxis.pretrained.convert import retrofit
 from twoaxis.training.checkpoint import weights
-from twoaxis.training.results import load_result
 from twoaxis.training.setup import make_optimizer
 from twoaxis.training.train import train
 
@@ -119,28 +118,3 @@ def test_going_on_from_a_retrofit(tmp_path: Path) -> None:
     peaks = {name: group["peak_lr"] for group in make_optimizer(run, model).param_groups for name in group["names"]}
     assert {name for name, peak in peaks.items() if peak == 0.1 * run.lr} == set(before) - new
     assert {name for name, peak in peaks.items() if peak == run.lr} == new
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"stream": "deep_dleta"}, "deep_delta"),
-        ({"stream": "deep_delta:vlaue_channels=2"}, "value_channels"),
-        ({"stream": "deep_delta:train.lr=1"}, "stream deep_delta:train.lr=1 sets train.lr, .*: give --lr 1$"),
-        ({"mixer": "canon:train.eval_every=5"}, "mixer .* sets train.eval_every, .*: give --eval-every 5$"),
-        ({"stream": "standard:train.isolate=true"}, "give --isolate$"),
-        ({"stream": "standard:train.save_model=false"}, "give --no-save-model$"),
-        ({"stream": "standard:label=mine"}, "has a label, which names a row of a comparison: leave it out"),
-        ({"preset": "nanno"}, r"unknown preset 'nanno' \(did you mean 'nano'\?\)"),
-        ({"model": {"hiden_size": 32}}, r"no field 'hiden_size' \(did you mean 'hidden_size'\?\)"),
-        ({"model": SHAPE | {"vocab_size": 5}}, "the data has [0-9]+ tokens, model.vocab_size is 5"),
-        ({"device": "gpu"}, "device 'gpu' cannot be used"),
-        ({"source": "nowhere", "model": {}}, "there is no folder nowhere"),
-        ({"train": "new"}, "train=new chooses from a saved model"),
-    ],
-)
-def test_mistakes(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
-        train(small(**changes), tmp_path)
-    assert len(str(caught.value).splitlines()) == 1
-    assert load_result(tmp_path) is None

@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.training.runs import Broken, Fork, numbers, small
 from twoaxis.base.files import LEASE, FileError, JsonLines
@@ -129,7 +129,7 @@ def test_killed_before_each_file_operation(stride: int, tmp_path: Path) -> None:
         train(config, folder)
         same(folder, whole)
         assert {path.name for path in (folder / "model").iterdir()} == files
-    assert number > 60
+    assert number > 50
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +221,26 @@ def test_no_bit_of_a_checkpoint_changes_unnoticed(half: Path) -> None:
     with pytest.raises(ValueError, match="of another run"):
         saving.read_checkpoint(checkpoint, small(**RUN | {"seed": 1}).key)
     saving.read_checkpoint(checkpoint, key)
+
+
+FOREIGN: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
+    "a moment of another shape": (saving.OPTIMIZER, "model.embed_tokens.weight/exp_avg", lambda tensor: tensor[:1]),
+    "a count of another shape": (saving.OPTIMIZER, "model.embed_tokens.weight/step", lambda tensor: tensor.expand(2).clone()),
+    "a weight of another shape": (saving.WEIGHTS, "model.embed_tokens.weight", lambda tensor: tensor[:1]),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_checkpoint_of_another_model_is_refused_by_name(case: str, half: Path) -> None:
+    """Its sums fit, so it is not damaged; torch would take such a moment and fail in the first step, or expand it."""
+    name, tensor, change = FOREIGN[case]
+    newest = place(half, steps_of(half)[0])
+    tensors = load_file(newest / name)
+    tensors[tensor] = change(tensors[tensor])
+    save_file(tensors, newest / name)
+    (newest / saving.SUMS).write_text(saving._sums(newest))
+    with pytest.raises(ValueError, match=f"{newest} does not fit the model: {tensor} has the shape"):
+        train(small(**RUN), half)
 
 
 def test_without_a_sound_checkpoint_it_starts_from_the_beginning(

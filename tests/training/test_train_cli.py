@@ -120,28 +120,6 @@ def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     capsys.readouterr()
 
 
-def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    out = ["--out", str(tmp_path / "run")]
-    for arguments, message in (
-        (["--steps", "3", "--tokens", "5"], "steps (3) and tokens (5) are both given; give one of them"),
-        (["--report-to", "tensorbord"], "unknown report_to 'tensorbord' (did you mean 'tensorboard'?)"),
-        (["--model", "hidden_size"], "--model hidden_size changes nothing"),
-        (["--stream", "deep_dleta"], "deep_delta"),
-        (["--stream", "deep_delta:train.lr=1"], "give --lr 1"),
-        (["--config", str(tmp_path / "none.toml")], f"{tmp_path / 'none.toml'} cannot be read"),
-        (["--from", str(tmp_path / "none")], f"there is no folder {tmp_path / 'none'}"),
-        (["--use", str(tmp_path / "none.py")], f"there is no file {tmp_path / 'none.py'} to take methods from"),
-    ):
-        assert run(monkeypatch, *out, *arguments) == 2, arguments
-        err = capsys.readouterr().err
-        assert err.startswith("twoaxis: "), err
-        assert message in err
-        assert len(err.splitlines()) == 1
-    assert run(monkeypatch, *out, "--stepps", "3") == 2
-    assert "--steps" in capsys.readouterr().err
-    assert not (tmp_path / "run" / "run.json").exists()
-
-
 def test_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     arguments = [*SMALL, "--steps", "3", "--lr", "1e30", "--warmup", "0", "--out", str(tmp_path / "run")]
@@ -205,11 +183,11 @@ def test_documented_commands_are_understood(
     """They take minutes; what they ask for is compared with the same fields given in Python."""
     asked: list[TrainConfig] = []
 
-    def stop(config: TrainConfig, out: str) -> None:
+    def stop(config: TrainConfig, out: str, on_step: object) -> None:
         asked.append(config)
         raise ValueError(out)
 
-    monkeypatch.setattr("twoaxis.commands.train._train", stop)
+    monkeypatch.setattr("twoaxis.training.train.train", stop)
     monkeypatch.chdir(tmp_path)
     delta = TrainConfig(stream="deep_delta:value_channels=4", steps=2000)
     (tmp_path / "runs" / "delta").mkdir(parents=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +66,16 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     path = Path(path)
     with file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent)
+        partial = _partial(path)
         try:
-            with os.fdopen(handle, "wb") as file:
+            with open(partial, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(partial, 0o666 & ~_umask())
             os.replace(partial, path)
-        except BaseException:
+        finally:
             with contextlib.suppress(OSError):
-                os.unlink(partial)
-            raise
+                partial.unlink(missing_ok=True)
         _sync(path.parent)
 
 
@@ -109,32 +108,38 @@ def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
         replace: take the place of what stands there.
     """
     path = Path(path)
-    if not replace and path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"{path} exists and is not an empty folder; choose another place or remove it")
-    with file_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent))
+    if not replace:
+        check_empty(path)
+    partial, old = _partial(path), _partial(path)
     try:
         with file_errors(path):
+            partial.mkdir(parents=True)
             yield partial
             for file in partial.rglob("*"):
                 _sync(file)
-            os.chmod(partial, 0o777 & ~_umask())
             if path.exists():
-                old = Path(tempfile.mkdtemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent))
                 os.replace(path, old)
-                os.replace(partial, path)
-                shutil.rmtree(old, ignore_errors=True)
-            else:
-                os.replace(partial, path)
+            os.replace(partial, path)
+            shutil.rmtree(old, ignore_errors=True)
             _sync(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def remove_partial(folder: str | Path) -> None:
-    """Remove what a killed process left unfinished in a folder that this process has claimed."""
-    for left in Path(folder).glob(f".*{PARTIAL}*"):
+def check_empty(path: Path) -> None:
+    """Refuse a place for a folder where something stands."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path} exists and is not an empty folder; choose another place or remove it")
+
+
+def remove_partial(folder: str | Path, of: str = "") -> None:
+    """Remove what a killed process left unfinished in a folder that this process has claimed.
+
+    Args:
+        folder: where it lies.
+        of: name of the only file or folder whose unfinished forms are removed; all are if it is empty.
+    """
+    for left in Path(folder).glob(f".{glob.escape(of) or '*'}{PARTIAL}*"):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
         else:
@@ -155,7 +160,7 @@ class Lease:
 
 
 @contextlib.contextmanager
-def claim(folder: str | Path, *, wait: bool = False) -> Iterator[Lease]:
+def claim(folder: str | Path, *, wait: bool = False, beside: bool = False) -> Iterator[Lease]:
     """Context manager that keeps a folder to one process, also across machines that share a file system.
 
     A claim ends with its process, however that ends. `Claimed` is raised if another process has the folder.
@@ -163,18 +168,20 @@ def claim(folder: str | Path, *, wait: bool = False) -> Iterator[Lease]:
     Args:
         folder: created if it is not there.
         wait: for the process that has it, instead of refusing.
+        beside: claim the place of a folder that is still to be made; the lease then lies beside it.
     """
     import filelock
 
     folder = Path(folder)
+    lease = folder.with_name(f".{folder.name}{LEASE}") if beside else folder / LEASE
     with file_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = filelock.SoftFileLease(folder / LEASE, lease_duration=LEASE_SECONDS, thread_local=False)
+        lease.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.SoftFileLease(lease, lease_duration=LEASE_SECONDS, thread_local=False)
         # A dead holder is recognised at the second look, so even a claim that does not wait looks for a second.
         try:
             lock.acquire(timeout=-1 if wait else 1.0)
         except filelock.Timeout as error:
-            raise Claimed(f"{folder} is in use by another process ({_holder(folder / LEASE)})") from error
+            raise Claimed(f"{folder} is in use by another process ({_holder(lease)})") from error
     try:
         yield Lease(folder, lock)
     finally:
@@ -223,12 +230,6 @@ class JsonLines:
             records.append(record)
         return records
 
-    def truncate(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Rewrite the log with the records for which `wanted` holds, as when going back to a checkpoint."""
-        if self.path.exists():
-            kept = [record for record in self.read() if wanted(record)]
-            write_text(self.path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept))
-
 
 def file_sha256(path: str | Path) -> str:
     """SHA-256 of a file's content, in hexadecimal digits."""
@@ -251,7 +252,6 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _partial(path: Path) -> Path:
+    """A new name beside a file or folder, for what is not finished of it."""
+    return path.with_name(f".{path.name}{PARTIAL}{secrets.token_hex(4)}")

@@ -141,13 +141,7 @@ def from_fields(cls: type[T], values: Mapping[str, Any], what: str) -> T:
 
 
 def check_names(values: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
-    """Refuse names of options that are not known.
-
-    Args:
-        values: by name.
-        known: the options there are.
-        what: whose options they are, for the message.
-    """
+    """Refuse names of options that are not known; `what` says whose options they are."""
     for name in values:
         if name not in known:
             listed = ", ".join(known) or "none"
@@ -155,23 +149,13 @@ def check_names(values: Mapping[str, Any], known: Mapping[str, Any], what: str) 
 
 
 def check_types(options: object) -> None:
-    """Refuse a dataclass whose values are not what its annotations say; unknown annotations pass.
-
-    Args:
-        options: an instance. Subclasses of `Options` are checked when they are built.
-    """
+    """Refuse an instance of a dataclass whose values are not what its annotations say; unknown annotations pass."""
     for name, hint in field_types(type(options)).items():
         check_type(name, getattr(options, name), hint)
 
 
 def check_type(name: str, value: object, hint: Any) -> None:
-    """Refuse one value that is not of the type `hint` or beyond its bound.
-
-    Args:
-        name: what the value is called, for the message.
-        value: the value.
-        hint: its annotation; knows int, float, bool, str, None, Literal, tuples, unions of these, and bounds.
-    """
+    """Refuse a value that is not what its annotation says, which may have bounds, or lies beyond them."""
     hint, bounds = _without_bounds(hint)
     if not _fits(value, hint):
         choices = [choice for part in _parts(hint) if get_origin(part) is Literal for choice in get_args(part)]
@@ -180,9 +164,7 @@ def check_type(name: str, value: object, hint: Any) -> None:
             raise ValueError(f"unknown {name} {_short(value)}{near}; it is one of {', '.join(map(str, choices))}")
         raise ValueError(f"{name} must be {' or '.join(map(_words, _parts(hint)))}, got {_short(value)}")
     numbers = value if isinstance(value, tuple | list) else [value]
-    for number in numbers:
-        if not isinstance(number, int | float) or isinstance(number, bool):
-            continue
+    for number in filter(_is_number, numbers):
         for bound in bounds:
             if not bound.holds(number):
                 raise ValueError(f"{name} must {bound.demand(number)}, got {_short(number)}")
@@ -266,10 +248,8 @@ def parse_integer(text: str) -> int:
 
 
 def _plain(value: Any, hint: Any) -> Any:
-    """A value of a file in the form the annotation wants: a tuple for a list, an integer for 1e6."""
+    """A value of a file in the form the annotation wants: an integer for 1e6."""
     parts = _parts(_without_bounds(hint)[0])
-    if isinstance(value, list) and any(get_origin(part) is tuple for part in parts):
-        return tuple(value)
     if isinstance(value, float) and int in parts and float not in parts and value.is_integer():
         return int(value)
     return value
@@ -303,18 +283,15 @@ def _fits(value: object, hint: Any) -> bool:
         return isinstance(value, tuple | list) and all(_fits(item, get_args(hint)[0]) for item in value)
     if get_origin(hint) in (dict, Mapping):
         return isinstance(value, Mapping)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(_as_float(value))
+    if hint is float:  # math.isfinite would overflow with an integer of hundreds of digits
+        return _is_number(value) and -math.inf < value < math.inf
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and _is_number(value)
     return hint not in _WORDS or isinstance(value, hint)
 
 
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return math.inf
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _words(hint: Any) -> str:

@@ -19,10 +19,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 class Registry(Generic[T]):
     """Names and the classes behind them, imported on first use.
 
+    A name may be given in any case, with -, _ or nothing between its words, and by its alias.
+
     Args:
         what: what the entries are, for messages.
         entries: name to `module:Class`.
-        aliases: other names that people know, in any case and with - or _, to the name here.
+        aliases: short names that people use, to the name here.
     """
 
     def __init__(self, what: str, entries: dict[str, str | type[T]], aliases: Mapping[str, str] | None = None) -> None:
@@ -36,24 +38,23 @@ class Registry(Generic[T]):
         return tuple(self.entries)
 
     def canonical(self, name: str) -> str:
-        """The name here of a method, given that or an alias; an unknown one is an error."""
-        if isinstance(name, str):
-            if name in self.entries:
-                return name
-            plain = name.lower().replace("-", "_").replace(" ", "_")
-            if (alias := self.aliases.get(plain.replace("_", ""), plain)) in self.entries:
-                return alias
-            self._load_installed()
-            if name in self.entries:
-                return name
-        listed = ", ".join(self.entries)
-        hint = did_you_mean(str(name), self.entries)
-        shown = f"{str(name)[:60]!r}" if isinstance(name, str) else repr(name)
-        raise ValueError(f"unknown {self.what} {shown}{hint}; the {self.what}s are {listed}")
+        """The name here of what people call by that name; one that is not known stays as it is."""
+        if not isinstance(name, str) or name in self.entries:
+            return name
+        known = {_squeezed(own): own for own in self.entries} | self.aliases
+        return known.get(_squeezed(name), name)
 
     def find(self, name: str) -> type[T]:
-        """The class behind a name or an alias."""
-        entry = self.entries[self.canonical(name)]
+        """The class behind a name or an alias; an unknown one is an error."""
+        name = self.canonical(name)
+        text = isinstance(name, str)
+        if text and name not in self.entries:
+            self._load_installed()
+        if not text or name not in self.entries:
+            hint = did_you_mean(str(name), (*self.entries, *self.aliases))
+            shown = repr(name[:60] if text else name)
+            raise ValueError(f"unknown {self.what} {shown}{hint}; the {self.what}s are {', '.join(self.entries)}")
+        entry = self.entries[name]
         if not isinstance(entry, str):
             return entry
         module, _, attribute = entry.partition(":")
@@ -77,3 +78,7 @@ class Registry(Generic[T]):
         from twoaxis.base.plugins import load_entry_points
 
         load_entry_points()
+
+
+def _squeezed(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "").replace(" ", "")

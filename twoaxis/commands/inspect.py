@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import tyro
 
-from twoaxis.commands.models import _stdin
+from twoaxis.commands.models import open_model, read_prompt
+from twoaxis.show.document import Document, Showable
 
 
 def inspect(
@@ -18,8 +19,7 @@ def inspect(
     out: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None,
     as_bytes: Annotated[bool, tyro.conf.arg(name="bytes")] = False,
     device: str | None = None,
-    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
-) -> int:
+) -> Inspected:
     """Show what every site of a saved model reads, mixes and writes on a prompt.
 
     Args:
@@ -28,33 +28,42 @@ def inspect(
         out: Folder for inspect.html, inspect.json and figures as PNG and SVG.
         as_bytes: Tokens are bytes; for models without a tokenizer.
         device: Such as cpu or cuda:1. None is a GPU if there is one.
-        json_output: Print one JSON document instead of tables.
     """
+    from twoaxis.inspection import files
+    from twoaxis.inspection.document import inspect_prompt
     from twoaxis.model import load
 
     load.check_folder(folder)
-    text = _stdin() if prompt == "-" else prompt
+    text = read_prompt(prompt)
     if not text:
         raise ValueError("the prompt is empty: give some text with --prompt, or --prompt - to read it from stdin")
-    from twoaxis.inspection import files
-
     target = None if out is None else files.prepare_folder(out)
-    load.quiet()
-    from twoaxis.data.tokenizer import load_tokenizer
-    from twoaxis.inspection.document import inspect_prompt
-    from twoaxis.inspection.tables import tables
-    from twoaxis.show import terminal
-
-    model = load.load_model(folder, device)
-    tokenizer = load_tokenizer("bytes" if as_bytes else folder, model.config.vocab_size)
-    document = inspect_prompt(model, tokenizer, text, name=folder)
-    if json_output:
-        print(json.dumps(document, allow_nan=False))
-    else:
-        terminal.show(tables(document))
+    model, tokenizer = open_model(folder, device, as_bytes)
+    found = inspect_prompt(model, tokenizer, text, name=folder)
     if target is not None:
-        written, left_out = files.write_files(target, document)
+        written, left_out = files.write_files(target, found)
         print(f"wrote {', '.join(str(path) for path in written)}", file=sys.stderr)
         if left_out:
             print(left_out, file=sys.stderr)
-    return 0
+    return Inspected(found)
+
+
+@dataclass(frozen=True)
+class Inspected(Showable):
+    """What `inspect` saw.
+
+    Attributes:
+        found: from `inspect_prompt`.
+    """
+
+    found: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it."""
+        return self.found
+
+    def document(self) -> Document:
+        """Tables of numbers per site."""
+        from twoaxis.inspection.tables import tables
+
+        return tables(self.found)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from collections import Counter
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+
+from twoaxis.show.document import Document, Facts, Showable
+
+if TYPE_CHECKING:
+    from twoaxis.data.tokenizer import Tokenizer
+    from twoaxis.model.evaluate import Evaluation
+    from twoaxis.model.hf_model import TwoAxisForCausalLM
 
 
 def generate(
@@ -36,17 +43,13 @@ def generate(
         echo: Print the prompt too.
         device: Such as cpu or cuda:1. None is a GPU if there is one.
     """
+    from twoaxis.model import generate as making
     from twoaxis.model import load
 
     load.check_folder(folder)
-    text = _stdin() if prompt == "-" else prompt
-    load.quiet()
-    from twoaxis.data.tokenizer import load_tokenizer
-    from twoaxis.model import generate as making
-
+    text = read_prompt(prompt)
     making.check(text, tokens, temperature, top_p)  # before the model is loaded, which may take long
-    model = load.load_model(folder, device)
-    tokenizer = load_tokenizer("bytes" if as_bytes else folder, model.config.vocab_size)
+    model, tokenizer = open_model(folder, device, as_bytes)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     if echo:
@@ -72,13 +75,25 @@ def generate(
     return 0
 
 
-def _stdin() -> str:
-    """What stands on stdin, without the line end that shells and editors put behind a text."""
+def read_prompt(prompt: str) -> str:
+    """A prompt as given; - is what stands on stdin, without the line end that shells and editors put behind a text."""
+    if prompt != "-":
+        return prompt
     try:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"the prompt on stdin is not UTF-8: byte {error.start} cannot be read") from error
     return text.removesuffix("\n").removesuffix("\r")
+
+
+def open_model(folder: str, device: str | None, as_bytes: bool) -> tuple[TwoAxisForCausalLM, Tokenizer]:
+    """The model of a folder and its tokenizer."""
+    from twoaxis.data.tokenizer import load_tokenizer
+    from twoaxis.model import load
+
+    load.quiet()
+    model = load.load_model(folder, device)
+    return model, load_tokenizer("bytes" if as_bytes else folder, model.config.vocab_size)
 
 
 def evaluate(
@@ -91,8 +106,7 @@ def evaluate(
     max_tokens: int | None = None,
     as_bytes: Annotated[bool, tyro.conf.arg(name="bytes")] = False,
     device: str | None = None,
-    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
-) -> int:
+) -> Measured:
     """Measure loss, perplexity and bits per byte of a saved model on text.
 
     Args:
@@ -104,26 +118,21 @@ def evaluate(
         max_tokens: Count the first ones only.
         as_bytes: Tokens are bytes; for models without a tokenizer.
         device: Such as cpu or cuda:1. None is a GPU if there is one.
-        json_output: Print one JSON document instead of lines.
     """
+    from twoaxis.base.progress import Progress
+    from twoaxis.data.sources import Skipped, read_sources, skipped_text
+    from twoaxis.model import evaluate as measuring
     from twoaxis.model import load
 
     load.check_folder(folder)
-    load.quiet()
-    from twoaxis.base.progress import Progress
-    from twoaxis.data.sources import Skipped, read_sources, skipped_text
-    from twoaxis.data.tokenizer import load_tokenizer
-    from twoaxis.model import evaluate as measuring
-
     if not data:
         raise ValueError("there is nothing to evaluate: name text files or folders with --data")
     skipped: Skipped = Counter()
     texts = [document.text for document in read_sources(data, "text", skipped)]
     if passed := skipped_text(skipped):
         print(f"passed over: {passed}", file=sys.stderr)
-    model = load.load_model(folder, device)
+    model, tokenizer = open_model(folder, device, as_bytes)
     context, stride = measuring.pick_context(model, context, stride)
-    tokenizer = load_tokenizer("bytes" if as_bytes else folder, model.config.vocab_size)
     encoded = tokenizer.encode(texts, sizes=True, prompt=True)
     with Progress("eval", measuring.count_tokens(encoded, max_tokens), "tokens") as bar:
         found = measuring.evaluate(
@@ -135,22 +144,42 @@ def evaluate(
             max_tokens=max_tokens,
             watch=lambda tokens, loss: bar.advance(tokens, f"loss {loss:.4f}"),
         )
-    if json_output:
-        print(json.dumps(_evaluation_document(folder, data, tokenizer.name, found), indent=1))
-        return 0
-    print(f"loss           {found.loss:.4f} nats per token")
-    print(f"perplexity     {found.perplexity:.6g}")
-    print(f"bits per byte  {found.bits_per_byte:.4f}")
-    print(f"counted        {found.tokens:,} tokens, {found.bytes:,} bytes, {found.documents:,} documents")
-    print(f"context        {found.context:,} tokens, stride {found.stride:,}, {tokenizer.name}")
-    print(f"time           {found.seconds:.2f} s, {found.rate:,.0f} tokens/s")
-    return 0
+    return Measured(folder, tuple(data), tokenizer.name, found)
 
 
-def _evaluation_document(folder: str, data: tuple[str, ...], tokenizer: str, found: Any) -> dict[str, Any]:
-    import torch
+@dataclass(frozen=True)
+class Measured(Showable):
+    """What `eval` measured.
 
-    import twoaxis
+    Attributes:
+        model: the folder.
+        data: what it was measured on.
+        tokenizer: the name of the tokenizer.
+        found: the numbers.
+    """
 
-    made_with = {"twoaxis": twoaxis.__version__, "torch": torch.__version__}
-    return {**made_with, "model": folder, "data": list(data), "tokenizer": tokenizer, **found.to_dict()}
+    model: str
+    data: tuple[str, ...]
+    tokenizer: str
+    found: Evaluation
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers, and what made them."""
+        from twoaxis.base.machine import versions
+
+        made_with = {name: version for name, version in versions().items() if name in ("twoaxis", "torch")}
+        asked = {"model": self.model, "data": list(self.data), "tokenizer": self.tokenizer}
+        return made_with | asked | self.found.to_dict()
+
+    def document(self) -> Document:
+        """The numbers, a line each."""
+        found = self.found
+        rows = (
+            ("loss", f"{found.loss:.4f} nats per token"),
+            ("perplexity", f"{found.perplexity:.6g}"),
+            ("bits per byte", f"{found.bits_per_byte:.4f}"),
+            ("counted", f"{found.tokens:,} tokens, {found.bytes:,} bytes, {found.documents:,} documents"),
+            ("context", f"{found.context:,} tokens, stride {found.stride:,}, {self.tokenizer}"),
+            ("time", f"{found.seconds:.2f} s, {found.rate:,.0f} tokens/s"),
+        )
+        return Document("", (Facts(rows),))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+
+from twoaxis.show.document import Document, Facts, Showable
 
 if TYPE_CHECKING:
     from twoaxis.pretrained.record import Record
@@ -25,8 +27,7 @@ def retrofit(
     text: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None,
     tokens: int = 768,
     seed: int = 0,
-    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
-) -> int:
+) -> Written:
     """Put a stream or a mixer on a pretrained model without changing what it computes.
 
     Args:
@@ -41,7 +42,6 @@ def retrofit(
         text: File to measure the difference on. None is a few kilobytes of Python's standard library.
         tokens: How many of its tokens.
         seed: Seed of the new parameters that start at random.
-        json_output: Print one JSON document instead of lines.
     """
     from twoaxis.depth.site import Placement
     from twoaxis.model import load
@@ -70,26 +70,42 @@ def retrofit(
         print(f"note: {note}", file=sys.stderr)
     for line in closed_paths(made.record.still):
         print(f"warning: {line}", file=sys.stderr)
-    if json_output:
-        print(json.dumps({"folder": out, **made.record.to_dict()}, indent=1))
-    else:
-        _show(out, made.record)
-    return 0
+    return Written(out, made.record)
 
 
-def _show(out: str, record: Record) -> None:
-    method, source, text = record.method, record.measured["source"], record.measured["text"]
-    plain = record.measured["plain"]["largest"]
-    mixer = f", {method['mixer']}" if method["mixer"] else ""
-    exact = "0, bit for bit" if plain == 0 else f"{plain:.2e}"
-    share = record.added_parameters / record.source_parameters
-    print(f"folder      {out}")
-    print(f"source      {record.source['name']} ({record.source['family']}, {record.source['kind']})")
-    print(f"method      {method['stream']}{mixer}; start: {record.neutral}; {record.dtype}")
-    print(
-        f"logits      differ from the source's by at most {source['largest']:.2e} ({source['relative']:.1e} relative),"
-    )
-    print(f"            likeliest token equal at {source['agree']:,} of {source['tokens']:,}")
-    print(f"            from the plain stream's by at most {exact}")
-    print(f"text        {text['name']}: {text['tokens']:,} tokens, {text['bytes']:,} bytes")
-    print(f"added       {record.added_parameters:,} parameters ({share:.3%}), {record.added_bytes:,} bytes")
+@dataclass(frozen=True)
+class Written(Showable):
+    """What `retrofit` wrote.
+
+    Attributes:
+        folder: where.
+        record: what was done and measured.
+    """
+
+    folder: str
+    record: Record
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record, and where it is."""
+        return {"folder": self.folder, **self.record.to_dict()}
+
+    def document(self) -> Document:
+        """What was made of what, how far it is from the source, and what was added."""
+        record = self.record
+        method, source, text = record.method, record.measured["source"], record.measured["text"]
+        plain = record.measured["plain"]["largest"]
+        largest = f"{source['largest']:.2e} ({source['relative']:.1e} relative)"
+        mixer = f", {method['mixer']}" if method["mixer"] else ""
+        exact = "0, bit for bit" if plain == 0 else f"{plain:.2e}"
+        share = record.added_parameters / record.source_parameters
+        rows = (
+            ("folder", self.folder),
+            ("source", f"{record.source['name']} ({record.source['family']}, {record.source['kind']})"),
+            ("method", f"{method['stream']}{mixer}; start: {record.neutral}; {record.dtype}"),
+            ("logits", f"differ from the source's by at most {largest}"),
+            ("", f"from the plain stream's by at most {exact}"),
+            ("", f"likeliest token equal at {source['agree']:,} of {source['tokens']:,}"),
+            ("text", f"{text['name']}: {text['tokens']:,} tokens, {text['bytes']:,} bytes"),
+            ("added", f"{record.added_parameters:,} parameters ({share:.3%}), {record.added_bytes:,} bytes"),
+        )
+        return Document("", (Facts(rows),))

@@ -32,33 +32,13 @@ def train(
             more.
         **fields: Of the run; see `TrainConfig`.
     """
+    from twoaxis.training import train as training
     from twoaxis.training.fields import merge, read_fields
 
     run = merge({} if config is None else read_fields(config), fields)
-    with contextlib.redirect_stdout(sys.stderr):  # stdout is the result's; some loggers greet there
-        return _train(run, out)
-
-
-def _train(run: TrainConfig, out: str) -> Result:
-    """Load the data and train, with a bar for each."""
-    from twoaxis.training.engines.place import rank, world
-    from twoaxis.training.folder import RunFolder
-    from twoaxis.training.setup import check, resolve
-
-    run = resolve(run)
-    done = RunFolder(out).finished(run) if world() == 1 else None  # before anything heavy
-    if done is not None:
-        return done
-    from twoaxis.data.load import bars, load_data
-    from twoaxis.model.load import quiet
-    from twoaxis.training.train import train
-
-    quiet()
-    check(run)
-    with bars() if rank() == 0 else contextlib.nullcontext() as watch:
-        data = load_data(run, watch=watch)
-    with training_bar(run) as show:
-        return train(run, out, on_step=show, data=data)
+    # stdout is the result's; some loggers greet there
+    with contextlib.redirect_stdout(sys.stderr), training_bar(run) as show:
+        return training.train(run, out, on_step=show)
 
 
 @contextlib.contextmanager

@@ -17,18 +17,18 @@ a caller asks for it.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from twoaxis.base.files import PARTIAL, atomic_folder, claim, file_sha256, short_hash, write_json
+from twoaxis.base.files import atomic_folder, claim, file_sha256, remove_partial, short_hash, write_json
 from twoaxis.data.survey import Entry, Findings, Memory, read_again, read_sealed, sealed, survey
-from twoaxis.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, train_bpe
+from twoaxis.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, recipe_key, train_bpe
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -105,9 +105,8 @@ def open_corpus(options: DataOptions, *, watch: Watch | None = None, check: bool
     """
     if not options.held_out > 0:
         raise ValueError(f"held_out is {options.held_out}: nothing would be left to evaluate on; 0.05 is usual")
-    trained = bpe_size(options.tokenizer) is not None
-    tokenizer = None if trained else load_tokenizer(options.tokenizer)
-    recipe = _recipe(options.tokenizer) if tokenizer is None else tokenizer.key
+    tokenizer = None if bpe_size(options.tokenizer) else load_tokenizer(options.tokenizer)
+    recipe = recipe_key(options.tokenizer) if tokenizer is None else tokenizer.key
     root = cache_folder(options.cache)
 
     def place(findings: Findings) -> Path:
@@ -121,7 +120,8 @@ def open_corpus(options: DataOptions, *, watch: Watch | None = None, check: bool
         memory.keep(findings)
         facts = _facts(place(findings), check=check)
         if facts is None:
-            builder = _Builder(options, tokenizer, entries, findings.cut, _silent if watch is None else watch)
+            told = (lambda what, done, total: None) if watch is None else watch
+            builder = _Builder(options, tokenizer, entries, findings.cut, told)
             facts = _build(place(findings), builder, check=check)
     folder = place(findings)
     if tokenizer is None:
@@ -132,17 +132,6 @@ def open_corpus(options: DataOptions, *, watch: Watch | None = None, check: bool
     return Corpus(train, held, sizes, tokenizer, findings, facts, folder)
 
 
-def _recipe(spec: str) -> str:
-    """Stands for a tokenizer that is to be trained, apart from the documents it learns from."""
-    import tokenizers
-
-    return f"{spec} tokenizers {tokenizers.__version__}"
-
-
-def _silent(what: str, done: int, total: int) -> None:
-    pass
-
-
 def _facts(folder: Path, *, check: bool = False, say: bool = False) -> dict[str, Any] | None:
     """The facts of a finished folder, or None if it is missing or damaged.
 
@@ -151,14 +140,13 @@ def _facts(folder: Path, *, check: bool = False, say: bool = False) -> dict[str,
         check: hash large arrays too.
         say: on stderr what is wrong with it.
     """
-    facts = read_sealed(folder / "corpus.json")
-    wrong = f"{folder / 'corpus.json'} is damaged"
+    facts, damaged = read_sealed(folder / "corpus.json"), "corpus.json"
     if facts is not None and facts["name"] == folder.name:
-        damaged = (name for name, known in facts["files"].items() if not _same(folder / name, known, check=check))
-        wrong = next((f"{folder / name} is damaged" for name in damaged), "")
-    if wrong and say and folder.exists():
-        print(f"twoaxis: {wrong}; the data is tokenised again", file=sys.stderr)
-    return None if wrong else facts
+        files = facts["files"].items()
+        damaged = next((name for name, known in files if not _same(folder / name, known, check=check)), None)
+    if damaged and say and folder.exists():
+        print(f"twoaxis: {folder / damaged} is damaged; the data is tokenised again", file=sys.stderr)
+    return None if damaged else facts
 
 
 def _same(path: Path, known: tuple[int, str], *, check: bool) -> bool:
@@ -175,12 +163,11 @@ def _same(path: Path, known: tuple[int, str], *, check: bool) -> bool:
 
 def _build(folder: Path, builder: _Builder, *, check: bool) -> dict[str, Any]:
     """Build a corpus in the place of what may be left of it, unless another process does; returns its facts."""
-    with claim(folder.parent / "locks" / folder.name, wait=True):
+    with claim(folder, wait=True, beside=True):
         facts = _facts(folder, check=check, say=True)
         if facts is not None:
             return facts
-        for left in folder.parent.glob(f".{folder.name}{PARTIAL}*"):
-            shutil.rmtree(left, ignore_errors=True)  # of a builder that was killed; others may be building theirs
+        remove_partial(folder.parent, folder.name)  # of a builder that was killed; others may be building theirs
         if folder.is_file():
             folder.unlink()
         with atomic_folder(folder, replace=True) as partial:
@@ -208,25 +195,18 @@ class _Builder(NamedTuple):
         """Fill the folder of a corpus; returns numbers of it."""
         tokenizer = self.tokenizer
         if tokenizer is None:
-            size = bpe_size(self.options.tokenizer)
-            assert size is not None
-            tokenizer = train_bpe(self._training_texts(), size)
+            tokenizer = train_bpe(self._training_texts(), bpe_size(self.options.tokenizer) or 0)
             tokenizer.save(folder / "tokenizer")
         dtype = next(name for name in ("<u1", "<u2", "<u4") if tokenizer.vocab_size <= 256 ** int(name[-1]))
         counts = self._encode(folder, tokenizer, dtype)
-        parts = {
-            part: {
-                "documents": sum(entry.held_out is held for entry in self.entries),
-                "bytes": sum(entry.size for entry in self.entries if entry.held_out is held),
-                "tokens": counts[part],
-            }
-            for part, held in (("train", False), ("held_out", True))
-        }
+        parts = {}
+        for part, held in (("train", False), ("held_out", True)):
+            sizes = [entry.size for entry in self.entries if entry.held_out is held]
+            parts[part] = {"documents": len(sizes), "bytes": sum(sizes), "tokens": counts[part]}
         return {"format": FORMAT, "dtype": dtype, "vocab_size": tokenizer.vocab_size, **parts}
 
     def _training_texts(self) -> Iterator[str]:
-        total = sum(entry.size for entry in self.entries if not entry.held_out)
-        done = 0
+        done, total = 0, sum(entry.size for entry in self.entries if not entry.held_out)
         for text, entry in read_again(self.options, self.entries, self.cut):
             if not entry.held_out:
                 yield text
@@ -237,17 +217,14 @@ class _Builder(NamedTuple):
         """Write the tokens of both parts; returns how many."""
         counts, starts = {"train": 0, "held_out": 0}, {"train": [0], "held_out": [0]}
         total, done = sum(entry.size for entry in self.entries), 0
-        with (
-            open(folder / "train.bin", "wb") as train,
-            open(folder / "held_out.bin", "wb") as held,
-            open(folder / "held_out.sizes.bin", "wb") as sizes,
-        ):
-            files: dict[str, BinaryIO] = {"train": train, "held_out": held}
+        with contextlib.ExitStack() as stack:
+            names = ("train", "held_out", "held_out.sizes")
+            files = {name: stack.enter_context(open(folder / f"{name}.bin", "wb")) for name in names}
             for texts, entries in _batches(read_again(self.options, self.entries, self.cut)):
                 part = "held_out" if entries[0].held_out else "train"
                 for tokens in tokenizer.encode(texts, sizes=part == "held_out"):
                     files[part].write(tokens.ids.astype(dtype).tobytes())
-                    sizes.write(tokens.sizes.astype("<u4").tobytes())  # nothing for the training part
+                    files["held_out.sizes"].write(tokens.sizes.astype("<u4").tobytes())  # nothing for the training part
                     counts[part] += len(tokens.ids)
                     starts[part].append(counts[part])
                 done += sum(entry.size for entry in entries)

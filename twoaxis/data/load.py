@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 from twoaxis.base import spec
 from twoaxis.base.files import short_hash
 from twoaxis.base.progress import Progress
-from twoaxis.data.corpus import Watch, open_corpus
+from twoaxis.data.corpus import Part, Watch, open_corpus
 from twoaxis.data.packing import Rows, count_rows
 from twoaxis.data.sources import skipped_text, source_name
 from twoaxis.data.tasks import Task, make_task
@@ -83,13 +83,7 @@ class Data(Protocol):
 
 
 def load_data(options: DataOptions, *, watch: Watch | None = None, check: bool = False) -> TextData | TaskData:
-    """The data of a run.
-
-    Args:
-        options: where it comes from.
-        watch: told what is done, how much of it and how much there is, while text is tokenised; see `bars`.
-        check: trust nothing that is cached; see `open_corpus`.
-    """
+    """The data of a run; see `open_corpus` for `check`, and `bars` for a `watch`."""
     tasks = [given for given in options.data if given.startswith(TASK)]
     if not tasks:
         return TextData(options, watch=watch, check=check)
@@ -118,13 +112,7 @@ def bars() -> Iterator[Watch]:
 
 
 class TextData(Data):
-    """Documents, packed into rows.
-
-    Args:
-        options: where they come from.
-        watch: see `load_data`.
-        check: see `load_data`.
-    """
+    """Documents, packed into rows."""
 
     answers = False
 
@@ -159,14 +147,15 @@ class TextData(Data):
 
     def train(self, seed: int, count: int) -> Rows:
         """Rows in an order of the seed's; see `twoaxis.data.packing`."""
-        part, isolate = self.corpus.train, self.options.isolate
-        return Rows(part, self.train_tokens, count, self.context, seed=seed, isolate=isolate)
+        return self._rows(self.corpus.train, self.train_tokens, count, seed)
 
     def held_out(self, count: int) -> Rows:
         """Held-out rows, fewer than `count` if there are no more."""
-        part, tokens = self.corpus.held_out, len(self.corpus.held_out.tokens)
-        count = min(count, tokens // self.context)
-        return Rows(part, tokens, count, self.context, seed=None, isolate=self.options.isolate)
+        tokens = len(self.corpus.held_out.tokens)
+        return self._rows(self.corpus.held_out, tokens, min(count, tokens // self.context), None)
+
+    def _rows(self, part: Part, tokens: int, count: int, seed: int | None) -> Rows:
+        return Rows(part, tokens, count, self.context, seed=seed, isolate=self.options.isolate)
 
     def notes(self) -> list[str]:
         """What a reader of the numbers should know."""
@@ -277,14 +266,7 @@ class TaskData(Data):
 
 
 class TaskExamples(Dataset[dict[str, Tensor]]):
-    """The first examples of a task and a seed.
-
-    Args:
-        task: the task.
-        seed: of the examples.
-        count: how many.
-        held_out: whether they are those of the evaluation.
-    """
+    """The first `count` examples of a task and a seed, or of its evaluation."""
 
     def __init__(self, task: Task, seed: int, count: int, *, held_out: bool) -> None:
         self.task, self.seed, self.count, self.is_held_out = task, seed, count, held_out

@@ -51,14 +51,7 @@ def count_rows(tokens: int, context: int) -> int:
 
 @lru_cache(maxsize=4)
 def epoch_starts(tokens: int, context: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Where the examples of an epoch begin, in their order.
-
-    Args:
-        tokens: how many there are.
-        context: tokens of an example.
-        seed: of the order.
-        epoch: counted from 0.
-    """
+    """Where the examples of an epoch, counted from 0, begin, in their order."""
     rows = count_rows(tokens, context)
     words = random_words(seed, epoch, rows + 1)
     spare = min(tokens - rows * context, context - 1)
@@ -124,11 +117,7 @@ class Rows(Dataset[dict[str, Tensor]]):
         return starts[first:last] - start
 
     def predicted(self, sizes: NDArray[Any]) -> tuple[int, int]:
-        """How many tokens of these rows are predicted, and how many bytes they stand for.
-
-        Args:
-            sizes: bytes of each token of the part.
-        """
+        """How many tokens of these rows are predicted, and how many bytes they stand for, given those of all tokens."""
         tokens = size = 0
         for start in map(self.start, range(self.count)):
             counted = np.ones(self.context, dtype=bool)

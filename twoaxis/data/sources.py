@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,9 @@ RECORDS = (".jsonl", ".ndjson", ".parquet")
 """Ends of the names of files whose records are documents."""
 NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"})
 """Folders of the standard library that are not read."""
+
+HALF_A_PAIR = re.compile("[\ud800-\udfff]")
+"""A surrogate, which JSON can spell alone and UTF-8 cannot."""
 
 Skipped = Counter[str]
 """How much was passed over, by kind: hidden, empty, binary, linked (folders) and special (sockets, broken links)."""
@@ -172,22 +176,13 @@ def _documents(rows: Rows, source: str, text_field: str, skipped: Skipped, *, na
             continue
         if not isinstance(text, str):
             raise ValueError(f"{source}, {place}: the field {text_field!r} is {type(text).__name__}, not text")
-        if "\0" in text or not _encodes(text):
+        if "\0" in text or HALF_A_PAIR.search(text):
             skipped["binary"] += 1
             continue
         count += 1
         yield Document(f"{source}, {place}", text)
     if named and not count:
         raise ValueError(f"{source} has no record with text in its field {text_field!r}")
-
-
-def _encodes(text: str) -> bool:
-    """False for half of a surrogate pair, which JSON can spell."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _jsonl(path: Path, text_field: str) -> Rows:

@@ -67,12 +67,7 @@ def split_position(content: bytes) -> float:
 
 
 def sides(hashes: Sequence[bytes], held_out: float) -> list[bool]:
-    """Which documents are held out; at least one is and one is not.
-
-    Args:
-        hashes: of two or more different documents.
-        held_out: the part to hold out.
-    """
+    """Which of two or more different documents are held out; at least one is and one is not."""
     positions = [split_position(content) for content in hashes]
     below = [position < held_out for position in positions]
     if not any(below):

@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -48,47 +48,6 @@ TextStream = Callable[[int | None], str]
 """Called with tokens as they come, returns the text that each completes; with None at the end, what was held back."""
 
 
-class Tokenizer(Protocol):
-    """Text to tokens and back.
-
-    Attributes:
-        name: what it is called.
-        vocab_size: tokens that it or its model has; a text that needs others is refused.
-        end: the token that ends a document, or None.
-    """
-
-    name: str
-    vocab_size: int
-    end: int | None
-
-    @property
-    def key(self) -> str:
-        """Stands for everything that can change a token."""
-        ...
-
-    def encode(self, texts: Sequence[str], *, sizes: bool = False, prompt: bool = False) -> list[Encoded]:
-        """Documents as tokens, or prompts.
-
-        Args:
-            texts: the documents.
-            sizes: also count the bytes of each token.
-            prompt: do not end the texts, and read special tokens that they spell as such.
-        """
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Tokens as text, for looking at; special tokens are shown."""
-        ...
-
-    def stream(self) -> TextStream:
-        """A decoder for tokens that come one by one; special tokens are left out."""
-        ...
-
-    def save(self, folder: str | Path) -> None:
-        """Files that transformers loads; bytes need none."""
-        ...
-
-
 def bpe_size(spec: str) -> int | None:
     """The size if `spec` is `bpe:SIZE`, None if it is another tokenizer; a size that cannot be is an error."""
     kind, colon, size = spec.partition(":")
@@ -99,6 +58,13 @@ def bpe_size(spec: str) -> int | None:
     if int(size) < 257:
         raise ValueError(f"tokenizer {spec!r} is too small: 256 bytes and the end-of-text token are 257")
     return int(size)
+
+
+def recipe_key(spec: str) -> str:
+    """Stands for a tokenizer that is to be trained, apart from the documents it learns from."""
+    import tokenizers
+
+    return f"{spec} tokenizers {tokenizers.__version__}"
 
 
 def load_tokenizer(spec: str | Path, vocab_size: int | None = None) -> Tokenizer:
@@ -198,10 +164,15 @@ def pieces(text: str) -> Iterator[str]:
 
 
 class Bytes:
-    """Tokens are the bytes of UTF-8.
+    """The tokenizer whose tokens are the bytes of UTF-8.
 
     Args:
-        vocab_size: at least 256; tokens beyond the bytes stand for no text.
+        vocab_size: tokens of its model, at least 256; those beyond the bytes stand for no text.
+
+    Attributes:
+        name: what it is called.
+        key: stands for everything that can change a token.
+        end: the token that ends a document, or None.
     """
 
     name = "bytes"
@@ -214,22 +185,26 @@ class Bytes:
         self.vocab_size = vocab_size
 
     def encode(self, texts: Sequence[str], *, sizes: bool = False, prompt: bool = False) -> list[Encoded]:
-        """One token per byte; byte 0 at the end of a document stands for no text."""
+        """Documents as tokens, one per byte; byte 0 at the end stands for no text.
+
+        Args:
+            texts: the documents.
+            sizes: also count the bytes of each token.
+            prompt: do not end the texts, and read special tokens that they spell as such.
+        """
+        end = b"" if prompt else b"\0"
         encoded = []
-        for text in texts:
-            ids = np.frombuffer(text.encode() + (b"" if prompt else b"\0"), dtype=np.uint8).astype(np.int64)
-            counted = np.ones(len(ids) if sizes else 0, dtype=np.int64)
-            if not prompt:
-                counted[-1:] = 0
-            encoded.append(Encoded(ids, counted))
+        for data in map(str.encode, texts):
+            counted = np.repeat([1, 0], [len(data), len(end)]) if sizes else np.zeros(0, np.int64)
+            encoded.append(Encoded(np.frombuffer(data + end, np.uint8).astype(np.int64), counted))
         return encoded
 
     def decode(self, ids: Sequence[int]) -> str:
-        """As UTF-8; what is none becomes the replacement character."""
+        """Tokens as text, for looking at; what is no UTF-8 becomes the replacement character."""
         return bytes(token for token in ids if token < 256).decode(errors="replace")
 
     def stream(self) -> TextStream:
-        """Whole characters; what is no UTF-8 becomes the replacement character."""
+        """A decoder for tokens that come one by one: whole characters, without special tokens."""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
         def push(token: int | None) -> str:
@@ -240,11 +215,11 @@ class Bytes:
         return push
 
     def save(self, folder: str | Path) -> None:
-        """Nothing to save."""
+        """Write the files that transformers loads; bytes need none."""
 
 
 class Pretrained:
-    """A fast tokenizer of transformers, the kind that knows where in the text a token stands.
+    """A fast tokenizer of transformers, which knows where in the text a token stands; used like `Bytes`.
 
     Args:
         tokenizer: the tokenizer.
@@ -339,13 +314,12 @@ class Pretrained:
         self.tokenizer.save_pretrained(folder)
 
 
-def exact_sizes(strings: Sequence[str], text: str) -> list[int] | None:
-    """Bytes of each token of a byte-level tokenizer, whose strings spell bytes; None if these do not spell `text`.
+Tokenizer = Bytes | Pretrained
+"""Text to tokens and back."""
 
-    Args:
-        strings: the tokens as the vocabulary writes them.
-        text: what they stand for.
-    """
+
+def exact_sizes(strings: Sequence[str], text: str) -> list[int] | None:
+    """Bytes of each token of a byte-level tokenizer, whose strings spell bytes; None if these do not spell `text`."""
     table = _spelling()
     try:
         spelled = [bytes(table[character] for character in string) for string in strings]
@@ -355,13 +329,9 @@ def exact_sizes(strings: Sequence[str], text: str) -> list[int] | None:
 
 
 def offset_sizes(ends: Sequence[int], text: str) -> list[int]:
-    """Bytes of each token from where it ends in the text.
+    """Bytes of each token from where it ends in the text, in characters.
 
     Gaps go to the token after them. Where tokens share a character, its first one gets the bytes.
-
-    Args:
-        ends: character positions after each token.
-        text: what they stand for.
     """
     sizes, done = [], 0
     for number, end in enumerate(ends):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.options import check_type
 from twoaxis.base.registry import Registry
-from twoaxis.depth.site import Placement
-from twoaxis.depth.stream import Layout, Stream
+
+if TYPE_CHECKING:
+    from twoaxis.depth.site import Placement
+    from twoaxis.depth.stream import Stream
 
 METHODS: dict[str, str | type[Stream]] = {
     "standard": "twoaxis.depth.standard:Standard",
@@ -24,7 +26,19 @@ METHODS: dict[str, str | type[Stream]] = {
     "muddformer": "twoaxis.depth.muddformer:MuddFormer",
 }
 
-STREAMS: Registry[Stream] = Registry("stream", METHODS)
+ALIASES = {
+    "attnres": "attention_residuals",
+    "ddl": "deep_delta",
+    "hc": "hyper_connections",
+    "mhc": "manifold_hyper_connections",
+    "elc": "elc_bert",
+    "va": "vertical_attention",
+    "dca": "deep_cross_attention",
+    "mudd": "muddformer",
+}
+"""Short names that people use."""
+
+STREAMS: Registry[Stream] = Registry("stream", METHODS, ALIASES)
 
 
 def stream_names() -> tuple[str, ...]:
@@ -66,6 +80,8 @@ def stream(
         blend: start from the plain residual whatever the method; see `Blend`.
         **options: the method's own; see its Config.
     """
+    from twoaxis.depth.stream import Layout
+
     check_type("blend", blend, bool)
     cls = STREAMS.find(name)
     made = cls(STREAMS.config(name, options), Layout.make(blocks, width, kinds, placement))

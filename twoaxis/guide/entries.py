@@ -99,13 +99,15 @@ def names() -> tuple[str, ...]:
 def find(name: str) -> type[Stream] | type[LocalOperator]:
     """The class behind a name, stream or mixer."""
     entries: dict[str, Any] = {**STREAMS.entries, **MIXERS.entries}
-    return cast("type[Stream] | type[LocalOperator]", Registry("method", entries).find(name))
+    aliases = STREAMS.aliases | MIXERS.aliases
+    return cast("type[Stream] | type[LocalOperator]", Registry("method", entries, aliases).find(name))
 
 
 def entry(name: str, shape: DecoderConfig) -> Entry:
     """One method for `shape`."""
     method = find(name)
     axis = "depth" if issubclass(method, Stream) else "sequence"
+    name = (STREAMS if axis == "depth" else MIXERS).canonical(name)
     card = getattr(method, "card", None) or _blank(name, axis)
     return Entry(name=name, method=method, card=card, shape=shape, default=measure(name, shape))
 

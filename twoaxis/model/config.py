@@ -81,7 +81,9 @@ class DecoderConfig(Options):
     """Blocks that have the mixer; None is all of them."""
 
     def validate(self) -> None:
-        """Rules between fields."""
+        """Rules between fields; aliases of methods become their names."""
+        object.__setattr__(self, "stream", STREAMS.canonical(self.stream))
+        object.__setattr__(self, "mixer", None if self.mixer is None else MIXERS.canonical(self.mixer))
         if self.head_width is None and self.width % self.heads:
             raise ValueError(f"heads ({self.heads}) must divide the width ({self.width}), or give head_width")
         if self.heads % (self.kv_heads or self.heads):

@@ -139,12 +139,12 @@ class TwoAxisConfig(PreTrainedConfig):
                     "or give head_dim"
                 )
             self.head_dim = self.hidden_size // self.num_attention_heads
-        if self.rope_parameters is not None:
-            self.rope_parameters = dict(self.rope_parameters)  # transformers fills it in; the caller's stays as it is
+        self.rope_parameters = self.rope_parameters and dict(self.rope_parameters)  # transformers fills in this copy
         super().__post_init__(**kwargs)
         check_rope(self)
         with torch.device("meta"):
-            self.decoder_config().make_stream()
+            (shape := self.decoder_config()).make_stream()
+        self.stream, self.mixer = shape.stream, shape.mixer
 
     def decoder_config(self) -> DecoderConfig:
         """The same shape for the decoder's own classes; raises a ValueError with the numbers where it is impossible."""

@@ -14,6 +14,8 @@ from typing import Any
 
 from twoaxis.base.files import short_hash
 from twoaxis.base.spec import parse, spell
+from twoaxis.depth.registry import STREAMS
+from twoaxis.sequence.registry import MIXERS
 
 COMMON = ("placement", "blend", "init", "mixer_blocks")
 """Options of every method that are fields of the model."""
@@ -59,13 +61,22 @@ class Contender:
         return fields
 
 
+def parse_methods(
+    stream: str | None, mixer: str | None
+) -> tuple[tuple[str, dict[str, Any]], tuple[str | None, dict[str, Any]]]:
+    """Name and options of a stream and of a mixer from their spellings; an alias becomes the name it stands for."""
+    name, options = parse("standard" if stream is None else stream)
+    mixer_name, mixer_options = (None, {}) if mixer is None else parse(mixer)
+    canonical = None if mixer_name is None else MIXERS.canonical(mixer_name)
+    return (STREAMS.canonical(name), options), (canonical, mixer_options)
+
+
 def make_contender(stream: str | None = None, mixer: str | None = None) -> Contender:
     """A contender from the spellings of a stream and a mixer; None is the plain residual, or no mixer.
 
     Names and options are checked against the methods when a model is configured with them, not here.
     """
-    name, options = ("standard", {}) if stream is None else parse(stream)
-    mixer_name, mixer_options = (None, {}) if mixer is None else parse(mixer)
+    (name, options), (mixer_name, mixer_options) = parse_methods(stream, mixer)
     model: dict[str, Any] = {}
     train: dict[str, Any] = {}
     labels = [given.pop("label") for given in (options, mixer_options) if "label" in given]

@@ -9,6 +9,7 @@ its tensors into the new model and let go of it; run the new model on the same t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import platform
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from twoaxis.base.files import atomic_folder
+from twoaxis.base.files import atomic_folder, check_empty, claim, remove_partial
 from twoaxis.pretrained.record import Record, write_record
 from twoaxis.pretrained.start import Start, choose, read_method
 
@@ -93,23 +94,27 @@ def retrofit(
     from twoaxis.pretrained.gradient import still
     from twoaxis.pretrained.source import open_source
 
-    say("reading the configuration")
-    found = open_source(source)
-    notes = check_config(found.config)
-    start = choose(found.config, method)
-    if tokenizer is None:
-        tokenizer = found.tokenizer()
-    sample = _sample(found, tokenizer, tokens, text)
-    unmoving = still(start.config, seed)
-    say("loading the source")
-    model, parameters, differences = _convert(found, start, wanted, sample, seed, say)
-    say("computing the source's hash")
-    record = _record(found, start, model, parameters, (sample, *differences), unmoving, seed, notes)
-    model.retrofit_record = record  # type: ignore[assignment]
-    if out is not None:
-        say(f"writing {out}")
-        write(Path(out), model, tokenizer, record)
-    return Retrofitted(model, tokenizer, record)
+    with contextlib.ExitStack() as stack:
+        if out is not None:  # for all of the time it takes: a second process would find out at the end only
+            stack.enter_context(claim(out, beside=True))
+            remove_partial(Path(out).parent, Path(out).name)
+        say("reading the configuration")
+        found = open_source(source)
+        notes = check_config(found.config)
+        start = choose(found.config, method)
+        if tokenizer is None:
+            tokenizer = found.tokenizer()
+        sample = _sample(found, tokenizer, tokens, text)
+        unmoving = still(start.config, seed)
+        say("loading the source")
+        model, parameters, differences = _convert(found, start, wanted, sample, seed, say)
+        say("computing the source's hash")
+        record = _record(found, start, model, parameters, (sample, *differences), unmoving, seed, notes)
+        model.retrofit_record = record  # type: ignore[assignment]
+        if out is not None:
+            say(f"writing {out}")
+            write(Path(out), model, tokenizer, record)
+        return Retrofitted(model, tokenizer, record)
 
 
 def write(out: Path, model: TwoAxisForCausalLM, tokenizer: Any, record: Record) -> None:
@@ -134,8 +139,7 @@ def _dtype(given: str | torch.dtype | None) -> torch.dtype | None:
 
 def _check_out(out: Path) -> None:
     """Refuse a place that cannot be written to before the work begins."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not an empty folder; choose another place or remove it")
+    check_empty(out)
     there = next(parent for parent in out.absolute().parents if parent.exists())
     if not there.is_dir():
         raise ValueError(f"{out} cannot be written: {there} is a file, not a folder")

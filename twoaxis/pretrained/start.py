@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from twoaxis.base.spec import parse, spell
+from twoaxis.base.spec import spell
+from twoaxis.model.variant import parse_methods
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -61,8 +62,7 @@ def read_method(
     blend: bool | None = None,
 ) -> Method:
     """A method from its spellings; `placement`, `blend` and `mixer_blocks` may stand among the options too."""
-    name, options = parse(stream)
-    mixer_name, mixer_options = (None, {}) if mixer is None else parse(mixer)
+    (name, options), (mixer_name, mixer_options) = parse_methods(stream, mixer)
     placement = _once("placement", placement, options)
     blend = _once("blend", blend, options)
     mixer_blocks = _once("mixer_blocks", mixer_blocks, mixer_options)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.registry import Registry
-from twoaxis.sequence.mixer import LocalOperator, Mixer
+
+if TYPE_CHECKING:
+    from twoaxis.sequence.mixer import LocalOperator, Mixer
 
 MIXERS: Registry[LocalOperator] = Registry(
     "mixer",
@@ -14,6 +16,7 @@ MIXERS: Registry[LocalOperator] = Registry(
         "short_conv": "twoaxis.sequence.short_conv:ShortConv",
         "canon": "twoaxis.sequence.canon:Canon",
     },
+    {"swa": "short_swa", "conv": "short_conv"},
 )
 
 
@@ -31,4 +34,6 @@ def mixer(name: str, **options: Any) -> Mixer:
         name: one of `mixer_names()`.
         **options: the mixer's own; see its Config.
     """
+    from twoaxis.sequence.mixer import Mixer
+
     return Mixer(MIXERS.find(name), MIXERS.config(name, options))

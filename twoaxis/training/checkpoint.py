@@ -79,8 +79,11 @@ def save_checkpoint(job: Job) -> None:
 def load_checkpoint(checkpoint: Checkpoint, job: Job) -> None:
     """Put weights, moments, generators and counters back to what they were."""
     model, device = job.engine.model, job.engine.device
-    load_weights(model, load_file(checkpoint.path / WEIGHTS))
-    load_optimizer(job.optimizer, model, load_file(checkpoint.path / OPTIMIZER))
+    try:
+        load_weights(model, load_file(checkpoint.path / WEIGHTS))
+        load_optimizer(job.optimizer, model, load_file(checkpoint.path / OPTIMIZER))
+    except ValueError as error:
+        raise ValueError(f"{checkpoint.path} does not fit the model: {error}; remove that folder") from error
     random = load_file(checkpoint.path / RANDOM)
     torch.set_rng_state(random["torch"])
     if "cuda" in random and device.type == "cuda":
@@ -157,9 +160,11 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     here = weights(model)
     if set(tensors) != set(here):
         name = sorted(set(tensors) ^ set(here))[0]
-        raise ValueError(f"the checkpoint does not fit the model: {name} is in one of them only")
+        raise ValueError(f"{name} is in one of them only")
     with torch.no_grad():
         for name, tensor in tensors.items():
+            if tensor.shape != here[name].shape:  # which copy_ might expand
+                raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, not {tuple(here[name].shape)}")
             here[name].copy_(tensor)
 
 
@@ -174,14 +179,18 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 
 def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """The inverse of `optimizer_tensors`; the learning rates are the loop's to set."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    named = dict(model.named_parameters())
+    names = {id(parameter): name for name, parameter in named.items()}
     order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     by_name: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name, _, kind = key.rpartition("/")
         by_name.setdefault(name, {})[kind] = tensor
+        wanted = () if kind == "step" else getattr(named.get(name), "shape", tensor.shape)
+        if tensor.shape != wanted:
+            raise ValueError(f"{key} has the shape {tuple(tensor.shape)}, not {tuple(wanted)}")
     if unknown := sorted(set(by_name) - set(order)):
-        raise ValueError(f"the checkpoint has moments of {unknown[0]}, which does not learn in this run")
+        raise ValueError(f"it has moments of {unknown[0]}, which does not learn in this run")
     state = {number: by_name[name] for number, name in enumerate(order) if name in by_name}
     optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 

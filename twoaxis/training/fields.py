@@ -11,7 +11,7 @@ displaces what a file says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,10 +73,13 @@ def read_fields(path: str | Path) -> dict[str, Any]:
     return fields
 
 
-def parse_model(changes: Iterable[str]) -> dict[str, Any]:
+def parse_model(changes: str | Sequence[str]) -> dict[str, Any]:
     """Fields of the model from `FIELD=VALUE[,FIELD=VALUE...]`, each once."""
     fields: dict[str, Any] = {}
-    for change in (part for text in changes for part in split(text)):
+    texts = [changes] if isinstance(changes, str) else changes
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"model must be a table of fields and values, or FIELD=VALUE, got {str(changes)[:80]}")
+    for change in (part for text in texts for part in split(text)):
         name, equals, value = (word.strip() for word in change.partition("="))
         if not equals or not name:
             raise ValueError(f"--model {change} changes nothing; write --model FIELD=VALUE[,FIELD=VALUE]")

@@ -6,10 +6,10 @@ trackio, wandb a run of the project "twoaxis", named after the run's folder; a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twoaxis.base.files import JsonLines, short_hash
 
@@ -20,70 +20,57 @@ if TYPE_CHECKING:
 TRACKERS = ("tensorboard", "trackio", "wandb")
 """Names for `report_to`; the packages are called the same."""
 
-
-class Logger(Protocol):
-    """Receives the records of a run."""
-
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Take a training record or one of an evaluation; see `twoaxis.training.results.load_log`."""
-
-    def close(self) -> None:
-        """Send what is held back, as the run ends or stops."""
+Record = Mapping[str, Any]
+"""A training record or one of an evaluation; see `twoaxis.training.results.load_log`."""
 
 
-class JsonLog:
+class Logger(NamedTuple):
+    """A place where the records of a run go.
+
+    Attributes:
+        log: takes a record.
+        close: sends what is held back, as the run ends or stops.
+    """
+
+    log: Callable[[Record], None]
+    close: Callable[[], None]
+
+
+def json_log(folder: RunFolder) -> Logger:
     """The log in the run's folder."""
+    lines = JsonLines(folder.log)
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder, self.lines = folder, JsonLines(folder.log)
+    def log(record: Record) -> None:
+        folder.check_claim()
+        lines.append(dict(record))
 
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Append a line."""
-        self.folder.check_claim()
-        self.lines.append(dict(record))
-
-    def close(self) -> None:
-        """Nothing is held back."""
+    return Logger(log, lambda: None)
 
 
-class TensorBoard:
+def tensorboard(folder: RunFolder, step: int) -> Logger:
     """Event files for TensorBoard; those after `step`, of a run that is resumed there, are marked as outdated."""
+    from torch.utils.tensorboard.writer import SummaryWriter
 
-    def __init__(self, folder: RunFolder, step: int) -> None:
-        from torch.utils.tensorboard.writer import SummaryWriter
+    writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step + 1 if step else None)
 
-        self.writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step + 1 if step else None)
-
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Write a point of each curve."""
+    def log(record: Record) -> None:
         for name, value in curves(record).items():
-            self.writer.add_scalar(name, value, record["step"])
+            writer.add_scalar(name, value, record["step"])
 
-    def close(self) -> None:
-        """Flush the files."""
-        self.writer.close()
+    return Logger(log, writer.close)
 
 
-class Tracker:
+def tracker(package: str, folder: RunFolder, run: TrainConfig) -> Logger:
     """A run of wandb, or of trackio, which has the same functions."""
-
-    def __init__(self, package: str, folder: RunFolder, run: TrainConfig) -> None:
-        self.package: Any = import_module(package)
-        options: dict[str, Any] = {"project": "twoaxis", "name": folder.path.name, "config": run.to_dict()}
-        if package == "wandb":  # trackio knows a run by its name
-            options |= {"id": short_hash([str(folder.path.resolve()), run.key]), "dir": str(folder.path)}
-        self.package.init(**options, resume="allow")
-
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Send a point of each curve."""
-        self.package.log(curves(record), step=record["step"])
-
-    def close(self) -> None:
-        """End the run there."""
-        self.package.finish()
+    module: Any = import_module(package)
+    options: dict[str, Any] = {"project": "twoaxis", "name": folder.path.name, "config": run.to_dict()}
+    if package == "wandb":  # trackio knows a run by its name
+        options |= {"id": short_hash([str(folder.path.resolve()), run.key]), "dir": str(folder.path)}
+    module.init(**options, resume="allow")
+    return Logger(lambda record: module.log(curves(record), step=record["step"]), module.finish)
 
 
-def curves(record: Mapping[str, Any]) -> dict[str, float]:
+def curves(record: Record) -> dict[str, float]:
     """The values of a record by the names of their curves, such as train/loss and held_out/loss."""
     values = {name: value for name, value in record.items() if name not in ("step", "tokens", "flops", "seconds")}
     if "held_out_loss" in values:
@@ -104,14 +91,8 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 def make_loggers(run: TrainConfig, folder: RunFolder, step: int) -> list[Logger]:
-    """The log file, and the loggers that `report_to` names.
-
-    Args:
-        run: the run.
-        folder: its files.
-        step: steps done before.
-    """
-    return [
-        JsonLog(folder),
-        *(TensorBoard(folder, step) if name == "tensorboard" else Tracker(name, folder, run) for name in run.report_to),
-    ]
+    """The log file, and the loggers that `report_to` names, of a run that has done `step` steps."""
+    named = (
+        tensorboard(folder, step) if name == "tensorboard" else tracker(name, folder, run) for name in run.report_to
+    )
+    return [json_log(folder), *named]

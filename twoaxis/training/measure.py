@@ -18,7 +18,6 @@ until it is freed. The same step gives the same number every time, and other pro
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -137,7 +136,7 @@ def throughputs(
         raise ValueError("there are no models to time")
     if rounds < 1 or steps < 1:
         raise ValueError(f"at least one round of one step must be timed, got rounds={rounds} and steps={steps}")
-    runs: dict[str, Callable[[], None]] = {}
+    runs: dict[str, Callable[[], Any]] = {}
     devices: set[torch.device] = set()
     with contextlib.ExitStack() as stack:
         for name, build in models.items():
@@ -145,17 +144,12 @@ def throughputs(
             devices.add(_device(model))
             stack.enter_context(_unchanged(model, restore=False))
             arguments = (model, _passes(model, batch, context, accumulate), loss, optimizer(model))
-            runs[name] = functools.partial(_steps, steps, *arguments)
+            runs[name] = lambda arguments=arguments: [_step(*arguments) for _ in range(steps)]
         if len(devices) > 1:
             raise ValueError(f"models are timed on one device, these are on {', '.join(sorted(map(str, devices)))}")
         times = take_turns(runs, rounds, device=devices.pop(), report=report)
     tokens = batch * context * steps
     return {name: Rounds(tuple(tokens / seconds for seconds in its.values)) for name, its in times.items()}
-
-
-def _steps(count: int, *arguments: Any) -> None:
-    for _ in range(count):
-        _step(*arguments)
 
 
 def _step(

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.files import file_sha256
+from twoaxis.base.registry import Registry
 from twoaxis.base.spec import parse, spell_value
+from twoaxis.depth.registry import STREAMS
 from twoaxis.model.variant import make_contender
+from twoaxis.sequence.registry import MIXERS
 from twoaxis.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -22,8 +25,12 @@ ANY = 2**20
 
 
 def resolve(run: TrainConfig) -> TrainConfig:
-    """A run with its tokenizer: one that starts from a saved model uses the one beside it unless another is named."""
+    """A run with the names that its methods are registered under, and with its tokenizer.
+
+    One that starts from a saved model uses the tokenizer beside it unless another is named.
+    """
     check_spellings(run)
+    run = dataclasses.replace(run, stream=_canonical(run.stream, STREAMS), mixer=_canonical(run.mixer, MIXERS))
     if run.source is None or not run.tokenizer.startswith("bpe:") or run.data[0].startswith("task:"):
         return run
     from twoaxis.data.tokenizer import has_tokenizer
@@ -38,6 +45,14 @@ def resolve(run: TrainConfig) -> TrainConfig:
             "tokens; leave it out to use the model's own"
         )
     return dataclasses.replace(run, tokenizer=run.source)
+
+
+def _canonical(spelling: Any, registry: Registry[Any]) -> Any:
+    """The spelling of a method with its name in place of an alias."""
+    if spelling is None:
+        return None
+    name = spelling.partition(":")[0]
+    return registry.canonical(name.strip()) + spelling[len(name) :]
 
 
 def check_spellings(run: TrainConfig) -> None:
@@ -55,10 +70,15 @@ def check_spellings(run: TrainConfig) -> None:
                 raise ValueError(f"{place} {spelling} sets {key}, which only a comparison takes there: give {option}")
 
 
-def check(run: TrainConfig) -> None:
-    """Refuse a run whose model cannot be made, before its data is read, which may take long."""
+def check(run: TrainConfig, vocabulary: int | None = None) -> None:
+    """Refuse a run whose model cannot be made, also before its data is read, which may take long.
+
+    Args:
+        run: the run.
+        vocabulary: tokens of its data; None where they are not known yet.
+    """
     if run.source is None:
-        model_config(run, run.model.get("vocab_size", ANY))
+        model_config(run, run.model.get("vocab_size", ANY) if vocabulary is None else vocabulary)
         if run.train != "all":
             raise ValueError(f"train={run.train} chooses from a saved model; name one with from")
         return

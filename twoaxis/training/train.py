@@ -21,7 +21,7 @@ from twoaxis.base.files import atomic_folder
 from twoaxis.base.interrupt import Interrupted, StopSignal
 from twoaxis.base.machine import reproducible
 from twoaxis.model.load import quietly
-from twoaxis.training.engines.place import find_place, join_processes, warn, world
+from twoaxis.training.engines.place import find_place, join_processes, rank, warn, world
 from twoaxis.training.folder import RunFolder
 from twoaxis.training.loggers import check_loggers, make_loggers
 from twoaxis.training.results import Result, load_log
@@ -61,19 +61,17 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop.listening())
+        stack.enter_context(quietly())
+        data = _load_data(run) if data is None else data
+        check(run, data.vocab_size)  # before there is a folder
         if place.rank == 0:
             stack.enter_context(folder.claimed())
         stack.enter_context(reproducible(run.threads))
-        stack.enter_context(quietly())
         join_processes(place)
         engine = Engine(run, place)
         result, checkpoint = _where(run, folder, engine)
         if result is not None:
             return result
-        if data is None:
-            from twoaxis.data.load import load_data
-
-            data = load_data(run)
         job = _prepare(run, folder, engine, data, checkpoint, stop)
         if on_step is not None and place.rank == 0:
             job.on_step = on_step
@@ -82,6 +80,14 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
     if stop.requested:  # in the last step: there was nothing left to stop, but whoever called may have more to do
         raise Interrupted("stopped; this run was at its end and its result is saved", stop.signal)
     return result
+
+
+def _load_data(run: TrainConfig) -> Data:
+    """The run's data, with bars on stderr while text is read; of several processes the first one shows them."""
+    from twoaxis.data.load import bars, load_data
+
+    with bars() if rank() == 0 else contextlib.nullcontext() as watch:
+        return load_data(run, watch=watch)
 
 
 def _where(run: TrainConfig, folder: RunFolder, engine: Engine) -> tuple[Result | None, Checkpoint | None]:
@@ -133,7 +139,8 @@ def _prepare(
     )
     if engine.rank == 0 and folder.about() is None:
         folder.describe(_facts(job, data))
-        _warn_of_closed(model)
+        if run.source is not None:
+            _warn_of_closed(model)
     engine.wait()
     folder.check_same(data, source_digest(run.source))
     torch.manual_seed(run.seed)
@@ -157,16 +164,12 @@ def _facts(job: Job, data: Data) -> dict[str, Any]:
         "data": data.describe() | {"name": data.name, "fingerprint": data.fingerprint},
         "model": model.config.to_dict(),
         "parameters": sum(p.numel() for p in model.parameters()),
-        "learned": _learned(model),
+        "learned": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "flops_per_token": job.counters.flops_per_token,
         "peak_memory": _peak_memory(job) if run.measure_memory else None,
         "initial_weights": weights_digest(model),
         "source": source_digest(run.source),
     }
-
-
-def _learned(model: Any) -> int:
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def _peak_memory(job: Job) -> int:
@@ -258,16 +261,14 @@ def _stay_retrofit(run: TrainConfig, place: Path) -> None:
 
 def _finish(job: Job, **outcome: Any) -> Result:
     """Write the result."""
-    counters, about = job.counters, job.folder.about()
+    counters, about = job.counters, job.folder.about() or {}
     fields: dict[str, Any] = {
         "status": "finished",
         "steps": counters.step,
-        "tokens": counters.position["tokens"],
-        "flops": counters.position["flops"],
-        "seconds": counters.seconds,
+        **{name: counters.position[name] for name in ("tokens", "flops", "seconds")},
         "tokens_per_second": counters.tokens_per_second,
-        "parameters": _learned(job.engine.model),
-        "peak_memory": None if about is None else about["peak_memory"],
+        "parameters": about.get("learned"),
+        "peak_memory": about.get("peak_memory"),
         "train_loss": counters.train_loss,
         **dict.fromkeys(("loss", "bits_per_byte", "accuracy", "chance", "weights")),
     }

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.data.tasks.oracles import ORACLES
 from twoaxis.data.tasks import UNSCORED, Examples, Task, make_task, task_names
-from twoaxis.data.tasks.task import CHUNK, bag_accuracy, bag_entropy
+from twoaxis.data.tasks.task import CHUNK, Lookup, bag_accuracy, bag_entropy
 
 NAMES = task_names()
 SMALL: dict[str, dict[str, tuple[int, int]]] = {
@@ -65,7 +65,7 @@ def test_answers_depend_on_the_tokens_before_only(name: str, data: st.DataObject
     cut = data.draw(st.integers(1, task.context - 1), label="cut")
     other = ids.copy()
     other[:, cut:] = np.roll(ids, 1, axis=0)[:, cut:]
-    facts = getattr(task, "facts", 0)
+    facts = task.plan.facts if isinstance(task, Lookup) else 0
     if cut < facts:
         return  # half of one example's facts and half of another's are no example
     np.testing.assert_array_equal(task.solve(other)[:, : cut + 1], task.solve(ids)[:, : cut + 1])
@@ -271,9 +271,9 @@ def test_every_part_of_a_local_window_is_useless_without_the_rest() -> None:
 def test_stale_and_featureless_guesses() -> None:
     task: Any = make_task("overwrite", keys=3, writes=3, values=4, context=40)
     ids, labels = task.examples(0, 0, 4000)
-    facts, asked = ids[:, : task.facts].reshape(4000, -1, 2), ids[:, task.facts]
+    facts, asked = ids[:, : task.plan.facts].reshape(4000, -1, 2), ids[:, task.plan.facts]
     mine = facts[..., 0] == asked[:, None]
-    share = ((facts[..., 1] == labels[:, task.facts + 1][:, None]) & mine).sum(1) / 3
+    share = ((facts[..., 1] == labels[:, task.plan.facts + 1][:, None]) & mine).sum(1) / 3
     assert share.mean() == pytest.approx(task.stale_chance, abs=5 * share.std() / math.sqrt(4000))
     assert task.stale_chance == pytest.approx(1 / 3 + 2 / 3 / 4)
     task = make_task("cross_depth", features=2, values=8)

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from twoaxis.base.options import Count
-from twoaxis.data.tasks.task import Alphabet, Lookup, Several, Tokens, shuffled
+from twoaxis.data.tasks.task import Lookup, Plan, Several, Tokens, shuffled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +81,7 @@ class MultiHop(Chains):
 
     name = "multi_hop"
     summary = "facts lead from entity to entity to a value, which is asked"
+    alphabets = ((".", "end"), ("e", "total"), ("v", "values"))
 
     hops: Count = 2
     """Steps of the longest chain, the one to the value included."""
@@ -91,19 +92,9 @@ class MultiHop(Chains):
         return self.hops
 
     @property
-    def alphabets(self) -> tuple[Alphabet, ...]:
-        """The end, the entities of all levels, values."""
-        return Alphabet(".", 1), Alphabet("e", self.total), Alphabet("v", self.values)
-
-    @property
-    def stated(self) -> int:
-        """One value per entity of the last level."""
-        return self.entities
-
-    @property
-    def facts(self) -> int:
-        """A fact per entity."""
-        return 2 * self.total
+    def plan(self) -> Plan:
+        """A fact per entity, and one value per entity of the last level."""
+        return Plan(facts=2 * self.total, stated=self.entities)
 
     def sample(self, generator: np.random.Generator, count: int) -> Tokens:
         """Facts in a random order, then entities drawn with repetition."""
@@ -143,6 +134,7 @@ class CrossDepth(Chains):
 
     name = "cross_depth"
     summary = "a feature of the question's token is needed again after a chain of lookups"
+    alphabets = ((".", "end"), ("e", "total"), ("v", "values"), ("q", "kinds"))
 
     hops: Count = 1
     """Lookups between the feature and its use."""
@@ -160,24 +152,14 @@ class CrossDepth(Chains):
         return self.features * self.starts
 
     @property
-    def alphabets(self) -> tuple[Alphabet, ...]:
-        """The end, entities of all levels, values, and questions: entity times feature."""
-        return Alphabet(".", 1), Alphabet("e", self.total), Alphabet("v", self.values), Alphabet("q", self.kinds)
-
-    @property
-    def stated(self) -> int:
-        """One value per feature of an entity of the last level."""
-        return self.entities * self.features
-
-    @property
     def links(self) -> int:
         """Tokens of the facts between entities."""
         return 2 * self.hops * self.entities
 
     @property
-    def facts(self) -> int:
-        """Tokens of these and the records."""
-        return self.links + self.entities * (1 + self.features)
+    def plan(self) -> Plan:
+        """These and the records: one value per feature of an entity of the last level."""
+        return Plan(self.links + self.entities * (1 + self.features), stated=self.entities * self.features)
 
     @property
     def featureless_chance(self) -> float:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twoaxis.base.options import Count
-from twoaxis.data.tasks.task import UNSCORED, Alphabet, Lookup, Several, Tokens
+from twoaxis.data.tasks.task import UNSCORED, Lookup, Plan, Several, Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class Induction(Lookup):
 
     name = "induction"
     summary = "what followed these tokens the one time they stood here before"
+    alphabets = ((".", "end"), ("a", "symbols"))
     answer_letter = "a"
 
     context: int = 40
@@ -44,19 +45,9 @@ class Induction(Lookup):
         super().validate()
 
     @property
-    def alphabets(self) -> tuple[Alphabet, ...]:
-        """The end, and one kind of token."""
-        return Alphabet(".", 1), Alphabet("a", self.symbols)
-
-    @property
-    def facts(self) -> int:
-        """The tokens that are asked about."""
-        return self.length
-
-    @property
-    def asked(self) -> int:
-        """The tokens of a question."""
-        return self.order
+    def plan(self) -> Plan:
+        """The tokens that are asked about, and some of them."""
+        return Plan(facts=self.length, asked=self.order)
 
     def sample(self, generator: np.random.Generator, count: int) -> Tokens:
         """Independent tokens, then questions from random places of them."""

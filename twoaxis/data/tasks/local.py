@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twoaxis.base.options import Count, at_least
-from twoaxis.data.tasks.task import UNSCORED, Alphabet, Several, Task, Tokens
+from twoaxis.data.tasks.task import UNSCORED, Several, Task, Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class Local(Task):
 
     name = "local"
     summary = "the answer is a fixed function of the last few tokens"
+    alphabets = (("a", "symbols"), ("v", "symbols"))
 
     context: int = 256
     window: Count = 2
@@ -36,11 +37,6 @@ class Local(Task):
     """Different tokens, and answers."""
     rule: Annotated[int, at_least(0)] = 0
     """Seed of the function, the same for all examples."""
-
-    @property
-    def alphabets(self) -> tuple[Alphabet, ...]:
-        """Tokens and answers."""
-        return Alphabet("a", self.symbols), Alphabet("v", self.symbols)
 
     @property
     def shortest(self) -> int:

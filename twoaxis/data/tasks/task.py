@@ -20,10 +20,11 @@ Held-out examples come from other keys than any training example. They are diffe
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -56,13 +57,6 @@ class Examples(NamedTuple):
     labels: Tokens
 
 
-class Alphabet(NamedTuple):
-    """Tokens of one role: `letter0`, `letter1`, ...; a single one is just `letter`."""
-
-    letter: str
-    size: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Task(Options, ABC):
     """A diagnostic task: a frozen dataclass of its options that says which tokens there are, draws and solves."""
@@ -70,6 +64,9 @@ class Task(Options, ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     """One line: what is asked."""
+    alphabets: ClassVar[tuple[tuple[str, str], ...]]
+    """Roles of the tokens in the order of their numbers: the letter they are written with, and the field or property
+    that says how many there are."""
     answer_letter: ClassVar[str] = "v"
     """The alphabet of the answers."""
 
@@ -85,22 +82,12 @@ class Task(Options, ABC):
 
     @property
     @abstractmethod
-    def alphabets(self) -> tuple[Alphabet, ...]:
-        """Roles of the tokens, in the order of their numbers."""
-
-    @property
-    @abstractmethod
     def shortest(self) -> int:
         """The smallest context in which a question is scored."""
 
     @abstractmethod
     def sample(self, generator: np.random.Generator, count: int) -> Tokens:
-        """Draw the tokens of examples, (N, T).
-
-        Args:
-            generator: where the randomness comes from.
-            count: N.
-        """
+        """Draw the tokens of examples, (count, T)."""
 
     @abstractmethod
     def solve(self, input_ids: Tokens) -> Tokens:
@@ -114,10 +101,20 @@ class Task(Options, ABC):
         """How many independent uniform values are stated, any of which may be asked; None for other tasks."""
         return None
 
+    def tokens(self, letter: str) -> range:
+        """The tokens of one alphabet."""
+        return self._ranges[letter]
+
+    @cached_property
+    def _ranges(self) -> dict[str, range]:
+        sizes = {letter: getattr(self, size) for letter, size in self.alphabets}
+        ends = itertools.accumulate(sizes.values())
+        return {letter: range(end - size, end) for (letter, size), end in zip(sizes.items(), ends, strict=True)}
+
     @property
     def vocab_size(self) -> int:
         """How many tokens there are."""
-        return sum(alphabet.size for alphabet in self.alphabets)
+        return sum(map(len, self._ranges.values()))
 
     @property
     def answers(self) -> int:
@@ -161,22 +158,11 @@ class Task(Options, ABC):
         skip = start - numbers[0] * CHUNK
         return Examples(*(np.concatenate(part)[skip : skip + count] for part in zip(*chunks, strict=True)))
 
-    def tokens(self, letter: str) -> range:
-        """The tokens of one alphabet."""
-        first = 0
-        for alphabet in self.alphabets:
-            if alphabet.letter == letter:
-                return range(first, first + alphabet.size)
-            first += alphabet.size
-        raise KeyError(letter)
-
     def word(self, token: int) -> str:
-        """How a token is written."""
-        left = token
-        for alphabet in self.alphabets:
-            if 0 <= left < alphabet.size:
-                return alphabet.letter if alphabet.size == 1 else f"{alphabet.letter}{left}"
-            left -= alphabet.size
+        """How a token is written: `letter0`, `letter1`, ...; a single one of its alphabet is just `letter`."""
+        for letter, numbers in self._ranges.items():
+            if token in numbers:
+                return letter if len(numbers) == 1 else f"{letter}{token - numbers.start}"
         raise ValueError(f"{self.name} has tokens 0 to {self.vocab_size - 1}, got {token}")
 
     def show(self, examples: Examples, row: int = 0) -> str:
@@ -196,28 +182,45 @@ class Task(Options, ABC):
         )
 
 
+class Plan(NamedTuple):
+    """What an example of a `Lookup` consists of.
+
+    Attributes:
+        facts: tokens of the facts.
+        stated: independent values among them, any of which may be asked; None where the facts are no such thing.
+        asked: tokens of a question.
+    """
+
+    facts: int
+    stated: int | None = None
+    asked: int = 1
+
+
 class Lookup(Task):
     """A task whose example states some tokens, the facts, and then asks about them as often as fits."""
 
-    @property
-    @abstractmethod
-    def facts(self) -> int:
-        """Tokens of the facts."""
+    end: ClassVar[int] = 1
+    """How many tokens fill what follows the last question: `END` alone."""
 
     @property
-    def asked(self) -> int:
-        """Tokens of a question."""
-        return 1
+    @abstractmethod
+    def plan(self) -> Plan:
+        """What an example consists of."""
+
+    @property
+    def stated(self) -> int | None:
+        """As planned."""
+        return self.plan.stated
 
     @property
     def shortest(self) -> int:
         """The facts, one question and the position of its answer."""
-        return self.facts + self.asked + 1
+        return self.plan.facts + self.plan.asked + 1
 
     @property
     def questions(self) -> int:
         """How many questions fit."""
-        return (self.context - self.facts - 1) // self.asked
+        return (self.context - self.plan.facts - 1) // self.plan.asked
 
     def join(self, facts: Tokens, questions: Tokens) -> Tokens:
         """(N, T): all tokens of the facts, (N, ...), all of the questions, (N, ...), and the end."""
@@ -226,24 +229,26 @@ class Lookup(Task):
 
     def split(self, input_ids: Tokens) -> tuple[Tokens, Tokens]:
         """The facts, (N, facts), and the questions, (N, questions, tokens of one)."""
-        end = self.facts + self.questions * self.asked
-        return input_ids[:, : self.facts], input_ids[:, self.facts : end].reshape(len(input_ids), -1, self.asked)
+        facts, asked = self.plan.facts, self.plan.asked
+        rest = input_ids[:, facts : facts + self.questions * asked]
+        return input_ids[:, :facts], rest.reshape(len(input_ids), -1, asked)
 
     def place(self, answers: Tokens) -> Tokens:
         """(N, T): each answer behind its question."""
+        facts, asked = self.plan.facts, self.plan.asked
         labels = np.full((len(answers), self.context), UNSCORED)
-        labels[:, self.facts + self.asked : self.facts + self.questions * self.asked + 1 : self.asked] = answers
+        labels[:, facts + asked : facts + self.questions * asked + 1 : asked] = answers
         return labels
 
 
 TASKS: Registry[Task] = Registry(
     "task",
     {
-        "recall": "twoaxis.data.tasks.recall:Recall",
+        "recall": "twoaxis.data.tasks.pairs:Recall",
         "induction": "twoaxis.data.tasks.induction:Induction",
         "multi_hop": "twoaxis.data.tasks.chains:MultiHop",
         "cross_depth": "twoaxis.data.tasks.chains:CrossDepth",
-        "overwrite": "twoaxis.data.tasks.overwrite:Overwrite",
+        "overwrite": "twoaxis.data.tasks.pairs:Overwrite",
         "local": "twoaxis.data.tasks.local:Local",
     },
 )
@@ -285,23 +290,19 @@ def shuffled(generator: np.random.Generator, count: int, deck: NDArray[Any]) -> 
 @lru_cache(maxsize=64)
 def bag_accuracy(stated: int, values: int) -> float:
     """Expected share of the most frequent of `values` among `stated` independent uniform ones."""
-    total, below = 0.0, 0.0
-    for most in range(1, stated + 1):
-        ways = np.zeros(stated + 1)  # chance of each number of draws, one value after the other, none above `most`
-        ways[0] = 1.0
-        for done in range(values):
-            after = np.zeros_like(ways)
-            share = 1 / (values - done)  # of what is left, this value takes a binomial number
-            for used in range(stated + 1):
-                left = stated - used
-                for takes in range(min(most, left) + 1):
-                    after[used + takes] += (
-                        ways[used] * math.comb(left, takes) * share**takes * (1 - share) ** (left - takes)
-                    )
-            ways = after
-        total += most * (ways[stated] - below)
-        below = ways[stated]
-    return total / stated
+
+    def ways(most: int) -> int:
+        """In how many of all `values ** stated` cases no value comes more than `most` times."""
+        cases = [1] + [0] * stated  # of each number of draws, one value after the other
+        for _ in range(values):
+            cases = [
+                sum(math.comb(drawn, times) * cases[drawn - times] for times in range(min(most, drawn) + 1))
+                for drawn in range(stated + 1)
+            ]
+        return cases[stated]
+
+    # The mean of a count is the sum over n of the probability that it is more than n.
+    return 1 - sum(ways(most) / values**stated for most in range(stated)) / stated
 
 
 def bag_entropy(stated: int, values: int) -> float:
