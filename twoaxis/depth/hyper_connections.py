@@ -127,6 +127,11 @@ class HyperConnections(ParallelStreams):
     norm_weight: nn.Parameter | None
     norm_bias: nn.Parameter | None
 
+    @classmethod
+    def controls(cls, config: HyperConnectionsConfig) -> tuple[dict[str, Any], ...]:
+        """Several streams whose mixing does not learn."""
+        return ({"frozen": "both"},) if config.frozen == "none" else ()
+
     def __init__(self, config: HyperConnectionsConfig, layout: Layout) -> None:
         super().__init__(config, layout, config.streams)
         n, d, count = config.streams, layout.width, len(self.used)
