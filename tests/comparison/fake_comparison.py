@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twoaxis.base.files import JsonLines, write_json
-from twoaxis.comparison.plan import Comparison, Plan, Row, data_label, save, slug
+from twoaxis.comparison.plan import Plan, Row, data_label, slug
 from twoaxis.comparison.sizes import Size
 from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import TrainConfig
@@ -101,7 +102,7 @@ def make_fake(
         "hardware_line": "2 cores of a Fake CPU <2.1 GHz>, 24 GB, no GPU",
         "commands": ["twoaxis compare --stream attention_residuals --seeds 4 --out fake"],
     }
-    save(folder, Comparison(plan=plan, rows=tuple(rows), about=about))
+    dataclasses.replace(plan, rows=tuple(rows), about=about).save(folder)
     return folder
 
 

@@ -63,7 +63,7 @@ def whole(place: Path, options: dict[str, Any]) -> Path:
 
 
 def test_a_comparison_leaves_its_plan_and_paired_runs(whole: Path) -> None:
-    made = plans.load(whole)
+    made = plans.Plan.load(whole)
     assert made is not None
     found = results(whole)
     assert sorted(found) == sorted(run.folder.as_posix() for run in made.runs())
@@ -162,10 +162,10 @@ def test_killed_it_comes_to_the_same_bits_and_grows(whole: Path, options: dict[s
     assert len(after) == 9
     assert {path: after[path] for path in before} == before
     assert {run: found for run, found in weights(out).items() if run in kept} == kept
-    made, reference = outcome.comparison, plans.load(whole)
+    made, reference = outcome.plan, plans.Plan.load(whole)
     assert reference is not None
     assert made.rows[:2] == reference.rows
-    assert (made.plan.seeds, made.plan.labels) == ((0, 1, 2), ["standard", "deep_delta", "standard + short_conv"])
+    assert (made.seeds, made.labels) == ((0, 1, 2), ["standard", "deep_delta", "standard + short_conv"])
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ def test_crashes_and_divergence_leave_the_others_alone(whole: Path, options: dic
         "standard:train.lr=1e9,train.clip=0,label=hot",
     ]
     outcome, errors = here(out, options | {"stream": ["deep_delta", *fragile], "use": [own], "seeds": "1,"})
-    made = outcome.comparison
+    made = outcome.plan
     found = {run.label: results(out).get(run.folder.as_posix()) for run in made.runs()}
     assert found["broken"] is None
     assert found["hot"] is not None
@@ -255,12 +255,12 @@ def test_a_dry_run_counts_and_writes_nothing(whole: Path, options: dict[str, Any
         options | {"seeds": 3, "lr": "0.002,0.004", "stream": ["deep_delta", "standard:wider=muddformer"]}
     )
     before = {path: path.stat().st_mtime_ns for path in sorted(whole.rglob("*"))}
-    found = forecast(prepare(asked, plans.load(whole)), whole, 2, speeds)
+    found = forecast(prepare(asked, plans.Plan.load(whole)), whole, 2, speeds)
     assert {path: path.stat().st_mtime_ns for path in sorted(whole.rglob("*"))} == before
     assert [(line.rates, line.runs, line.finished) for line in found.lines] == [(4, 3, 0)] * 3
     assert [line.seconds > 7 * 40 * 2 * 16 / 100 for line in found.lines] == [True] * 3
     assert found.seconds == pytest.approx(sum(line.seconds for line in found.lines) / 2)
-    plain = forecast(prepare(make_request(options), plans.load(whole)), whole, 2, speeds)
+    plain = forecast(prepare(make_request(options), plans.Plan.load(whole)), whole, 2, speeds)
     assert (plain.runs, plain.finished, plain.seconds) == (4, 4, 0.0)
     text = render(found, whole)
     assert "21 runs, 0 of them finished, 21 to do, 2 at once" in text
@@ -269,7 +269,7 @@ def test_a_dry_run_counts_and_writes_nothing(whole: Path, options: dict[str, Any
 
 
 def test_throughput_is_measured_on_steps_of_the_runs(whole: Path) -> None:
-    made = plans.load(whole)
+    made = plans.Plan.load(whole)
     assert made is not None
     configs = {run.label: made.config(run) for run in made.runs()[:2]}
     speeds = measure(configs, 256, rounds=2, steps=1)
@@ -278,7 +278,7 @@ def test_throughput_is_measured_on_steps_of_the_runs(whole: Path) -> None:
 
 
 def test_the_bar_counts_operations_and_names_losses(whole: Path) -> None:
-    made = plans.load(whole)
+    made = plans.Plan.load(whole)
     assert made is not None
     out = io.StringIO()
     runs = made.runs()
@@ -315,28 +315,28 @@ def test_every_contender_gets_its_rate_on_other_seeds(options: dict[str, Any], p
     assert outcome[1:] == ([], [], [])
     found = results(out)
     assert len(found) == 2 * 3 + 3
-    for row in outcome.comparison.rows[:2]:
+    for row in outcome.plan.rows[:2]:
         losses = {rate: found[f"{row.folder.as_posix()}/lr-{rate!r}/seed-1000"].loss for rate in (1e-5, 3e-3, 3e-2)}
         assert row.lr_losses == {repr(rate): loss for rate, loss in losses.items()}
         assert row.lr == min(losses, key=lambda rate: losses[rate] or 0.0) != 1e-5
         assert row.lr_edge == (row.lr == 3e-2)
-    assert outcome.comparison.rows[2].lr == 1e-3
+    assert outcome.plan.rows[2].lr == 1e-3
     before = stamps(out)
     outcome, _ = here(out, {"lr": "1e-5,3e-3,3e-2,1e-1"})
     assert {path: stamps(out)[path] for path in before} == before
-    assert set(outcome.comparison.rows[0].lr_losses) == {"1e-05", "0.003", "0.03", "0.1"}
+    assert set(outcome.plan.rows[0].lr_losses) == {"1e-05", "0.003", "0.03", "0.1"}
 
 
 @pytest.mark.slow
 def test_time_and_flops_are_matched_in_real_runs(options: dict[str, Any], place: Path) -> None:
     timed, _ = here(place / "timed", options | {"match": "time", "seeds": 1, "steps": 40})
     assert timed[1:] == ([], [], [])
-    base, other = timed.comparison.rows
+    base, other = timed.plan.rows
     assert base.steps == 40
     assert base.tokens_per_second is not None
     assert other.tokens_per_second is not None
     assert other.steps == round(40 * other.tokens_per_second / base.tokens_per_second)
-    assert here(place / "timed", {})[0].comparison.rows == timed.comparison.rows
+    assert here(place / "timed", {})[0].plan.rows == timed.plan.rows
     asked = {"match": "flops", "seeds": 1, "steps": 120, "stream": ["deep_delta:value_channels=2"], "controls": True}
     matched, _ = here(place / "matched", options | asked)
     assert matched[1:] == ([], [], [])

@@ -16,7 +16,7 @@ from twoaxis.base.options import read_fields
 from twoaxis.comparison import plan as plans
 from twoaxis.comparison.budget import TOLERANCE, fits, make_rows, smallest
 from twoaxis.comparison.controls import controls, nearest, parse_spelled, pin, spelled_out
-from twoaxis.comparison.plan import Comparison, Plan, make_contenders
+from twoaxis.comparison.plan import Plan, make_contenders
 from twoaxis.comparison.rates import choose, settle
 from twoaxis.comparison.request import Request
 from twoaxis.comparison.request_file import make_request, merge_options, parse_seeds
@@ -33,9 +33,9 @@ def make_plan(*streams: str, base: dict[str, Any] | None = None, **options: Any)
     return make_request({"stream": list(streams), **BASE, **(base or {}), **options}).fresh()
 
 
-def make(plan: Plan, **options: Any) -> Comparison:
+def make(plan: Plan, **options: Any) -> Plan:
     words = {plans.data_label(sources): 256 for sources in plan.data}
-    return Comparison(plan=plan, rows=make_rows(plan, words, **options), about={})
+    return dataclasses.replace(plan, rows=make_rows(plan, words, **options))
 
 
 def test_contenders_alone_and_as_a_grid() -> None:
@@ -329,7 +329,7 @@ def test_controls_belong_to_the_contenders_that_are_there() -> None:
     everything = (*contenders, *found)
     assert controls(everything, "standard", lambda c: sizes.get(c.label, 1000)) == []
     made = make(make_plan(*["deep_delta:value_channels=4"]))
-    assert made.plan.contenders == pin(made.plan.contenders)
+    assert made.contenders == pin(made.contenders)
 
 
 def test_the_best_rate_is_the_one_with_the_smallest_mean() -> None:
@@ -381,16 +381,16 @@ def test_a_plan_is_the_same_after_a_file(tmp_path: Path) -> None:
         lr="1e-3,2e-3",
     )
     made = make(plan)
-    plans.save(tmp_path, made)
-    loaded = plans.load(tmp_path)
+    made.save(tmp_path)
+    loaded = plans.Plan.load(tmp_path)
     assert loaded == made
     assert loaded is not None
-    assert [c.key for c in loaded.plan.contenders] == [c.key for c in plan.contenders]
+    assert [c.key for c in loaded.contenders] == [c.key for c in plan.contenders]
     assert len(made.rows) == 3 * 3 * 2
     assert make_request(json.loads((tmp_path / "compare.json").read_text())).fresh() == plan
     (tmp_path / "compare.json").write_text('{"format": 99}')
     with pytest.raises(ValueError, match="has format 99; this version of twoaxis reads format 1"):
-        plans.load(tmp_path)
+        plans.Plan.load(tmp_path)
 
 
 def test_a_folder_grows_and_does_not_change() -> None:

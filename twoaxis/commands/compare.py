@@ -128,15 +128,15 @@ def given(values: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
 def _dry_run(request: Any, out: str, jobs: int | None, json_output: bool) -> int:
     from twoaxis.comparison.compare import measure, prepare
     from twoaxis.comparison.forecast import forecast, render
-    from twoaxis.comparison.plan import load
+    from twoaxis.comparison.plan import Plan
     from twoaxis.comparison.workers import default_jobs
     from twoaxis.model.load import quiet
 
     quiet()
-    comparison = prepare(request, load(out), measure=measure)
+    plan = prepare(request, Plan.load(out), measure=measure)
     if jobs is None:
-        jobs, _ = default_jobs(comparison.plan.base.device)
-    found = forecast(comparison, out, jobs, lambda configs, words: measure(configs, words, rounds=3, steps=1))
+        jobs, _ = default_jobs(plan.base.device)
+    found = forecast(plan, out, jobs, lambda configs, words: measure(configs, words, rounds=3, steps=1))
     print(json.dumps(found.to_dict(), indent=1) if json_output else render(found, out))
     return 0
 

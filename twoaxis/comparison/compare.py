@@ -24,7 +24,7 @@ from twoaxis.base.plugins import fingerprints, use_files
 from twoaxis.comparison.budget import Measure, count_contender, make_rows
 from twoaxis.comparison.controls import controls
 from twoaxis.comparison.live import Live
-from twoaxis.comparison.plan import Comparison, Plan, Run, data_label, load, save
+from twoaxis.comparison.plan import Plan, Run, data_label
 from twoaxis.comparison.rates import settle
 from twoaxis.comparison.request import Request, with_contenders
 from twoaxis.comparison.workers import Workers, default_jobs
@@ -53,13 +53,13 @@ class Outcome(NamedTuple):
     """What came of a comparison.
 
     Attributes:
-        comparison: with the learning rates that were chosen.
+        plan: with the learning rates that were chosen.
         failures: runs that failed twice.
         missing: runs that were not done because of them.
         diverged: runs whose loss stopped being a number; they count as done.
     """
 
-    comparison: Comparison
+    plan: Plan
     failures: list[Failure]
     missing: list[str]
     diverged: list[str]
@@ -95,12 +95,12 @@ def compare(
     live = Live() if live is None else live
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
-    if load(out) is None:
+    if Plan.load(out) is None:
         request.fresh()  # what makes no sense is refused before there is a folder
     with claim(out):
         remove_partial(out)
-        stored = load(out)
-        use = stored.plan.use if stored is not None else ()
+        stored = Plan.load(out)
+        use = stored.use if stored is not None else ()
         with Workers(out / OUTPUT, use=[*use, *[u for u in request.use if u not in use]]) as workers:
             if stored is None or _outcome(stored, out, []).missing:
                 workers.launch()
@@ -110,27 +110,27 @@ def compare(
                 live.say(f"measuring the throughput of {len(configs)} contenders")
                 return measure(configs, vocabulary)
 
-            comparison = prepare(request, stored, command=command, measure=measured)
-            _warn(stored, comparison.plan, live)
-            save(out, comparison)  # from here on the folder knows what it is
-            crew = Crew(workers, out, jobs, comparison.plan.base.device, live)
+            plan = prepare(request, stored, command=command, measure=measured)
+            _warn(stored, plan, live)
+            plan.save(out)  # from here on the folder knows what it is
+            crew = Crew(workers, out, jobs, plan.base.device, live)
             with stopping(crew):
-                choosing, failures = comparison.choosing_runs(), []
+                choosing, failures = plan.choosing_runs(), []
                 if choosing:
-                    failures += crew.execute(comparison, choosing, "choose rates")
-                    comparison = settle(comparison, lambda run: load_result(out / run.folder))
-                    save(out, comparison)
-                failures += crew.execute(comparison, comparison.runs(), "compare")
-    return _outcome(comparison, out, failures)
+                    failures += crew.execute(plan, choosing, "choose rates")
+                    plan = settle(plan, lambda run: load_result(out / run.folder))
+                    plan.save(out)
+                failures += crew.execute(plan, plan.runs(), "compare")
+    return _outcome(plan, out, failures)
 
 
 def prepare(
     request: Request,
-    stored: Comparison | None,
+    stored: Plan | None,
     *,
     command: str = "",
     measure: Measure | None = None,
-) -> Comparison:
+) -> Plan:
     """The comparison a request comes to; nothing is written but the cache of tokenised data.
 
     Args:
@@ -139,7 +139,7 @@ def prepare(
         command: kept with the plan.
         measure: throughput, for match="time".
     """
-    plan = request.fresh() if stored is None else request.grow(stored.plan)
+    plan = request.fresh() if stored is None else request.grow(stored)
     about: dict[str, Any] = {} if stored is None else dict(stored.about)
     files = fingerprints(plan.use)
     _same("the file", {name: digest for name, digest in about.get("use", {}).items() if name in files}, files)
@@ -160,7 +160,7 @@ def prepare(
     rows = make_rows(plan, vocabularies, () if stored is None else stored.rows, measure=measure)
     commands = [*about.get("commands", []), *([command] if command else [])]
     about |= {"data": facts, "use": files, "commands": list(dict.fromkeys(commands))}
-    return Comparison(plan=plan, rows=rows, about=_machine(plan) | about)
+    return dataclasses.replace(plan, rows=rows, about=_machine(plan) | about)
 
 
 def _machine(plan: Plan) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _machine(plan: Plan) -> dict[str, Any]:
         return {"versions": versions(), "hardware": hardware(), "hardware_line": hardware_line()}
 
 
-def _warn(stored: Comparison | None, plan: Plan, live: Live) -> None:
+def _warn(stored: Plan | None, plan: Plan, live: Live) -> None:
     """Say when runs of one folder are made by different versions or on different machines."""
     if stored is None:
         return
@@ -275,11 +275,11 @@ class Crew:
         count, devices = default_jobs(device)
         self.free: list[str | None] = [devices[n % len(devices)] for n in range(jobs or count)]
 
-    def execute(self, comparison: Comparison, runs: Sequence[Run], what: str) -> list[Failure]:
+    def execute(self, plan: Plan, runs: Sequence[Run], what: str) -> list[Failure]:
         """Do the runs that are not finished, in their order; those that fail twice are returned.
 
         Args:
-            comparison: whose runs they are.
+            plan: whose runs they are.
             runs: all of them.
             what: for the progress bar.
         """
@@ -293,7 +293,7 @@ class Crew:
                 while pending and self.free and not refused:
                     run, device = pending.popleft(), self.free.pop(0)
                     tries[run.folder] += 1
-                    config = self._config(comparison, run, device)
+                    config = self._config(plan, run, device)
                     running[self.workers.start(config, self.out / run.folder)] = (run, device)
                 for report in self.workers.wait(0.5):
                     run, device = running[report.job]
@@ -320,8 +320,8 @@ class Crew:
             self.live.say("stopping: the runs save where they are (once more to stop at once)")
             self.workers.stop()
 
-    def _config(self, comparison: Comparison, run: Run, device: str | None) -> TrainConfig:
-        config = comparison.config(run)
+    def _config(self, plan: Plan, run: Run, device: str | None) -> TrainConfig:
+        config = plan.config(run)
         return dataclasses.replace(config, device=device, threads=config.threads or 1)
 
 
@@ -346,20 +346,20 @@ def stopping(crew: Crew) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _outcome(comparison: Comparison, out: Path, failures: list[Failure]) -> Outcome:
+def _outcome(plan: Plan, out: Path, failures: list[Failure]) -> Outcome:
     """What is there, and what is not."""
     missing, diverged = [], []
-    for row in comparison.rows:
+    for row in plan.rows:
         if row.lr is None:
-            label = comparison.plan.contender(row.contender).label
+            label = plan.contender(row.contender).label
             missing.append(f"{label}, {row.data}, {row.size}: all seeds, its learning rate could not be chosen")
-    for run in comparison.runs():
+    for run in plan.runs():
         result = load_result(out / run.folder)
         if result is None:
             missing.append(run.name)
         elif result.status == "diverged":
             diverged.append(f"{run.name}: {result.message}")
-    return Outcome(comparison, failures, missing, diverged)
+    return Outcome(plan, failures, missing, diverged)
 
 
 def _same(what: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from twoaxis.comparison.budget import Measure
-from twoaxis.comparison.plan import Comparison, Row, run_config
+from twoaxis.comparison.plan import Plan, Row, run_config
 from twoaxis.training.results import load_result
 
 START = 2.0
@@ -80,24 +80,23 @@ class Forecast:
         return {"rows": rows} | {name: getattr(self, name) for name in whole}
 
 
-def forecast(comparison: Comparison, out: str | Path, jobs: int, measure: Measure) -> Forecast:
+def forecast(plan: Plan, out: str | Path, jobs: int, measure: Measure) -> Forecast:
     """What is to be done, by a short timing of every contender's step on this machine.
 
     Args:
-        comparison: the plan and its rows.
+        plan: with its rows.
         out: its folder, which need not be there.
         jobs: runs at once.
         measure: throughput.
     """
-    plan, about = comparison.plan, comparison.about
     lines: list[Line] = []
-    for sources in dict.fromkeys((row.data, row.size) for row in comparison.rows):
-        rows = [row for row in comparison.rows if (row.data, row.size) == sources]
+    for sources in dict.fromkeys((row.data, row.size) for row in plan.rows):
+        rows = [row for row in plan.rows if (row.data, row.size) == sources]
         configs = {row.contender: run_config(plan, row, plan.lrs[0], plan.seeds[0]) for row in rows}
         speeds = {row.contender: row.tokens_per_second for row in rows}  # known where they decided the budget
         if not all(speeds.values()):
-            speeds = measure(configs, about["data"][sources[0]]["vocab_size"])
-        lines += [_line(comparison, Path(out), row, speeds[row.contender] or 1.0) for row in rows]
+            speeds = measure(configs, plan.about["data"][sources[0]]["vocab_size"])
+        lines += [_line(plan, Path(out), row, speeds[row.contender] or 1.0) for row in rows]
     left = [line.seconds / max(1, line.runs + line.rates - line.finished) for line in lines]
     total = sum(line.seconds for line in lines)
     return Forecast(
@@ -109,9 +108,8 @@ def forecast(comparison: Comparison, out: str | Path, jobs: int, measure: Measur
     )
 
 
-def _line(comparison: Comparison, out: Path, row: Row, speed: float) -> Line:
-    plan = comparison.plan
-    own = dataclasses.replace(comparison, rows=(row,))
+def _line(plan: Plan, out: Path, row: Row, speed: float) -> Line:
+    own = dataclasses.replace(plan, rows=(row,))
     choosing = own.choosing_runs()
     compared = [row.folder / f"lr-{row.lr!r}" / f"seed-{seed}" for seed in plan.seeds]
     places = [*[run.folder for run in choosing], *(compared if row.lr is not None else [])]

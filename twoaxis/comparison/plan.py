@@ -47,8 +47,82 @@ TIMED = ("batch", "accumulate", "dtype")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Row:
+    """A contender on a data set at a size: what was counted, measured and decided for it, once and for all."""
+
+    data: str
+    """Label of the data set."""
+    data_folder: str
+    """Its folder below runs/."""
+    size: str
+    """Label of the size."""
+    contender: str
+    """Key of the contender."""
+    steps: int
+    """Optimiser steps of its runs."""
+    tokens: int
+    """Training tokens of its runs."""
+    parameters: int
+    """Numbers learned."""
+    flops_per_token: int
+    """Training operations per token."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """What `wider` or `deeper` came to at this size."""
+    tokens_per_second: float | None = None
+    """Throughput that match="time" was decided by."""
+    lr: float | None = None
+    """Its learning rate; None until it is chosen."""
+    lr_losses: dict[str, float | None] = field(default_factory=dict)
+    """Mean held-out loss by rate, where rates were compared; None is a rate with which a run diverged."""
+    lr_edge: bool = False
+    """Whether the chosen rate is the smallest or largest of several, so that a better one may lie beyond."""
+
+    @property
+    def folder(self) -> Path:
+        """Its place in the comparison's folder."""
+        return Path("runs", self.data_folder, folder_name(self.size), self.contender)
+
+
+class Run(NamedTuple):
+    """One training run of a comparison.
+
+    Attributes:
+        row: the line of a table it belongs to.
+        label: of its contender.
+        lr: peak learning rate.
+        seed: of weights and data.
+        choosing: whether it only serves to choose the learning rate.
+    """
+
+    row: Row
+    label: str
+    lr: float
+    seed: int
+    choosing: bool
+
+    @property
+    def folder(self) -> Path:
+        """Its place in the comparison's folder."""
+        return self.row.folder / f"lr-{self.lr!r}" / f"seed-{self.seed}"
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        rate = f", lr {self.lr!r}" if self.choosing else ""
+        return f"{self.label}, {self.row.data}, {self.row.size}{rate}, seed {self.seed}"
+
+    @property
+    def flops(self) -> float:
+        """Training operations of the whole run."""
+        return float(self.row.tokens) * self.row.flops_per_token
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A comparison as it was asked for, every default filled in."""
+    """A comparison: what was asked for with every default filled in, and what was decided for its rows.
+
+    It is compare.json, one to one.
+    """
 
     base: TrainConfig
     """What all runs share."""
@@ -72,6 +146,10 @@ class Plan:
     """Of the runs that choose the learning rate."""
     use: tuple[str, ...] = ()
     """Python files that register streams and mixers of one's own."""
+    rows: tuple[Row, ...] = ()
+    """Data by data, size by size, contender by contender; empty until they are counted."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """data (facts and fingerprint by label), use (digests of files), versions, hardware, hardware_line, commands."""
 
     def __post_init__(self) -> None:
         check_contenders(self.contenders)
@@ -125,9 +203,53 @@ class Plan:
         """The size of that name."""
         return next(size for size in self.sizes if size.label == label)
 
+    def row(self, data: str, size: str, contender: str) -> Row:
+        """The row of a data set, a size (their labels) and a contender (its key)."""
+        return next(r for r in self.rows if (r.data, r.size, r.contender) == (data, size, contender))
+
+    def choosing_runs(self) -> list[Run]:
+        """Runs that choose learning rates: seed by seed, row by row."""
+        return [
+            Run(row, self.contender(row.contender).label, rate, seed, True)
+            for seed in self.lr_seeds
+            for row in self.rows
+            if row.lr is None
+            for rate in self.lrs
+        ]
+
+    def runs(self) -> list[Run]:
+        """The compared runs of all rows whose learning rate is known: seed by seed, row by row."""
+        return [
+            Run(row, self.contender(row.contender).label, row.lr, seed, False)
+            for seed in self.seeds
+            for row in self.rows
+            if row.lr is not None
+        ]
+
+    def config(self, run: Run) -> TrainConfig:
+        """The configuration of a run."""
+        return run_config(self, run.row, run.lr, run.seed)
+
+    def save(self, folder: str | Path) -> None:
+        """Write compare.json."""
+        write_json(Path(folder) / PLAN, self.to_dict())
+
+    @staticmethod
+    def load(folder: str | Path) -> Plan | None:
+        """The plan of a folder, or None where there is none."""
+        path = Path(folder) / PLAN
+        if not path.exists():
+            return None
+        document = read_json(path)
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            found = document.get("format") if isinstance(document, dict) else None
+            raise ValueError(f"{path} has format {found!r}; this version of twoaxis reads format {FORMAT}")
+        return Plan.from_dict(document)
+
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; the inverse is `plan_from_dict`."""
+        """For JSON; the inverse is `from_dict`."""
         return {
+            "format": FORMAT,
             "base": self.base.to_dict(),
             "contenders": [contender.to_dict() | {"key": contender.key} for contender in self.contenders],
             "baseline": self.baseline,
@@ -139,159 +261,30 @@ class Plan:
             "lr": list(self.lrs),
             "lr_seeds": list(self.lr_seeds),
             "use": list(self.use),
+            "rows": [dataclasses.asdict(row) | {"folder": row.folder.as_posix()} for row in self.rows],
+            "about": self.about,
         }
 
-
-class Run(NamedTuple):
-    """One training run of a comparison.
-
-    Attributes:
-        row: the line of a table it belongs to.
-        label: of its contender.
-        lr: peak learning rate.
-        seed: of weights and data.
-        choosing: whether it only serves to choose the learning rate.
-    """
-
-    row: Row
-    label: str
-    lr: float
-    seed: int
-    choosing: bool
-
-    @property
-    def folder(self) -> Path:
-        """Its place in the comparison's folder."""
-        return self.row.folder / f"lr-{self.lr!r}" / f"seed-{self.seed}"
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        rate = f", lr {self.lr!r}" if self.choosing else ""
-        return f"{self.label}, {self.row.data}, {self.row.size}{rate}, seed {self.seed}"
-
-    @property
-    def flops(self) -> float:
-        """Training operations of the whole run."""
-        return float(self.row.tokens) * self.row.flops_per_token
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A contender on a data set at a size: what was counted, measured and decided for it, once and for all."""
-
-    data: str
-    """Label of the data set."""
-    data_folder: str
-    """Its folder below runs/."""
-    size: str
-    """Label of the size."""
-    contender: str
-    """Key of the contender."""
-    steps: int
-    """Optimiser steps of its runs."""
-    tokens: int
-    """Training tokens of its runs."""
-    parameters: int
-    """Numbers learned."""
-    flops_per_token: int
-    """Training operations per token."""
-    model: dict[str, Any] = field(default_factory=dict)
-    """What `wider` or `deeper` came to at this size."""
-    tokens_per_second: float | None = None
-    """Throughput that match="time" was decided by."""
-    lr: float | None = None
-    """Its learning rate; None until it is chosen."""
-    lr_losses: dict[str, float | None] = field(default_factory=dict)
-    """Mean held-out loss by rate, where rates were compared; None is a rate with which a run diverged."""
-    lr_edge: bool = False
-    """Whether the chosen rate is the smallest or largest of several, so that a better one may lie beyond."""
-
-    @property
-    def folder(self) -> Path:
-        """Its place in the comparison's folder."""
-        return Path("runs", self.data_folder, folder_name(self.size), self.contender)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Everything compare.json holds."""
-
-    plan: Plan
-    """What is compared."""
-    rows: tuple[Row, ...]
-    """Data by data, size by size, contender by contender."""
-    about: dict[str, Any]
-    """data (facts and fingerprint by label), versions, hardware, hardware_line, commands."""
-
-    def row(self, data: str, size: str, contender: str) -> Row:
-        """The row of a data set, a size (their labels) and a contender (its key)."""
-        return next(r for r in self.rows if (r.data, r.size, r.contender) == (data, size, contender))
-
-    def choosing_runs(self) -> list[Run]:
-        """Runs that choose learning rates: seed by seed, row by row."""
-        return [
-            Run(row, self.plan.contender(row.contender).label, rate, seed, True)
-            for seed in self.plan.lr_seeds
-            for row in self.rows
-            if row.lr is None
-            for rate in self.plan.lrs
-        ]
-
-    def runs(self) -> list[Run]:
-        """The compared runs of all rows whose learning rate is known: seed by seed, row by row."""
-        return [
-            Run(row, self.plan.contender(row.contender).label, row.lr, seed, False)
-            for seed in self.plan.seeds
-            for row in self.rows
-            if row.lr is not None
-        ]
-
-    def config(self, run: Run) -> TrainConfig:
-        """The configuration of a run."""
-        return run_config(self.plan, run.row, run.lr, run.seed)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        rows = [dataclasses.asdict(row) | {"folder": row.folder.as_posix()} for row in self.rows]
-        return {"format": FORMAT, **self.plan.to_dict(), "rows": rows, "about": self.about}
-
-
-def save(folder: str | Path, comparison: Comparison) -> None:
-    """Write compare.json."""
-    write_json(Path(folder) / PLAN, comparison.to_dict())
-
-
-def load(folder: str | Path) -> Comparison | None:
-    """The comparison of a folder, or None where there is none."""
-    path = Path(folder) / PLAN
-    if not path.exists():
-        return None
-    document = read_json(path)
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        found = document.get("format") if isinstance(document, dict) else None
-        raise ValueError(f"{path} has format {found!r}; this version of twoaxis reads format {FORMAT}")
-    known = {f.name for f in dataclasses.fields(Row)}
-    rows = tuple(Row(**{name: value for name, value in row.items() if name in known}) for row in document["rows"])
-    return Comparison(plan=plan_from_dict(document), rows=rows, about=document["about"])
-
-
-def plan_from_dict(document: dict[str, Any]) -> Plan:
-    """The inverse of `Plan.to_dict`; what else is in the document is passed over."""
-    contenders = [{name: v for name, v in c.items() if name != "key"} for c in document["contenders"]]
-    return Plan(
-        base=TrainConfig.from_dict(document["base"]),
-        contenders=tuple(Contender(**contender) for contender in contenders),
-        baseline=document["baseline"],
-        data=tuple(tuple(entry["sources"]) for entry in document["data"]),
-        sizes=tuple(Size(**size) for size in document["sizes"]),
-        seeds=tuple(document["seeds"]),
-        match=document["match"],
-        flops=document["flops"],
-        lrs=tuple(document["lr"]),
-        lr_seeds=tuple(document["lr_seeds"]),
-        use=tuple(document["use"]),
-    )
+    @staticmethod
+    def from_dict(document: dict[str, Any]) -> Plan:
+        """The inverse of `to_dict`; what else is in the document is passed over."""
+        known = {f.name for f in dataclasses.fields(Row)}
+        contenders = [{name: v for name, v in c.items() if name != "key"} for c in document["contenders"]]
+        return Plan(
+            base=TrainConfig.from_dict(document["base"]),
+            contenders=tuple(Contender(**contender) for contender in contenders),
+            baseline=document["baseline"],
+            data=tuple(tuple(entry["sources"]) for entry in document["data"]),
+            sizes=tuple(Size(**size) for size in document["sizes"]),
+            seeds=tuple(document["seeds"]),
+            match=document["match"],
+            flops=document["flops"],
+            lrs=tuple(document["lr"]),
+            lr_seeds=tuple(document["lr_seeds"]),
+            use=tuple(document["use"]),
+            rows=tuple(Row(**{name: v for name, v in row.items() if name in known}) for row in document["rows"]),
+            about=document["about"],
+        )
 
 
 def run_config(plan: Plan, row: Row, lr: float, seed: int) -> TrainConfig:

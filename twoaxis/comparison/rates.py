@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
-from twoaxis.comparison.plan import Comparison, Run
+from twoaxis.comparison.plan import Plan, Run
 from twoaxis.training.results import Result
 
 
@@ -39,18 +39,18 @@ def choose(losses: dict[float, list[float | None]]) -> Choice:
     return Choice(best, means, len(means) > 1 and best in (min(means), max(means)))
 
 
-def settle(comparison: Comparison, result: Callable[[Run], Result | None]) -> Comparison:
+def settle(plan: Plan, result: Callable[[Run], Result | None]) -> Plan:
     """Set the rate of every row whose choosing runs are all there.
 
     Args:
-        comparison: rows without a rate are looked at.
+        plan: rows without a rate are looked at.
         result: of a run; None where it is not finished.
     """
     runs: dict[str, list[Run]] = {}
-    for run in comparison.choosing_runs():
+    for run in plan.choosing_runs():
         runs.setdefault(run.row.folder.as_posix(), []).append(run)
     rows = []
-    for row in comparison.rows:
+    for row in plan.rows:
         found = [(run.lr, result(run)) for run in runs.get(row.folder.as_posix(), [])]
         if row.lr is None and all(outcome is not None for _, outcome in found):
             losses: dict[float, list[float | None]] = {}
@@ -60,7 +60,7 @@ def settle(comparison: Comparison, result: Callable[[Run], Result | None]) -> Co
             by_name = {repr(rate): loss for rate, loss in choice.losses.items()}
             row = dataclasses.replace(row, lr=choice.lr, lr_losses=by_name, lr_edge=choice.edge)
         rows.append(row)
-    return dataclasses.replace(comparison, rows=tuple(rows))
+    return dataclasses.replace(plan, rows=tuple(rows))
 
 
 def _mean(losses: list[float | None]) -> float | None:

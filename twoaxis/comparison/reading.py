@@ -17,7 +17,7 @@ from twoaxis.base.files import read_json
 from twoaxis.training.results import LOG, RUN, Result, load_log, load_result
 
 if TYPE_CHECKING:
-    from twoaxis.comparison.plan import Comparison, Row
+    from twoaxis.comparison.plan import Plan, Row
     from twoaxis.model.variant import Contender
 
 
@@ -86,32 +86,31 @@ class Folder(NamedTuple):
     """A comparison folder."""
 
     place: Path
-    comparison: Comparison
+    plan: Plan
     lines: tuple[Line, ...]
     """In the order of the plan."""
 
 
 def load_folder(folder: str | Path) -> Folder:
     """Read a comparison, finished or not."""
-    from twoaxis.comparison.plan import PLAN, load
+    from twoaxis.comparison.plan import PLAN, Plan
 
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; give the --out of twoaxis compare")
-    comparison = load(folder)
-    if comparison is None:
+    plan = Plan.load(folder)
+    if plan is None:
         raise ValueError(f"{folder} has no {PLAN}; give the --out of twoaxis compare")
     runs: dict[tuple[str, str, str], dict[int, Run]] = {}
-    for planned in comparison.runs():
+    for planned in plan.runs():
         run = _load_run(folder / planned.folder, planned.seed)
         if run is not None:
             row = planned.row
             runs.setdefault((row.data, row.size, row.contender), {})[planned.seed] = run
     lines = tuple(
-        Line(row, comparison.plan.contender(row.contender), runs.get((row.data, row.size, row.contender), {}))
-        for row in comparison.rows
+        Line(row, plan.contender(row.contender), runs.get((row.data, row.size, row.contender), {})) for row in plan.rows
     )
-    return Folder(folder, comparison, lines)
+    return Folder(folder, plan, lines)
 
 
 def _load_run(folder: Path, seed: int) -> Run | None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from twoaxis.base.registry import did_you_mean
-from twoaxis.comparison.plan import FORMAT, FROM_SCRATCH, OWN, make_contenders, plan_from_dict
+from twoaxis.comparison.plan import FORMAT, FROM_SCRATCH, OWN, Plan, make_contenders
 from twoaxis.comparison.request import Request
 from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import TrainConfig
@@ -139,7 +139,7 @@ def _match(given: Any) -> Any:
 
 def _of_plan(document: dict[str, Any]) -> Request:
     """A request for the same comparison as another folder's."""
-    plan = plan_from_dict(document)
+    plan = Plan.from_dict(document)
     sizes = [size.label for size in plan.sizes]
     return Request(
         base={name: value for name, value in plan.base.to_dict().items() if name in FIELDS},

@@ -228,7 +228,7 @@ def summarise(folder: str | Path, *, l_inf: float | None = None, alpha: float | 
     if alpha is not None and l_inf is None:
         raise ValueError(f"--alpha {alpha:g} needs --l-inf too: a law is given whole, or fitted")
     read = load_folder(folder)
-    plan, about = read.comparison.plan, read.comparison.about
+    plan, about = read.plan, read.plan.about
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in read.lines:
         groups.setdefault((line.row.data, line.row.size), []).append(line)
@@ -253,11 +253,11 @@ def _law(read: Folder, data: str, l_inf: float | None, alpha: float | None) -> F
     if l_inf is not None and alpha is not None:
         law = given(l_inf, alpha)
         return Fit(law=law, note=law.note)
-    key = read.comparison.plan.baseline_key
+    key = read.plan.baseline_key
     lines = [line for line in read.lines if line.row.data == data and line.row.contender == key and line.finished]
     losses = {line.row.size: {seed: _number(run.loss) for seed, run in line.finished.items()} for line in lines}
     compute = {line.row.size: float(line.row.tokens) * line.row.flops_per_token for line in lines}
-    if len(read.comparison.plan.sizes) == 1:
+    if len(read.plan.sizes) == 1:
         return Fit(law=None, note=NEEDS_SIZES)
     try:
         law = fit_sizes(compute, losses, l_inf=l_inf)
@@ -269,7 +269,7 @@ def _law(read: Folder, data: str, l_inf: float | None, alpha: float | None) -> F
 
 def _table(read: Folder, data: str, size: str, lines: list[Line], law: Fit) -> Table:
     """One data set at one size."""
-    plan = read.comparison.plan
+    plan = read.plan
     base = next(line for line in lines if line.row.contender == plan.baseline_key)
     family = len(lines) - 1
     losses = compare(
