@@ -59,7 +59,7 @@ def compare(
     dry_run: bool = False,
     report: bool = True,
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
-    shared: Annotated[Shared, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")] = Shared(),  # noqa: B008
+    shared: Annotated[Shared, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")] = Shared(),
 ) -> int:
     """Train contenders side by side and report what is better, by how much and how surely.
 
@@ -152,16 +152,17 @@ def _compare(request: Any, out: str, jobs: int | None, report: bool, json_output
         print(f"twoaxis: stopped; go on with: twoaxis compare --out {out}", file=sys.stderr)
         return 128 + stopped.signal
     if report:
-        from twoaxis.comparison.report import make_report, render_terminal
+        from twoaxis.comparison.results import Comparison
 
-        made = make_report(out)
+        found = Comparison.load(out)
+        saved = found.save()
         if json_output:
-            print((made.folder / "table.json").read_text(encoding="utf-8"), end="")
+            print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
         else:
-            print(render_terminal(made.summary))
-            print("\n".join(str(made.folder / name) for name in made.files))
-            if made.note:
-                print(made.note)
+            found.show()
+            print("\n".join(map(str, saved.files)))
+            if saved.note:
+                print(saved.note)
     for failure in outcome.failures:
         print(f"twoaxis: failed: {failure.run.name}: {failure.message}", file=sys.stderr)
     for name in outcome.missing:

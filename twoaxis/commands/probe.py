@@ -57,7 +57,6 @@ def probe(
     from twoaxis.comparison.compare import command_line
     from twoaxis.comparison.probe import ProbeConfig
     from twoaxis.comparison.probe import probe as run
-    from twoaxis.comparison.probe_report import render_terminal
     from twoaxis.comparison.request_file import parse_seeds
     from twoaxis.model.load import quiet
 
@@ -85,17 +84,13 @@ def probe(
         command=command_line(),
     )
     if json_output:
-        print(json.dumps(made.summary.to_dict(), indent=1))
+        print(json.dumps(made.to_dict(), indent=1))
     else:
-        print(render_terminal(made.summary, colour=sys.stdout.isatty()))
-        print(
-            "\n".join(
-                str(path) for path in sorted(made.folder.glob("report.*")) + sorted(made.folder.glob("probe.?*g"))
-            )
-        )
-    for name, message in made.failures.items():
-        print(f"twoaxis: failed: {name}: {message}", file=sys.stderr)
-    return 1 if made.failures else 0
+        made.show()
+        print("\n".join(str(path) for path in sorted(made.folder.glob("report*.*"))))
+    for failure in made.failed:
+        print(f"twoaxis: failed: {failure}", file=sys.stderr)
+    return made.exit_code
 
 
 def _factors(text: str) -> tuple[float, ...]:

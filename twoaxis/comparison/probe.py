@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
 
     from twoaxis.comparison.ladder import Rung
-    from twoaxis.comparison.probe_report import Summary
+    from twoaxis.comparison.probe_report import Probed
     from twoaxis.comparison.probe_run import Amounts, Material
     from twoaxis.comparison.probe_text import ProbeText
     from twoaxis.pretrained.source import Source
@@ -91,20 +91,6 @@ class ProbeConfig:
         return given | {"steps": self.steps if self.seconds is None else None}
 
 
-class Probed(NamedTuple):
-    """What a probe leaves.
-
-    Attributes:
-        folder: with everything.
-        summary: the numbers.
-        failures: runs that ended in an error, with its message.
-    """
-
-    folder: Path
-    summary: Summary
-    failures: dict[str, str]
-
-
 class Task(NamedTuple):
     """One run that is not done; `rung` None is the frozen source."""
 
@@ -157,7 +143,7 @@ def probe(
 
     need_transformers()
     from twoaxis.base.machine import physical_cores, reproducible
-    from twoaxis.comparison.probe_report import write_report
+    from twoaxis.comparison.probe_report import Probed
     from twoaxis.pretrained.families import check_config
     from twoaxis.pretrained.source import open_source
 
@@ -181,7 +167,9 @@ def probe(
             plan["costs"][rung.key] = costs[rung.stream, rung.mixer]
         write_json(out / PLAN, plan)
         failures = _run_all(out, load, list(_tasks(plan)), plan, wanted, "probe")
-        return Probed(out, write_report(out), failures)
+        found = Probed.load(out)
+        found.save()
+        return dataclasses.replace(found, failed=tuple(f"{name}: {message}" for name, message in failures.items()))
 
 
 def choose_rungs(streams: Sequence[str], mixers: Sequence[str]) -> tuple[Rung, ...]:
