@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from twoaxis.commands.check import check as check
+    from twoaxis.commands.compare import compare as compare
     from twoaxis.commands.methods import methods as methods
     from twoaxis.commands.report import report as report
     from twoaxis.commands.train import train as train
@@ -65,6 +66,7 @@ _HOMES = {
     "TwoAxisForCausalLM": "twoaxis.model.hf_model",
     "TwoAxisModel": "twoaxis.model.hf_model",
     "check": "twoaxis.commands.check",
+    "compare": "twoaxis.commands.compare",
     "compose": "twoaxis.depth.compose",
     "document_reach": "twoaxis.window",
     "methods": "twoaxis.commands.methods",

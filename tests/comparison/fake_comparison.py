@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twoaxis.base.files import JsonLines, write_json
-from twoaxis.comparison.plan import Plan, Row, data_label, slug
-from twoaxis.comparison.sizes import Size
+from twoaxis.comparison.options import Size
+from twoaxis.comparison.plan import Plan, Row, data_label
 from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.results import LOG, RUN, Result, save_result
@@ -118,7 +118,6 @@ def _row(
         losses = {repr(rate): 4.0 + 0.01 * abs(math.log(rate / rates[0])) for rate in rates}
     return Row(
         data=data_label(sources),
-        data_folder=slug(sources),
         size=size,
         contender=contender.key,
         steps=steps,

@@ -69,11 +69,12 @@ def parse(command: Callable[..., Any], name: str, args: Sequence[str]) -> tuple[
         text = tyro.conf.arg(name=option, help=f"Print the result as {form}.")
         notes[f"_{option}"] = Annotated[bool, text, tyro.conf.FlagCreatePairsOff]
         more.append(inspect.Parameter(f"_{option}", keyword, default=False))
-    notes["_use"] = Annotated[Repeated, tyro.conf.arg(name="use", metavar="FILE.py", help=USE)]
-    more.append(inspect.Parameter("_use", keyword, default=()))
+    if "use" not in notes:  # a comparison keeps the files with its plan
+        notes["_use"] = Annotated[Repeated, tyro.conf.arg(name="use", metavar="FILE.py", help=USE)]
+        more.append(inspect.Parameter("_use", keyword, default=()))
 
     def typed(**given: Any) -> tuple[dict[str, Any], Common]:
-        common = Common(given.pop("_json"), given.pop("_markdown"), given.pop("_use"))
+        common = Common(given.pop("_json"), given.pop("_markdown"), given.pop("_use", ()))
         if common.json and common.markdown:
             raise ValueError("--markdown and --json are two forms of one result; give one of them")
         flat: dict[str, Any] = {}
@@ -94,6 +95,17 @@ def spelled(hint: Any) -> Any:
     if bare == {int} or bare == {int, types.NoneType}:
         return Annotated[(int if len(bare) == 1 else int | None, *rest, _integer(len(bare) > 1))]
     return hint
+
+
+def word(metavar: str) -> Any:
+    """For `Annotated`: an option that Python gives in several forms and the command line as one word."""
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: words[0],
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 def _integer(optional: bool) -> Any:

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import Annotated
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from twoaxis.commands.parsing import word
+
+if TYPE_CHECKING:
+    from twoaxis.comparison.probe_report import Probed
+
 Several = tyro.conf.UseAppendAction
+Spelling = Annotated[Sequence[str], Several, tyro.conf.arg(metavar="NAME[:k=v,...]")]
 
 
 def probe(
-    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")],
+    source: Annotated[str | Path, tyro.conf.Positional, word("SOURCE")],
     *,
     out: Annotated[str, tyro.conf.arg(metavar="DIR")],
-    stream: Annotated[tuple[str, ...], Several, tyro.conf.arg(metavar="NAME[:k=v,...]")] = (),
-    mixer: Annotated[tuple[str, ...], Several, tyro.conf.arg(metavar="NAME[:k=v,...]")] = (),
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE")] = ("stdlib",),
+    stream: Spelling = (),
+    mixer: Spelling = (),
+    data: Annotated[Sequence[str], tyro.conf.arg(metavar="SOURCE")] = ("stdlib",),
     text_field: str = "text",
-    seeds: Annotated[str, tyro.conf.arg(metavar="N|A,B,C")] = "4",
+    seeds: Annotated[int | str | Sequence[int], word("N|A,B,C")] = 4,
     steps: int = 12,
     seconds: float | None = None,
     context: int = 128,
     batch: int = 1,
     held_out: int = 12,
     site_windows: int = 3,
-    rates: Annotated[str, tyro.conf.arg(metavar="FACTOR[,FACTOR,...]")] = "1,0.3",
+    rates: Annotated[str | Sequence[float], word("FACTOR[,FACTOR,...]")] = (1.0, 0.3),
     jobs: int | None = None,
-    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
-) -> int:
+) -> Probed:
     """Would a pretrained model use a stream or a mixer? Train only the new parameters, on frozen weights.
 
     Up a ladder of methods, the gain on held-out text over the frozen model and over a control, with intervals over
@@ -52,49 +58,36 @@ def probe(
         site_windows: Of them, those measured with a third of the sites switched off; 0 leaves this out.
         rates: Factors of each method's own learning rate; of several, each method gets its best on training text.
         jobs: Runs at once. None is one per core.
-        json_output: Print one JSON document instead of tables.
     """
-    from twoaxis.comparison.compare import command_line
-    from twoaxis.comparison.probe import ProbeConfig
-    from twoaxis.comparison.probe import probe as run
-    from twoaxis.comparison.request_file import parse_seeds
+    from twoaxis.comparison.options import parse_seeds
+    from twoaxis.comparison.probe import ProbeConfig, probe
     from twoaxis.model.load import quiet
 
     quiet()
-    config = ProbeConfig(
-        data=tuple(data),
-        text_field=text_field,
-        context=context,
-        batch=batch,
-        steps=steps,
-        seconds=seconds,
-        held_out=held_out,
-        site_windows=site_windows,
-        seeds=parse_seeds(seeds),
-        rates=_factors(rates),
-    )
-    made = run(
-        source,
-        out=out,
-        streams=stream,
-        mixers=mixer,
-        config=config,
-        jobs=jobs,
-        say=lambda line: print(f"probe: {line}", file=sys.stderr, flush=True),
-        command=command_line(),
-    )
-    if json_output:
-        print(json.dumps(made.to_dict(), indent=1))
-    else:
-        made.show()
-        print("\n".join(str(path) for path in sorted(made.folder.glob("report*.*"))))
-    for failure in made.failed:
-        print(f"twoaxis: failed: {failure}", file=sys.stderr)
-    return made.exit_code
+    amounts: dict[str, Any] = {
+        "text_field": text_field,
+        "context": context,
+        "batch": batch,
+        "steps": steps,
+        "seconds": seconds,
+        "held_out": held_out,
+        "site_windows": site_windows,
+    }
+    config = ProbeConfig(data=tuple(data), seeds=parse_seeds(seeds), rates=_factors(rates), **amounts)
+    words = ["twoaxis", "probe", str(source), "--out", out, *(f"--stream={each}" for each in stream)]
+    words += [*(f"--mixer={each}" for each in mixer), *(("--data", *data) if tuple(data) != ("stdlib",) else ())]
+    plain = ProbeConfig()
+    words += [f"--{n.replace('_', '-')}={value}" for n, value in amounts.items() if value != getattr(plain, n)]
+    if config.seeds != plain.seeds:
+        words.append(f"--seeds={','.join(map(str, config.seeds))}")
+    if config.rates != plain.rates:
+        words.append(f"--rates={','.join(f'{rate:g}' for rate in config.rates)}")
+    command = shlex.join(words)
+    return probe(source, out=out, streams=stream, mixers=mixer, config=config, jobs=jobs, command=command)
 
 
-def _factors(text: str) -> tuple[float, ...]:
+def _factors(given: str | Sequence[float]) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise ValueError(f"--rates are factors with commas between, such as 3,1,0.3, got {text!r}") from None
+        return tuple(float(part) for part in (given.split(",") if isinstance(given, str) else given) if part != "")
+    except (TypeError, ValueError):
+        raise ValueError(f"--rates are factors with commas between, such as 3,1,0.3, got {given!r}") from None

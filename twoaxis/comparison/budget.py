@@ -12,14 +12,16 @@ is taken up again goes on exactly as it began. Every contender's learning-rate s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
-from twoaxis.comparison.controls import resolve
-from twoaxis.comparison.plan import Plan, Row, contender_config, data_label, slug
-from twoaxis.comparison.sizes import Size
+from twoaxis.base.files import short_hash
+from twoaxis.comparison.contenders import resolve
+from twoaxis.comparison.options import Size
+from twoaxis.comparison.plan import Plan, Row, contender_config, data_label
 from twoaxis.model.variant import Contender
 from twoaxis.training.config import TrainConfig
 
@@ -84,7 +86,6 @@ def _table(
             found, made = counted[contender.key], steps[contender.key]
             known[contender.key] = Row(
                 data=data,
-                data_folder=slug(sources),
                 size=size.label,
                 contender=contender.key,
                 steps=made,
@@ -109,7 +110,6 @@ def with_rate(plan: Plan, row: Row) -> Row:
 
 def count_contender(plan: Plan, contender: Contender, size: Size, sources: Sequence[str], vocabulary: int) -> Counted:
     """Parameters and FLOPs of a contender; a method or option that does not exist is an error that names it."""
-    from twoaxis.model.flops import count_parameters, training_flops
     from twoaxis.training.setup import model_config
 
     def config(other: Contender, resolved: dict[str, Any]) -> TrainConfig:
@@ -118,11 +118,91 @@ def count_contender(plan: Plan, contender: Contender, size: Size, sources: Seque
     try:
         resolved = resolve(contender, lambda other, fields: model_config(config(other, fields), vocabulary))
         made = config(contender, resolved)
-        model = model_config(made, vocabulary)
-        flops = training_flops(model, made.context, recompute=made.recompute).total
-        return Counted(made, resolved, count_parameters(model).total, flops)
+        return Counted(made, resolved, *_count(made, vocabulary))
     except ValueError as error:
         raise ValueError(f"{contender.label} at size {size.label}: {error}") from error
+
+
+_COUNTS: dict[str, tuple[int, int]] = {}
+"""Parameters and FLOPs per token by what decides them: contenders that differ in their training have one model."""
+
+
+def _count(config: TrainConfig, vocabulary: int) -> tuple[int, int]:
+    import torch
+
+    from twoaxis.model.decoder import Trunk
+    from twoaxis.model.flops import count_parameters, training_flops
+    from twoaxis.training.setup import model_config
+
+    decides = (config.preset, config.stream, config.mixer, config.model, config.context, config.recompute, vocabulary)
+    key = short_hash(decides)
+    if key not in _COUNTS:
+        shape = model_config(config, vocabulary).decoder_config()
+        with torch.device("meta"):
+            trunk = Trunk(shape)
+        flops = training_flops(shape, config.context, recompute=config.recompute, trunk=trunk).total
+        _COUNTS[key] = count_parameters(shape, trunk=trunk).total, flops
+    return _COUNTS[key]
+
+
+@contextlib.contextmanager
+def threads_of(config: TrainConfig) -> Iterator[None]:
+    """Context manager in which torch has as many threads as a run of the comparison."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.threads or 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def measure_speeds(
+    configs: Mapping[str, TrainConfig], vocabulary: int, *, rounds: int = 7, steps: int = 2
+) -> dict[str, float]:
+    """Tokens per second of training steps as the runs make them, by name, in turns.
+
+    Args:
+        configs: of one batch, context and precision.
+        vocabulary: of their data.
+        rounds: of measuring all of them.
+        steps: of each in a round.
+    """
+    import torch
+
+    from twoaxis.base.machine import pick_device
+    from twoaxis.model.loss import next_token_loss
+    from twoaxis.training.engines.engine import autocast
+    from twoaxis.training.measure import throughputs
+    from twoaxis.training.setup import make_model, make_optimizer
+
+    first = next(iter(configs.values()))
+    device = pick_device(first.device)
+
+    def build(config: TrainConfig) -> Any:
+        model: Any = make_model(config, vocabulary)
+        model.to(device)
+        if config.compile:
+            model.compile()
+        return model
+
+    def loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+        with autocast(first, device):
+            return next_token_loss(model, tokens)
+
+    with threads_of(first):
+        found = throughputs(
+            {name: lambda config=config: build(config) for name, config in configs.items()},
+            first.batch,
+            first.context,
+            rounds=rounds,
+            steps=steps,
+            accumulate=first.accumulate,
+            loss=loss,
+            optimizer=lambda model: make_optimizer(first, model),  # its rates and decay take no time
+        )
+    return {name: speed.median for name, speed in found.items()}
 
 
 def budget_tokens(plan: Plan, size: Size) -> int:

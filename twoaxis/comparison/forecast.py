@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from twoaxis.comparison.budget import Measure
-from twoaxis.comparison.plan import Plan, Row, run_config
-from twoaxis.training.results import load_result
+from twoaxis.comparison.plan import Plan, Row, Run
+from twoaxis.show.document import Column, Document, Items, Prose, Showable, table
+from twoaxis.show.numbers import seconds, si, whole
+from twoaxis.training.results import RESULT
 
 START = 2.0
 """Seconds a run takes to start and to end."""
@@ -19,7 +20,7 @@ RECORD = 220
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class ForecastRow:
     """A row and what is left to do of it."""
 
     label: str
@@ -33,55 +34,79 @@ class Line:
     finished: int
     """Of both."""
     tokens_per_second: float
-    """Measured just now, or when the comparison began."""
+    """Measured just now, or when the comparison began; of a method that is there several times, scaled by FLOPs."""
     seconds: float
     """Of what is left, one run after the other."""
     bytes: int
     """That its runs will have written in the end."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        numbers = {name: value for name, value in vars(self).items() if name not in ("label", "row")}
+        flops = float(self.row.tokens) * self.row.flops_per_token
+        return {"label": self.label, "flops": flops} | self.row.to_dict() | numbers
+
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class Forecast(Showable):
     """A comparison before it runs."""
 
-    lines: tuple[Line, ...]
-    """One for each row."""
+    folder: str
+    """Where it would be; it is left as it is."""
+    rows: tuple[ForecastRow, ...]
+    """One for each row of the plan."""
     jobs: int
     """Runs at once."""
     seconds: float
     """About, for all that is left."""
     bytes: int
     """In the end."""
-    scratch: int
-    """Bytes of checkpoints while it runs."""
 
     @property
     def runs(self) -> int:
         """All runs."""
-        return sum(line.runs + line.rates for line in self.lines)
+        return sum(row.runs + row.rates for row in self.rows)
 
     @property
     def finished(self) -> int:
         """Of them."""
-        return sum(line.finished for line in self.lines)
+        return sum(row.finished for row in self.rows)
+
+    def document(self) -> Document:
+        """A table of the rows, and the sum."""
+        text = [Column(name, number=False) for name in ("contender", "data", "size")]
+        heads = [*text, "runs", "done", "steps", "tokens", "parameters", "FLOPs", "tokens/s", "left"]
+        body = []
+        for each in self.rows:
+            row, flops = each.row, float(each.row.tokens) * each.row.flops_per_token
+            counts = (each.runs + each.rates, each.finished, row.steps, row.tokens, row.parameters)
+            numbers = [*map(whole, counts), f"{flops:.3g}", whole(each.tokens_per_second), seconds(each.seconds)]
+            body.append((each.label, row.data, row.size, *numbers))
+        resolved = tuple(
+            f"{each.label} at {each.row.size} on {each.row.data}: "
+            + ", ".join(f"{name} = {value}" for name, value in each.row.model.items())
+            for each in self.rows
+            if each.row.model
+        )
+        left = self.runs - self.finished
+        closing = (
+            f"{self.runs:,} runs, {self.finished:,} of them finished, {left:,} to do, {self.jobs} at once: about "
+            f"{seconds(self.seconds)}, {si(self.bytes)} on disk. Nothing was written to {self.folder}."
+        )
+        items = (Items(resolved),) if resolved else ()
+        return Document("", (table(heads, body), *items, Prose(closing)))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        rows = [
-            {"label": line.label, "flops": float(line.row.tokens) * line.row.flops_per_token}
-            | dataclasses.asdict(line.row)
-            | {
-                name: getattr(line, name)
-                for name in ("rates", "runs", "finished", "tokens_per_second", "seconds", "bytes")
-            }
-            for line in self.lines
-        ]
-        whole = ("runs", "finished", "jobs", "seconds", "bytes", "scratch")
-        return {"rows": rows} | {name: getattr(self, name) for name in whole}
+        whole_of = {name: getattr(self, name) for name in ("runs", "finished", "jobs", "seconds", "bytes")}
+        return {"rows": [row.to_dict() for row in self.rows]} | whole_of
 
 
 def forecast(plan: Plan, out: str | Path, jobs: int, measure: Measure) -> Forecast:
-    """What is to be done, by a short timing of every contender's step on this machine.
+    """What is to be done, by a short timing of each method's step on this machine.
+
+    Of contenders with the same stream and mixer the first is timed, and the others are taken to be as much faster or
+    slower as they have fewer or more operations: otherwise hundreds of contenders would take minutes.
 
     Args:
         plan: with its rows.
@@ -89,31 +114,37 @@ def forecast(plan: Plan, out: str | Path, jobs: int, measure: Measure) -> Foreca
         jobs: runs at once.
         measure: throughput.
     """
-    lines: list[Line] = []
-    for sources in dict.fromkeys((row.data, row.size) for row in plan.rows):
-        rows = [row for row in plan.rows if (row.data, row.size) == sources]
-        configs = {row.contender: run_config(plan, row, plan.lrs[0], plan.seeds[0]) for row in rows}
-        speeds = {row.contender: row.tokens_per_second for row in rows}  # known where they decided the budget
-        if not all(speeds.values()):
-            speeds = measure(configs, plan.about["data"][sources[0]]["vocab_size"])
-        lines += [_line(plan, Path(out), row, speeds[row.contender] or 1.0) for row in rows]
-    left = [line.seconds / max(1, line.runs + line.rates - line.finished) for line in lines]
-    total = sum(line.seconds for line in lines)
-    return Forecast(
-        lines=tuple(lines),
-        jobs=jobs,
-        seconds=max([total / jobs, *left]),
-        bytes=sum(line.bytes for line in lines),
-        scratch=jobs * max((plan.base.keep + 1) * 12 * line.row.parameters for line in lines),
-    )
+    found: list[ForecastRow] = []
+    for place in dict.fromkeys((row.data, row.size) for row in plan.rows):
+        rows = [row for row in plan.rows if (row.data, row.size) == place]
+        firsts: dict[tuple[str, str | None], Row] = {}
+        for row in rows:
+            contender = plan.contender(row.contender)
+            firsts.setdefault((contender.stream, contender.mixer), row)
+        if all(row.tokens_per_second for row in rows):  # they decided the budget
+            speeds = {row.contender: row.tokens_per_second or 1.0 for row in rows}
+        else:
+            first = Run(rows[0], "", plan.lrs[0], plan.seeds[0], False)
+            configs = {row.contender: plan.config(first._replace(row=row)) for row in firsts.values()}
+            same = {name: getattr(plan.base, name) for name in ("batch", "accumulate", "dtype")}
+            configs = {key: dataclasses.replace(config, **same) for key, config in configs.items()}
+            timed = measure(configs, plan.about["data"][place[0]]["vocab_size"])
+            speeds = {}
+            for row in rows:
+                contender = plan.contender(row.contender)
+                like = firsts[contender.stream, contender.mixer]
+                speeds[row.contender] = timed[like.contender] * like.flops_per_token / row.flops_per_token
+        found += [_row(plan, Path(out), row, speeds[row.contender]) for row in rows]
+    each = [row.seconds / max(1, row.runs + row.rates - row.finished) for row in found]
+    total = sum(row.seconds for row in found)
+    size = sum(row.bytes for row in found)
+    return Forecast(folder=str(out), rows=tuple(found), jobs=jobs, seconds=max([total / jobs, *each]), bytes=size)
 
 
-def _line(plan: Plan, out: Path, row: Row, speed: float) -> Line:
+def _row(plan: Plan, out: Path, row: Row, speed: float) -> ForecastRow:
     own = dataclasses.replace(plan, rows=(row,))
     choosing = own.choosing_runs()
-    compared = [row.folder / f"lr-{row.lr!r}" / f"seed-{seed}" for seed in plan.seeds]
-    places = [*[run.folder for run in choosing], *(compared if row.lr is not None else [])]
-    finished = sum(load_result(out / place) is not None for place in places)
+    finished = sum((out / run.folder / RESULT).exists() for run in (*choosing, *own.runs()))
     runs = len(choosing) + len(plan.seeds)
     base = plan.base
     evaluations = -(-row.steps // (base.eval_every or max(1, row.steps // 10)))
@@ -121,7 +152,7 @@ def _line(plan: Plan, out: Path, row: Row, speed: float) -> Line:
     once = START + (row.tokens + evaluated) / speed
     size = RECORD * (row.steps // base.log_every + evaluations) + 4096
     size += 4 * row.parameters if base.save_model else 0
-    return Line(
+    return ForecastRow(
         label=plan.contender(row.contender).label,
         row=row,
         rates=len(choosing),
@@ -131,71 +162,3 @@ def _line(plan: Plan, out: Path, row: Row, speed: float) -> Line:
         seconds=(runs - finished) * once,
         bytes=runs * size,
     )
-
-
-def render(found: Forecast, out: str | Path) -> str:
-    """For people.
-
-    Args:
-        found: what to show.
-        out: the folder that is left as it is.
-    """
-    head = ("contender", "data", "size", "runs", "done", "steps", "tokens", "parameters", "FLOPs", "tokens/s", "left")
-    body = [
-        (
-            line.label,
-            line.row.data,
-            line.row.size,
-            f"{line.runs + line.rates}",
-            f"{line.finished}",
-            f"{line.row.steps:,}",
-            f"{line.row.tokens:,}",
-            f"{line.row.parameters:,}",
-            f"{float(line.row.tokens) * line.row.flops_per_token:.3g}",
-            f"{line.tokens_per_second:,.0f}",
-            duration(line.seconds),
-        )
-        for line in found.lines
-    ]
-    resolved = [
-        f"{line.label} at {line.row.size} on {line.row.data}: "
-        + ", ".join(f"{name} = {value}" for name, value in line.row.model.items())
-        for line in found.lines
-        if line.row.model
-    ]
-    left = found.runs - found.finished
-    closing = [
-        f"{found.runs:,} runs, {found.finished:,} of them finished, {left:,} to do, {found.jobs} at once: "
-        f"about {duration(found.seconds)}, {room(found.bytes)} on disk and up to {room(found.scratch)} of checkpoints "
-        "while it runs",
-        f"nothing was written to {out}",
-    ]
-    return "\n".join([*table(head, body), *resolved, *closing])
-
-
-def table(head: Sequence[str], body: Sequence[Sequence[str]], *, text: int = 3) -> list[str]:
-    """Aligned lines, the first `text` columns to the left and the others to the right."""
-    widths = [max(len(line[n]) for line in (head, *body)) for n in range(len(head))]
-    return [
-        "  ".join(
-            cell.ljust(width) if n < text else cell.rjust(width)
-            for n, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in (head, *body)
-    ]
-
-
-def duration(seconds: float) -> str:
-    """As 45 s, 3 min or 2.1 h."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def room(count: float) -> str:
-    """Bytes as 3.1 MB."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

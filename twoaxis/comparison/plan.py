@@ -14,73 +14,63 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from twoaxis.base.files import read_json, short_hash, write_json
+from twoaxis.base.options import Count, Options, Positive, at_least, check_type, field_types
 from twoaxis.base.registry import did_you_mean
 from twoaxis.base.spec import spell
-from twoaxis.comparison.sizes import Size
+from twoaxis.comparison.contenders import TIMED, check_contenders, freeze_references, without_matching
+from twoaxis.comparison.options import FIELDS, LR_SEED, Match, Size, parse, parse_sizes
 from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import RUNNING, TrainConfig
 
 FORMAT = 1
 """Version of compare.json."""
 PLAN = "compare.json"
-LR_SEED = 1000
-"""First of the seeds on which learning rates are chosen."""
-Match = Literal["tokens", "flops", "time"]
-
-OWN = ("stream", "mixer", "data", "seed", "lr")
-"""Fields of a run that the comparison sets from its own options."""
-FROM_SCRATCH = ("source", "train")
-"""Fields of a run that goes on from a saved model."""
-PER_CONTENDER = (
-    *("batch", "accumulate", "lr", "schedule", "warmup", "decay", "final_lr", "beta1", "beta2", "epsilon"),
-    *("weight_decay", "clip", "init_seed", "dtype", "compile", "recompute"),
-)
-"""Fields of a run that one contender may have for itself; data, budget and evaluation are the same for all."""
-TIMED = ("batch", "accumulate", "dtype")
-"""Those that it may not when throughput is measured, which is done with one batch for all."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(Options):
     """A contender on a data set at a size: what was counted, measured and decided for it, once and for all."""
 
     data: str
     """Label of the data set."""
-    data_folder: str
-    """Its folder below runs/."""
     size: str
     """Label of the size."""
     contender: str
     """Key of the contender."""
-    steps: int
+    steps: Count
     """Optimiser steps of its runs."""
-    tokens: int
+    tokens: Count
     """Training tokens of its runs."""
-    parameters: int
+    parameters: Annotated[int, at_least(0)]
     """Numbers learned."""
-    flops_per_token: int
+    flops_per_token: Count
     """Training operations per token."""
     model: dict[str, Any] = field(default_factory=dict)
     """What `wider` or `deeper` came to at this size."""
-    tokens_per_second: float | None = None
+    tokens_per_second: Positive | None = None
     """Throughput that match="time" was decided by."""
-    lr: float | None = None
+    lr: Positive | None = None
     """Its learning rate; None until it is chosen."""
     lr_losses: dict[str, float | None] = field(default_factory=dict)
     """Mean held-out loss by rate, where rates were compared; None is a rate with which a run diverged."""
     lr_edge: bool = False
     """Whether the chosen rate is the smallest or largest of several, so that a better one may lie beyond."""
 
+    def validate(self) -> None:
+        """Losses by rate are numbers."""
+        for rate, loss in self.lr_losses.items():
+            check_type(f"lr_losses[{rate}]", loss, float | None)
+
     @property
     def folder(self) -> Path:
-        """Its place in the comparison's folder."""
-        return Path("runs", self.data_folder, folder_name(self.size), self.contender)
+        """Its place in the comparison's folder, which follows from labels and key and is never read from a file."""
+        return Path("runs", folder_name(self.data), folder_name(self.size), self.contender)
 
 
 class Run(NamedTuple):
@@ -118,7 +108,7 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Options):
     """A comparison: what was asked for with every default filled in, and what was decided for its rows.
 
     It is compare.json, one to one.
@@ -138,9 +128,9 @@ class Plan:
     """Of the compared runs."""
     match: Match
     """What is the same for all contenders of a table."""
-    flops: float | None = None
+    flops: Positive | None = None
     """Budget of a run, for match="flops"; None is what the baseline takes."""
-    lrs: tuple[float, ...]
+    lrs: tuple[Positive, ...]
     """Learning rates; of several, each contender gets its best."""
     lr_seeds: tuple[int, ...] = (LR_SEED, LR_SEED + 1)
     """Of the runs that choose the learning rate."""
@@ -151,9 +141,10 @@ class Plan:
     about: dict[str, Any] = field(default_factory=dict)
     """data (facts and fingerprint by label), use (digests of files), versions, hardware, hardware_line, commands."""
 
-    def __post_init__(self) -> None:
+    def validate(self) -> None:
+        """Rules between fields."""
         check_contenders(self.contenders)
-        if self.baseline not in [c.label for c in self.contenders]:
+        if self.baseline not in self.labels:
             hint = did_you_mean(self.baseline, self.labels)
             raise ValueError(
                 f"there is no contender {self.baseline!r} to be the baseline{hint}; "
@@ -166,8 +157,6 @@ class Plan:
                 raise ValueError(f"{name} names something twice: {', '.join(map(str, values))}")
         if min(*self.seeds, *self.lr_seeds) < 0:
             raise ValueError(f"seeds must not be negative, got {min(*self.seeds, *self.lr_seeds)}")
-        if any(not 0 < rate < float("inf") for rate in self.lrs):
-            raise ValueError(f"learning rates must be positive, got {', '.join(map(str, self.lrs))}")
         both = sorted(set(self.seeds) & set(self.lr_seeds))
         if both and len(self.lrs) > 1:
             raise ValueError(
@@ -181,9 +170,95 @@ class Plan:
                         f"{contender.label!r} changes train.{name}; with --match time {', '.join(TIMED)} are the same "
                         "for all, as throughput is measured with one batch"
                     )
-        for what, labels in (("size", [s.label for s in self.sizes]), ("data set", [slug(d) for d in self.data])):
-            if len(set(labels)) < len(labels):
+        data = [data_label(sources) for sources in self.data]
+        for what, labels in (("size", [size.label for size in self.sizes]), ("data set", data)):
+            if len({folder_name(label) for label in labels}) < len(labels):
                 raise ValueError(f"two {what}s have the name {max(labels, key=labels.count)!r}")
+        if self.flops is not None and self.match != "flops":
+            raise ValueError(f"--flops is a budget for --match flops, and this comparison matches {self.match}")
+        if self.flops is not None and (self.base.steps is not None or self.base.tokens is not None):
+            raise ValueError("--flops and --steps or --tokens are two budgets; give one of them")
+        places = {(d, s.label, c.key) for d in data for s in self.sizes for c in self.contenders}
+        for row in self.rows:
+            if (row.data, row.size, row.contender) not in places:
+                raise ValueError(f"a row of {row.contender}, {row.data}, {row.size} belongs to nothing that is planned")
+
+    @staticmethod
+    def new(options: Mapping[str, Any]) -> Plan:
+        """The plan of a new comparison, every default filled in.
+
+        Args:
+            options: see `twoaxis.comparison.options`.
+        """
+        said = parse(options)
+        base, plain = TrainConfig.from_dict(said.pop("base"), "a comparison"), make_contender()
+        contenders = said.pop("contenders", ())
+        same = [contender.label for contender in contenders if contender.key == plain.key]
+        baseline = said.get("baseline") or (same[0] if same else plain.label)
+        if not same and baseline == plain.label:
+            contenders = (plain, *contenders)
+        if len(contenders) < 2 and "sizes" not in said:
+            raise ValueError("there is only the baseline to run; name contenders with --stream or --mixer")
+        defaults = {"data": (TrainConfig().data,), "seeds": (0, 1, 2), "match": "tokens", "lrs": (TrainConfig().lr,)}
+        sizes = parse_sizes(said.pop("sizes", base.preset), base.preset)
+        fixed = {"base": base, "contenders": freeze_references(contenders), "baseline": baseline, "sizes": sizes}
+        return Plan(**defaults | said | fixed)
+
+    def grow(self, options: Mapping[str, Any]) -> Plan:
+        """The plan with what options add to it; more rows come when they are counted.
+
+        Raises:
+            ValueError: they contradict the plan; the message has what differs.
+        """
+        said = parse(options)
+        base = said["base"]
+        swapped = {"steps", "tokens"} & set(base)  # one of the two stands for the other
+        asked = TrainConfig.from_dict(
+            self.base.to_dict() | (dict.fromkeys(("steps", "tokens")) if swapped else {}) | base, "a comparison"
+        )
+        was, now = self.base.to_dict(), asked.to_dict()
+        decides = [name for name in base if name not in RUNNING]
+        changed = [f"{name}: {was[name]!r} -> {now[name]!r}" for name in decides if was[name] != now[name]]
+        pairs = {name: (getattr(self, name), said[name]) for name in ("match", "flops", "baseline") if name in said}
+        changed += [f"{name}: {old!r} -> {new!r}" for name, (old, new) in pairs.items() if old != new]
+        rates, rate_seeds = said.get("lrs", ()), said.get("lr_seeds", self.lr_seeds)
+        if rates and not set(self.lrs) <= set(rates):
+            changed.append(f"lr: {_listed(self.lrs)} -> {_listed(rates)}, which must hold the ones before")
+        if set(rate_seeds) != set(self.lr_seeds):
+            changed.append(f"lr_seeds: {_listed(self.lr_seeds)} -> {_listed(rate_seeds)}")
+        known = {size.label: size for size in self.sizes}
+        sizes = parse_sizes(said["sizes"], self.base.preset) if "sizes" in said else ()
+        others = [size for size in sizes if known.get(size.label, size) != size]
+        changed += [f"size {size.label}: {known[size.label]} -> {size}" for size in others]
+        if changed:
+            raise ValueError(
+                f"the folder holds a comparison with other settings ({'; '.join(changed)}); leave these options out to "
+                "go on with it, or choose another folder"
+            )
+        return dataclasses.replace(
+            self.with_contenders(said.get("contenders", ())),
+            base=dataclasses.replace(self.base, **{name: now[name] for name in base if name in RUNNING}),
+            data=_more(self.data, said.get("data", ())),
+            sizes=(*self.sizes, *[size for size in sizes if size.label not in known]),
+            seeds=_more(self.seeds, said.get("seeds", ())),
+            lrs=_more(self.lrs, rates),
+            use=_more(self.use, said.get("use", ())),
+        )
+
+    def with_contenders(self, more: Sequence[Contender]) -> Plan:
+        """The plan with further contenders; the same one under another label is refused."""
+        known = {(contender.key, contender.label) for contender in self.contenders}
+        frozen = freeze_references((*self.contenders, *more))[len(self.contenders) :]
+        new = [contender for contender in frozen if (contender.key, contender.label) not in known]
+        return dataclasses.replace(self, contenders=(*self.contenders, *new))
+
+    def options(self) -> dict[str, Any]:
+        """The options that ask for the same comparison in another folder."""
+        base, sizes = self.base.to_dict(), ",".join(size.label for size in self.sizes)
+        said = {name: base[name] for name in FIELDS} | {"contenders": list(self.contenders), "lr": list(self.lrs)}
+        said |= {name: getattr(self, name) for name in ("baseline", "match", "flops")}
+        said |= {name: list(getattr(self, name)) for name in ("data", "seeds", "lr_seeds", "use")}
+        return said | ({} if sizes == self.base.preset else {"sizes": sizes})
 
     @property
     def labels(self) -> list[str]:
@@ -199,28 +274,26 @@ class Plan:
         """Key of the baseline."""
         return next(contender.key for contender in self.contenders if contender.label == self.baseline)
 
-    def size(self, label: str) -> Size:
-        """The size of that name."""
-        return next(size for size in self.sizes if size.label == label)
-
     def row(self, data: str, size: str, contender: str) -> Row:
         """The row of a data set, a size (their labels) and a contender (its key)."""
         return next(r for r in self.rows if (r.data, r.size, r.contender) == (data, size, contender))
 
     def choosing_runs(self) -> list[Run]:
-        """Runs that choose learning rates: seed by seed, row by row."""
+        """Runs that choose learning rates, or have chosen them: seed by seed, row by row."""
+        labels = {contender.key: contender.label for contender in self.contenders}
+        rows = [row for row in self.rows if row.lr is None or row.lr_losses]
         return [
-            Run(row, self.contender(row.contender).label, rate, seed, True)
+            Run(row, labels[row.contender], rate, seed, True)
             for seed in self.lr_seeds
-            for row in self.rows
-            if row.lr is None
+            for row in rows
             for rate in self.lrs
         ]
 
     def runs(self) -> list[Run]:
         """The compared runs of all rows whose learning rate is known: seed by seed, row by row."""
+        labels = {contender.key: contender.label for contender in self.contenders}
         return [
-            Run(row, self.contender(row.contender).label, row.lr, seed, False)
+            Run(row, labels[row.contender], row.lr, seed, False)
             for seed in self.seeds
             for row in self.rows
             if row.lr is not None
@@ -228,7 +301,12 @@ class Plan:
 
     def config(self, run: Run) -> TrainConfig:
         """The configuration of a run."""
-        return run_config(self, run.row, run.lr, run.seed)
+        row = run.row
+        contender = self.contender(row.contender)
+        size = next(size for size in self.sizes if size.label == row.size)
+        data = next(sources for sources in self.data if data_label(sources) == row.data)
+        made = contender_config(self.base, contender, size, data, row.model)
+        return dataclasses.replace(made, steps=row.steps, tokens=None, lr=run.lr, seed=run.seed)
 
     def save(self, folder: str | Path) -> None:
         """Write compare.json."""
@@ -236,15 +314,9 @@ class Plan:
 
     @staticmethod
     def load(folder: str | Path) -> Plan | None:
-        """The plan of a folder, or None where there is none."""
+        """The plan of a folder, or None where there is none; a damaged one is an error that names file and field."""
         path = Path(folder) / PLAN
-        if not path.exists():
-            return None
-        document = read_json(path)
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            found = document.get("format") if isinstance(document, dict) else None
-            raise ValueError(f"{path} has format {found!r}; this version of twoaxis reads format {FORMAT}")
-        return Plan.from_dict(document)
+        return Plan.from_dict(read_json(path), str(path)) if path.exists() else None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; the inverse is `from_dict`."""
@@ -253,51 +325,92 @@ class Plan:
             "base": self.base.to_dict(),
             "contenders": [contender.to_dict() | {"key": contender.key} for contender in self.contenders],
             "baseline": self.baseline,
-            "data": [{"label": data_label(d), "folder": slug(d), "sources": list(d)} for d in self.data],
-            "sizes": [dataclasses.asdict(size) for size in self.sizes],
+            "data": [{"label": data_label(d), "sources": list(d)} for d in self.data],
+            "sizes": [size.to_dict() for size in self.sizes],
             "seeds": list(self.seeds),
             "match": self.match,
             "flops": self.flops,
             "lr": list(self.lrs),
             "lr_seeds": list(self.lr_seeds),
             "use": list(self.use),
-            "rows": [dataclasses.asdict(row) | {"folder": row.folder.as_posix()} for row in self.rows],
+            "rows": [row.to_dict() | {"folder": row.folder.as_posix()} for row in self.rows],
             "about": self.about,
         }
 
-    @staticmethod
-    def from_dict(document: dict[str, Any]) -> Plan:
-        """The inverse of `to_dict`; what else is in the document is passed over."""
-        known = {f.name for f in dataclasses.fields(Row)}
-        contenders = [{name: v for name, v in c.items() if name != "key"} for c in document["contenders"]]
-        return Plan(
-            base=TrainConfig.from_dict(document["base"]),
-            contenders=tuple(Contender(**contender) for contender in contenders),
-            baseline=document["baseline"],
-            data=tuple(tuple(entry["sources"]) for entry in document["data"]),
-            sizes=tuple(Size(**size) for size in document["sizes"]),
-            seeds=tuple(document["seeds"]),
-            match=document["match"],
-            flops=document["flops"],
-            lrs=tuple(document["lr"]),
-            lr_seeds=tuple(document["lr_seeds"]),
-            use=tuple(document["use"]),
-            rows=tuple(Row(**{name: v for name, v in row.items() if name in known}) for row in document["rows"]),
-            about=document["about"],
-        )
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], what: str = PLAN) -> Plan:
+        """The inverse of `to_dict`; keys that nobody knows are passed over.
+
+        Args:
+            values: the document.
+            what: its file, for messages.
+        """
+        if not isinstance(values, Mapping) or values.get("format") != FORMAT:
+            found = values.get("format") if isinstance(values, Mapping) else None
+            raise ValueError(f"{what} has format {found!r}; this version of twoaxis reads format {FORMAT}")
+        at = "format"
+        try:
+            fields: dict[str, Any] = {}
+            for at, name in {**{name: name for name in field_types(cls) if name != "lrs"}, "lr": "lrs"}.items():
+                if at not in values:
+                    raise ValueError("it is missing")
+                value = values[at]
+                if at in ("contenders", "data", "sizes", "rows"):
+                    value = tuple(_read_entry(at, entry) for entry in _a_list(value))
+                elif at == "base":
+                    value = TrainConfig.from_dict(_a_table(value))
+                elif at == "about":
+                    value = _check_about(_a_table(value))
+                fields[name] = tuple(value) if isinstance(value, list) else value
+                check_type(at, fields[name], field_types(cls)[name])
+            at = "the whole"
+            return cls(**fields)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError(f"{what} is damaged at {at}: {error}. Put back what stood there") from error
 
 
-def run_config(plan: Plan, row: Row, lr: float, seed: int) -> TrainConfig:
-    """The configuration of a run of `row`."""
-    contender, size = plan.contender(row.contender), plan.size(row.size)
-    data = next(d for d in plan.data if data_label(d) == row.data)
-    return dataclasses.replace(
-        contender_config(plan.base, contender, size, data, row.model),
-        steps=row.steps,
-        tokens=None,
-        lr=lr,
-        seed=seed,
-    )
+def _read_entry(kind: str, entry: Any) -> Any:
+    """A contender, a data set, a size or a row of compare.json."""
+    values = dict(_a_table(entry))
+    if kind == "data":
+        sources = _a_list(values.get("sources"))
+        if not sources or not all(isinstance(source, str) for source in sources):
+            raise ValueError(f"sources must be names, got {sources!r}")
+        return tuple(sources)
+    if kind != "contenders":
+        made = Row if kind == "rows" else Size
+        return made.from_dict({name: value for name, value in values.items() if name in field_types(made)})
+    hints = field_types(Contender)
+    known = {name: value for name, value in values.items() if name in hints}
+    for name, value in known.items():
+        check_type(name, value, hints[name])
+    return Contender(**known)
+
+
+def _check_about(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What a comparison notes about itself, in the shape in which it is used."""
+    kinds = {"data": dict, "use": dict, "versions": dict, "hardware": dict, "hardware_line": str, "commands": list}
+    for name, kind in kinds.items():
+        if name in about and not isinstance(about[name], kind):
+            raise ValueError(f"{name} must be {kind.__name__}, got {about[name]!r}")
+    for label, facts in about.get("data", {}).items():
+        if not isinstance(facts, dict):
+            raise ValueError(f"data of {label} must be a table, got {facts!r}")
+    if not all(isinstance(command, str) for command in about.get("commands", ())):
+        raise ValueError(f"commands must be texts, got {about['commands']!r}")
+    return dict(about)
+
+
+def _a_table(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"a table is wanted, got {str(value)[:60]!r}")
+    return value
+
+
+def _a_list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"a list is wanted, got {str(value)[:60]!r}")
+    return value
 
 
 def contender_config(
@@ -312,8 +425,6 @@ def contender_config(
         data: the sources.
         resolved: fields of the model that `wider` or `deeper` came to.
     """
-    from twoaxis.comparison.controls import without_matching
-
     plain = without_matching(contender)
     return dataclasses.replace(
         base,
@@ -326,65 +437,21 @@ def contender_config(
     )
 
 
-def make_contenders(streams: Iterable[str], mixers: Iterable[str], *, grid: bool = False) -> tuple[Contender, ...]:
-    """Contenders from their spellings.
-
-    Args:
-        streams: each on its own.
-        mixers: each on the plain residual.
-        grid: every stream (the plain residual if none is named) without a mixer and with each.
-    """
-    streams, mixers = list(streams), list(mixers)
-    if grid:
-        return tuple(make_contender(s, m) for s in streams or ["standard"] for m in (None, *mixers))
-    return tuple(make_contender(s) for s in streams) + tuple(make_contender(None, m) for m in mixers)
-
-
-def check_contenders(contenders: Sequence[Contender]) -> None:
-    """Refuse contenders that are the same, that look the same, or that change what must be the same for all."""
-    by_key: dict[str, Contender] = {}
-    by_label: dict[str, Contender] = {}
-    for contender in contenders:
-        if contender.key in by_key:
-            raise ValueError(
-                f"the contenders {by_key[contender.key].label!r} and {contender.label!r} are the same; leave one out"
-            )
-        if contender.label in by_label:
-            raise ValueError(
-                f"two contenders are called {contender.label!r}; tell them apart with label=NAME in their options"
-            )
-        by_key[contender.key] = by_label[contender.label] = contender
-        for name in contender.train:
-            if name not in PER_CONTENDER:
-                raise ValueError(
-                    f"{contender.label!r} changes train.{name}{did_you_mean(name, PER_CONTENDER)}; one contender may "
-                    f"change {', '.join(PER_CONTENDER)}, the rest is the same for all"
-                )
-
-
 def data_label(sources: Sequence[str]) -> str:
     """What tables call a data set."""
     return " ".join(sources)
 
 
-def slug(sources: Sequence[str]) -> str:
-    """Folder of a data set: its name, with a few digits where the name cannot be one."""
-    return folder_name(data_label(sources))
-
-
 def folder_name(label: str) -> str:
     """A label as the name of a folder, different for different labels."""
     plain = re.sub(r"[^A-Za-z0-9._=-]+", "-", label).strip("-.")[:48]
-    return plain if plain == label else f"{plain}-{short_hash(label)[:6]}"
+    return plain if plain and plain == label else f"{plain}-{short_hash(label)[:6]}"
 
 
-def merge(old: Sequence[Any], new: Iterable[Any]) -> tuple[Any, ...]:
+def _more(old: Sequence[Any], new: Iterable[Any]) -> tuple[Any, ...]:
     """The old ones, then what is new."""
     return (*old, *[item for item in dict.fromkeys(new) if item not in old])
 
 
-def differing(old: TrainConfig, new: dict[str, Any]) -> list[str]:
-    """Fields of `new` that would change the weights of runs made with `old`, as `name: old -> new`."""
-    was = old.to_dict()
-    changed = [name for name, value in new.items() if name not in RUNNING and was[name] != value]
-    return [f"{name}: {was[name]!r} -> {new[name]!r}" for name in changed]
+def _listed(values: Sequence[Any]) -> str:
+    return ",".join(map(str, values))

@@ -1,7 +1,8 @@
 """Choosing each contender's learning rate.
 
 One shared rate favours the method it was tuned for. So each row tries every rate on seeds of their own, takes the one
-with the smallest mean held-out loss, and only then runs on the seeds it is judged by.
+with the smallest mean held-out loss, and only then runs on the seeds it is judged by. A rate is a function of results:
+whoever reads a folder comes to the same one.
 """
 
 from __future__ import annotations
@@ -39,28 +40,32 @@ def choose(losses: dict[float, list[float | None]]) -> Choice:
     return Choice(best, means, len(means) > 1 and best in (min(means), max(means)))
 
 
-def settle(plan: Plan, result: Callable[[Run], Result | None]) -> Plan:
-    """Set the rate of every row whose choosing runs are all there.
+def choose_rates(plan: Plan, result: Callable[[Run], Result | None]) -> Plan:
+    """The plan with the rate of every row whose choosing runs are all there.
 
     Args:
         plan: rows without a rate are looked at.
         result: of a run; None where it is not finished.
     """
-    runs: dict[str, list[Run]] = {}
+    losses: dict[str, dict[float, list[float | None]]] = {}
+    open_rows: set[str] = set()
     for run in plan.choosing_runs():
-        runs.setdefault(run.row.folder.as_posix(), []).append(run)
+        if run.row.lr is not None:
+            continue
+        key, found = run.row.folder.as_posix(), result(run)
+        if found is None:
+            open_rows.add(key)
+        else:
+            losses.setdefault(key, {}).setdefault(run.lr, []).append(found.loss)
     rows = []
     for row in plan.rows:
-        found = [(run.lr, result(run)) for run in runs.get(row.folder.as_posix(), [])]
-        if row.lr is None and all(outcome is not None for _, outcome in found):
-            losses: dict[float, list[float | None]] = {}
-            for rate, outcome in found:
-                losses.setdefault(rate, []).append(None if outcome is None else outcome.loss)
-            choice = choose(losses)
+        key = row.folder.as_posix()
+        if row.lr is None and key not in open_rows:
+            choice = choose(losses[key])
             by_name = {repr(rate): loss for rate, loss in choice.losses.items()}
             row = dataclasses.replace(row, lr=choice.lr, lr_losses=by_name, lr_edge=choice.edge)
         rows.append(row)
-    return dataclasses.replace(plan, rows=tuple(rows))
+    return plan if tuple(rows) == plan.rows else dataclasses.replace(plan, rows=tuple(rows))
 
 
 def _mean(losses: list[float | None]) -> float | None:

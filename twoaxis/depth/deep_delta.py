@@ -200,6 +200,13 @@ class DeepDelta(Stream):
     readout_read: nn.Parameter
     expand_weight: nn.Parameter
 
+    @classmethod
+    def controls(cls, config: DeepDeltaConfig) -> tuple[dict[str, Any], ...]:
+        """The same state and gates without erasing; the expanded state without the delta rule."""
+        if config.update != "delta":
+            return ()
+        return ({"update": "write"}, {"update": "add"}) if config.value_channels > 1 else ({"update": "write"},)
+
     def __init__(self, config: DeepDeltaConfig, layout: Layout) -> None:
         super().__init__(config, layout)
         d, dv = layout.width, config.value_channels

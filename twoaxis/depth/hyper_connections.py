@@ -32,7 +32,7 @@ paper's ablations, and the control that tells mixing from merely having n stream
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -131,6 +131,11 @@ class HyperConnections(ParallelStreams):
     dynamic_beta_scale: nn.Parameter | None
     norm_weight: nn.Parameter | None
     norm_bias: nn.Parameter | None
+
+    @classmethod
+    def controls(cls, config: HyperConnectionsConfig) -> tuple[dict[str, Any], ...]:
+        """Several streams whose mixing does not learn."""
+        return ({"frozen": "both"},) if config.frozen == "none" else ()
 
     def __init__(self, config: HyperConnectionsConfig, layout: Layout) -> None:
         super().__init__(config, layout)

@@ -253,6 +253,15 @@ class Stream(Declared):
         """The neutral class of the method with these options."""
         return "none"
 
+    @classmethod
+    def controls(cls, config: Any) -> tuple[dict[str, Any], ...]:
+        """Changes of options that keep what comes along with the method and leave its idea out, for comparisons.
+
+        Args:
+            config: of the contender that wants controls.
+        """
+        return ()
+
     def dead(self) -> dict[str, str]:
         """Parameters, or rows of them (`name[row]`), that can never get a gradient, and why."""
         return {}

@@ -1,10 +1,7 @@
-"""Controls: contenders that tell a method's idea apart from what comes along with it.
+"""Contenders of a comparison: made from their spellings, checked, matched in parameters, and given their controls.
 
-    contender                         control                        what it leaves
-    deep_delta                        update=write                   the same state and gates, nothing is erased
-    deep_delta, value_channels > 1    update=add                     the expanded state without the delta rule
-    hyper_connections                 frozen=both                    several streams whose mixing does not learn
-    anything with more parameters     standard:wider=CONTENDER       the parameters without the method
+A control tells a method's idea apart from what comes along with it. Streams name their own (`Stream.controls`), and a
+contender with clearly more parameters than the baseline is given a baseline with as many.
 
 `wider` makes the MLPs of a contender wider, `deeper` adds blocks to it, until it has as nearly as possible as many
 parameters as another contender. What that comes to depends on the size and the vocabulary, so it is found for each row
@@ -14,9 +11,10 @@ of a comparison and stored there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from twoaxis.base.registry import did_you_mean
 from twoaxis.base.spec import spell
 from twoaxis.model.variant import COMMON, Contender, make_contender
 
@@ -25,12 +23,55 @@ if TYPE_CHECKING:
 
 MATCHED = {"wider": "intermediate_size", "deeper": "num_hidden_layers"}
 """Options that match parameters, and the field of the model each of them changes."""
+PER_CONTENDER = (
+    *("batch", "accumulate", "lr", "schedule", "warmup", "decay", "final_lr", "beta1", "beta2", "epsilon"),
+    *("weight_decay", "clip", "init_seed", "dtype", "compile", "recompute"),
+)
+"""Fields of a run that one contender may have for itself; data, budget and evaluation are the same for all."""
+TIMED = ("batch", "accumulate", "dtype")
+"""Those that it may not when throughput is measured, which is done with one batch for all."""
 WORTH = 0.01
 """Part of the baseline's parameters that a method must add before `controls` gives the baseline as many."""
 PLUS = " + "
 
 Configure = Callable[[Contender, dict[str, Any]], "TwoAxisConfig"]
 """The model of a contender with some fields replaced."""
+
+
+def make_contenders(streams: Iterable[str], mixers: Iterable[str], *, grid: bool = False) -> tuple[Contender, ...]:
+    """Contenders from their spellings.
+
+    Args:
+        streams: each on its own.
+        mixers: each on the plain residual.
+        grid: every stream (the plain residual if none is named) without a mixer and with each.
+    """
+    streams, mixers = list(streams), list(mixers)
+    if grid:
+        return tuple(make_contender(s, m) for s in streams or ["standard"] for m in (None, *mixers))
+    return tuple(make_contender(s) for s in streams) + tuple(make_contender(None, m) for m in mixers)
+
+
+def check_contenders(contenders: Sequence[Contender]) -> None:
+    """Refuse contenders that are the same, that look the same, or that change what must be the same for all."""
+    by_key: dict[str, Contender] = {}
+    by_label: dict[str, Contender] = {}
+    for contender in contenders:
+        if contender.key in by_key:
+            raise ValueError(
+                f"the contenders {by_key[contender.key].label!r} and {contender.label!r} are the same; leave one out"
+            )
+        if contender.label in by_label:
+            raise ValueError(
+                f"two contenders are called {contender.label!r}; tell them apart with label=NAME in their options"
+            )
+        by_key[contender.key] = by_label[contender.label] = contender
+        for name in contender.train:
+            if name not in PER_CONTENDER:
+                raise ValueError(
+                    f"{contender.label!r} changes train.{name}{did_you_mean(name, PER_CONTENDER)}; one contender may "
+                    f"change {', '.join(PER_CONTENDER)}, the rest is the same for all"
+                )
 
 
 def without_matching(contender: Contender) -> Contender:
@@ -65,10 +106,10 @@ def parse_spelled(text: str) -> Contender:
     return make_contender(stream, mixer or None)
 
 
-def pin(contenders: Sequence[Contender]) -> tuple[Contender, ...]:
+def freeze_references(contenders: Sequence[Contender]) -> tuple[Contender, ...]:
     """The same contenders, those that refer to another by its label with its spelling instead, which cannot change."""
     by_label = {contender.label: contender for contender in contenders}
-    pinned = []
+    frozen = []
     for contender in contenders:
         found = target(contender)
         if found is not None:
@@ -78,15 +119,15 @@ def pin(contenders: Sequence[Contender]) -> tuple[Contender, ...]:
                 raise ValueError(f"{contender.label!r} is matched with {whose!r}, which is itself matched with another")
             options = contender.stream_options | {name: spelled_out(other)}
             contender = dataclasses.replace(contender, stream_options=options)
-        pinned.append(contender)
-    return tuple(pinned)
+        frozen.append(contender)
+    return tuple(frozen)
 
 
 def resolve(contender: Contender, configure: Configure) -> dict[str, Any]:
     """The field that `wider` or `deeper` comes to; nothing where a contender has neither.
 
     Args:
-        contender: pinned.
+        contender: its reference frozen.
         configure: makes models of the size and vocabulary in question.
     """
     from twoaxis.model.flops import count_parameters
@@ -137,7 +178,7 @@ def controls(contenders: Sequence[Contender], baseline: str, parameters: Callabl
     """
     first = next(contender for contender in contenders if contender.label == baseline)
     plain = parameters(first)
-    known = {contender.key for contender in pin(contenders)}
+    known = {contender.key for contender in freeze_references(contenders)}
     made = []
     for contender in contenders:
         if contender is first or target(contender) is not None:
@@ -155,19 +196,15 @@ def controls(contenders: Sequence[Contender], baseline: str, parameters: Callabl
 
 
 def _ablations(contender: Contender) -> Iterator[Contender]:
-    options = contender.stream_options
-    if contender.stream == "deep_delta" and options.get("update", "delta") == "delta":
-        yield _changed(contender, "update", "write")
-        if options.get("value_channels", 1) > 1:
-            yield _changed(contender, "update", "add")
-    if contender.stream == "hyper_connections" and options.get("frozen", "none") == "none":
-        yield _changed(contender, "frozen", "both")
+    """The contender with each change that its stream calls a control."""
+    from twoaxis.depth.registry import STREAMS
 
-
-def _changed(contender: Contender, name: str, value: str) -> Contender:
-    changed = dataclasses.replace(contender, stream_options=contender.stream_options | {name: value})
-    plain = contender.label == spelled_out(contender)
-    return dataclasses.replace(changed, label=spelled_out(changed) if plain else f"{contender.label}, {name}={value}")
+    config = STREAMS.config(contender.stream, contender.stream_options)
+    for changes in STREAMS.find(contender.stream).controls(config):
+        changed = dataclasses.replace(contender, stream_options=contender.stream_options | changes)
+        spelled = ", ".join(f"{name}={value}" for name, value in changes.items())
+        plain = contender.label == spelled_out(contender)
+        yield dataclasses.replace(changed, label=spelled_out(changed) if plain else f"{contender.label}, {spelled}")
 
 
 def _present(config: TwoAxisConfig, field: str) -> int:

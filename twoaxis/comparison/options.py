@@ -1,0 +1,327 @@
+"""What can be asked of a comparison: one mapping of options, from the command line, a plan file or Python alike.
+
+    seeds = 5
+    match = "flops"
+    tokens = 2_000_000
+    data = ["stdlib", ["notes", "letters.txt"], "task:recall"]     three data sets, the second of two sources
+    stream = ["deep_delta:value_channels=4", "hyper_connections"]
+    lr = [1e-3, 2e-3, 4e-3]
+
+    [[contenders]]
+    stream = "denseformer"
+    mixer = "short_swa:window=4"
+    label = "dense + local"
+    train = { weight_decay = 0.0 }
+
+Only what is said is in the mapping. TOML, JSON and YAML are read; so is the compare.json of another folder. Sizes are
+spelled with commas between them and colons between the parts of one:
+
+    nano,tiny                                      presets
+    width=64:blocks=2,width=96:blocks=3            changes of the comparison's preset
+    tiny:blocks=8:tokens=4000000                   both, with a budget of its own
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from twoaxis.base.options import Count, Options, check_names, check_type
+from twoaxis.base.spec import parse_value, split
+from twoaxis.comparison.contenders import make_contenders
+from twoaxis.model.variant import Contender, make_contender
+from twoaxis.training.config import TrainConfig
+from twoaxis.training.fields import parse_model
+
+Match = Literal["tokens", "flops", "time"]
+LR_SEED = 1000
+"""First of the seeds on which learning rates are chosen."""
+SET_HERE = {
+    "stream": "contenders (--stream)",
+    "mixer": "contenders (--mixer)",
+    "data": "the data sets (--data)",
+    "seed": "the seeds (--seeds)",
+    "lr": "the learning rates (--lr)",
+    "source": "models trained from scratch: a comparison does not go on from saved ones",
+    "train": "models trained from scratch: a comparison does not go on from saved ones",
+}
+"""Fields of a run that are no options of a comparison, and what takes their place."""
+FIELDS = tuple(f.name for f in dataclasses.fields(TrainConfig) if f.name not in SET_HERE)
+"""Options that are fields of all runs."""
+COMPARED = (
+    *("stream", "mixer", "grid", "contenders", "baseline", "controls", "data", "task", "sizes", "seeds", "match"),
+    *("flops", "lr", "lr_seeds", "use"),
+)
+"""Options that are not."""
+SHORT = {
+    "width": "hidden_size",
+    "blocks": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "hidden": "intermediate_size",
+}
+"""Short names of a size's fields."""
+
+
+class SharedFields(TypedDict, total=False):
+    """Names and types of the fields that all runs share, for editors and type checkers; a test holds them equal."""
+
+    preset: str
+    model: Mapping[str, Any] | Sequence[str]
+    tokenizer: str
+    text_field: str
+    context: int
+    held_out: float
+    isolate: bool
+    eval_examples: int
+    cache: str | None
+    steps: int | None
+    tokens: int | None
+    batch: int
+    accumulate: int
+    schedule: Literal["cosine", "wsd", "constant"]
+    warmup: float | None
+    decay: float
+    final_lr: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    clip: float
+    init_seed: int | None
+    dtype: Literal["float32", "bfloat16"]
+    compile: bool
+    recompute: int
+    eval_every: int | None
+    log_every: int
+    save_seconds: float
+    save_every: int | None
+    keep: int
+    save_model: bool
+    report_to: Sequence[str]
+    measure_memory: bool
+    threads: int | None
+    device: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size(Options):
+    """A shape at which every contender is run."""
+
+    label: str
+    """What tables call it; also its folder."""
+    preset: str
+    """The shape it starts from."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """Fields of `TwoAxisConfig` that replace the preset's."""
+    steps: Count | None = None
+    """Its own number of steps; None is the comparison's."""
+    tokens: Count | None = None
+    """Its own number of tokens; None is the comparison's."""
+
+
+def merge(file: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's options with those that are said, which count more; contenders and data of both count."""
+    merged = dict(file)
+    for name, value in said.items():
+        if name in ("stream", "mixer", "contenders", "data", "task", "use") and name in merged:
+            merged[name] = [*_listed(merged[name]), *_listed(value)]
+        elif name == "model" and name in merged:
+            merged[name] = _model(merged[name]) | _model(value)
+        else:
+            merged[name] = value
+    if "steps" in said or "tokens" in said:
+        for name in {"steps", "tokens"} - set(said):
+            merged.pop(name, None)
+    return merged
+
+
+def command_line(out: str | Path, file: str | None, said: Mapping[str, Any]) -> str:
+    """The command that says the same."""
+    words = ["twoaxis", "compare", "--out", str(out), *([] if file is None else ["--file", file])]
+    for name, value in said.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words.append(option if value else f"--no-{option[2:]}")
+        elif name == "model":
+            words += [word for field, given in _model(value).items() for word in (option, f"{field}={given}")]
+        elif name in ("seeds", "lr", "lr_seeds") and isinstance(value, list | tuple):
+            words += [option, ",".join(map(str, value))]
+        elif name == "report_to":
+            words += [option, *_listed(value)]
+        else:
+            for entry in _listed(value):
+                words += [option, *map(str, _listed(entry))]
+    return shlex.join(words)
+
+
+def parse(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as the fields of a `Plan` that they say something about; `base` are the fields of all runs.
+
+    A name nobody knows and a value of the wrong shape are errors.
+
+    Args:
+        options: as above.
+    """
+    for name in options:
+        if name in SET_HERE and name not in COMPARED:
+            raise ValueError(f"a comparison has no option {name!r} of its own; it has {SET_HERE[name]}")
+    check_names(options, dict.fromkeys((*COMPARED, *FIELDS)), "a comparison")
+    for name, kind in (("grid", bool), ("controls", bool), ("baseline", str | None), ("match", Match | None)):
+        check_type(name, options.get(name, False if kind is bool else None), kind)
+    base = {name: options[name] for name in FIELDS if name in options}
+    if "model" in base:
+        base["model"] = _model(base["model"])
+    said: dict[str, Any] = {"base": base}
+    grid = options.get("grid", False)
+    named = make_contenders(_texts(options, "stream"), _texts(options, "mixer"), grid=grid)
+    said["contenders"] = named + tuple(map(_contender, _listed(options.get("contenders", ()))))
+    said["data"] = tuple(map(_data, _listed(options.get("data", ()))))
+    said["data"] += tuple((f"task:{task}",) for task in _texts(options, "task"))
+    said["use"] = tuple(dict.fromkeys(str(Path(file).resolve()) for file in _texts(options, "use")))
+    said |= {name: options[name] for name in ("baseline", "match") if options.get(name) is not None}
+    if sizes := _texts(options, "sizes"):
+        said["sizes"] = ",".join(sizes)
+    for name, first in (("seeds", 0), ("lr_seeds", LR_SEED)):
+        if options.get(name) is not None:
+            said[name] = parse_seeds(options[name], first)
+    if options.get("flops") is not None:
+        said["flops"] = _number("flops", options["flops"])
+    if rates := options.get("lr"):
+        listed = [part for part in rates.split(",") if part.strip()] if isinstance(rates, str) else _listed(rates)
+        said["lrs"] = tuple(_number("lr", rate) for rate in listed)
+    return {name: value for name, value in said.items() if value != () or name.endswith("seeds")}
+
+
+def parse_seeds(given: Any, first: int = 0) -> tuple[int, ...]:
+    """Seeds from `3` (three of them from `first` on), `5,6,7` or a list."""
+    if isinstance(given, str):
+        parts = [part.strip() for part in given.split(",")]
+        try:
+            numbers = [int(part) for part in parts if part]
+        except ValueError:
+            raise ValueError(f"seeds are a number of them, or several with commas between, got {given!r}") from None
+        given = numbers if len(parts) > 1 else numbers[0] if numbers else 0
+    if isinstance(given, int) and not isinstance(given, bool):
+        if not 1 <= given <= 100_000:
+            raise ValueError(f"there must be at least one seed and at most 100,000, got {given}")
+        return tuple(range(first, first + given))
+    if not isinstance(given, list | tuple) or not all(isinstance(s, int) and not isinstance(s, bool) for s in given):
+        raise ValueError(f"seeds are a number of them or a list, got {given!r}")
+    return tuple(given)
+
+
+def parse_sizes(text: str, preset: str) -> tuple[Size, ...]:
+    """Sizes from their spelling, see above.
+
+    A part is a preset's name, a field of `TwoAxisConfig` or its short name (width, blocks, heads, kv_heads, hidden),
+    or steps or tokens. A changed width keeps the width of a head and makes the MLP 8/3 as wide, unless these are given.
+
+    Args:
+        text: as above.
+        preset: where changes start when a size names none.
+    """
+    sizes = []
+    for spelled in split(text):
+        start, fields, budget = preset, {}, {}
+        for number, part in enumerate(spelled.strip().split(":")):
+            name, equals, value = part.partition("=")
+            name = name.strip()
+            if not equals and number == 0:
+                start = name
+            elif not equals:
+                raise ValueError(f"{part!r} in the size {spelled!r} is no change; write preset:field=value:field=value")
+            elif name in ("steps", "tokens"):
+                budget[name] = parse_value(value)
+                if not isinstance(budget[name], int) or isinstance(budget[name], bool) or budget[name] < 1:
+                    raise ValueError(f"{name} of the size {spelled!r} must be a positive integer, got {value!r}")
+            else:
+                fields[SHORT.get(name, name)] = parse_value(value)
+        if len(budget) > 1:
+            raise ValueError(f"the size {spelled!r} gives both steps and tokens; give one of them")
+        sizes.append(Size(label=spelled.strip(), preset=start, model=_shaped(spelled, start, fields), **budget))
+    return tuple(sizes)
+
+
+def _shaped(spelled: str, preset: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Heads and MLP that follow a changed width."""
+    from twoaxis.model.presets import preset_fields
+
+    shape = preset_fields(preset)
+    width = fields.get("hidden_size")
+    if not isinstance(width, int) or width == shape["hidden_size"]:
+        return fields
+    if "num_attention_heads" not in fields and "head_dim" not in fields:
+        head = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
+        if width % head:
+            raise ValueError(
+                f"the size {spelled!r}: heads of {head} channels, as {preset} has them, do not divide the width "
+                f"{width}; give heads=N, or a multiple of {head}"
+            )
+        fields = fields | {"num_attention_heads": width // head}
+        kv = shape.get("num_key_value_heads")
+        if kv is not None and "num_key_value_heads" not in fields and (width // head) % kv:
+            raise ValueError(
+                f"the size {spelled!r} has {width // head} heads for {kv} of key and value; give kv_heads=N"
+            )
+    return {"intermediate_size": None} | fields
+
+
+def _contender(given: Any) -> Contender:
+    if isinstance(given, Contender):
+        return given
+    if isinstance(given, str):
+        return make_contender(given)
+    kinds = {"stream": str | None, "mixer": str | None, "label": str, "model": dict, "train": dict}
+    if not isinstance(given, Mapping) or not set(given) <= set(kinds):
+        raise ValueError(f"a contender has {', '.join(kinds)}, got {given!r}")
+    for name, value in given.items():
+        if not isinstance(value, kinds[name]):
+            raise ValueError(f"{name} of a contender cannot be {value!r}")
+    made = make_contender(given.get("stream"), given.get("mixer"))
+    return dataclasses.replace(
+        made,
+        label=given.get("label", made.label),
+        model=made.model | given.get("model", {}),
+        train=made.train | given.get("train", {}),
+    )
+
+
+def _data(given: Any) -> tuple[str, ...]:
+    """A data set: text is one of one source, a list one of several."""
+    sources = (given,) if isinstance(given, str) else given
+    if not isinstance(sources, list | tuple) or not sources or not all(isinstance(s, str) and s for s in sources):
+        raise ValueError(f"data are names of sources, or lists of them, got {given!r}")
+    return tuple(sources)
+
+
+def _model(given: Any) -> dict[str, Any]:
+    """Fields of the model, from a table or from FIELD=VALUE."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    texts = _listed(given)
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"model must be a table of fields and values, got {given!r}")
+    return parse_model(texts)
+
+
+def _texts(options: Mapping[str, Any], name: str) -> list[str]:
+    found = [] if options.get(name) is None else _listed(options[name])
+    if not all(isinstance(item, str) for item in found):
+        raise ValueError(f"{name} must be text or a list of texts, got {options[name]!r}")
+    return found
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _number(name: str, given: Any) -> float:
+    try:
+        return float(given)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} must be a number, got {given!r}") from None

@@ -1,0 +1,364 @@
+"""Running a comparison: plan it, have what is missing done, take it up again.
+
+    options + what the folder holds -> plan -> rows -> runs without a result -> workers -> results
+
+Every finished run is a file of its own, so a comparison can be killed at any moment: the same call finds what is done,
+takes up what was begun and starts what is missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from twoaxis.base.files import claim, remove_partial
+from twoaxis.base.interrupt import Interrupted
+from twoaxis.base.options import check_types, read_fields
+from twoaxis.base.plugins import fingerprints, use_files
+from twoaxis.comparison.budget import Measure, count_contender, make_rows, measure_speeds, threads_of
+from twoaxis.comparison.contenders import controls
+from twoaxis.comparison.options import command_line, merge, parse
+from twoaxis.comparison.plan import PLAN, Plan, Run, data_label
+from twoaxis.comparison.rates import choose_rates
+from twoaxis.comparison.runner.launchers import Launcher, LocalLauncher, default_jobs
+from twoaxis.comparison.runner.watch import Failure, Watch
+from twoaxis.comparison.runner.worker import Beat, only_gpu
+from twoaxis.training.results import RESULT, Result, load_result
+
+WORK = "twoaxis.comparison.run:Runs"
+"""What a worker of a comparison loads."""
+UNIT = 1e6
+"""Progress is counted in millions of operations: time goes by them, not by runs of different sizes."""
+
+
+class Outcome(NamedTuple):
+    """What came of a comparison.
+
+    Attributes:
+        plan: with the learning rates that were chosen.
+        failures: runs that failed twice.
+        missing: runs that were not done because of them.
+        diverged: runs whose loss stopped being a number; they count as done.
+    """
+
+    plan: Plan
+    failures: list[Failure]
+    missing: list[str]
+    diverged: list[str]
+
+
+def read_options(file: str | None, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file and a caller ask for together.
+
+    A file never decides alone which Python is run: what it names under `use` must be said too.
+
+    Args:
+        file: TOML, JSON or YAML, or the compare.json of another folder; None is none.
+        said: options by name, which count more.
+    """
+    if file is None:
+        return dict(said)
+    held = read_fields(file)
+    if "rows" in held:
+        held = Plan.from_dict(held, file).options()
+        if more := [name for name in said if name != "use"]:
+            raise ValueError(
+                f"{file} is a whole comparison; give it alone, then add {', '.join(more)} in a second call"
+            )
+    named = parse({"use": held.get("use", ())}).get("use", ())
+    _allow(file, named, parse({"use": said.get("use", ())}).get("use", ()))
+    return merge(held, said)
+
+
+def _allow(where: str | Path, named: Sequence[str], said: Sequence[str]) -> None:
+    """Refuse to run Python files that a file names and the caller does not."""
+    if secret := [name for name in named if name not in said]:
+        again = " ".join(f"--use {name}" for name in secret)
+        raise ValueError(
+            f"{where} wants the Python code in {', '.join(secret)} to be run; read it, and give {again} if you trust it"
+        )
+
+
+def prepare(
+    options: Mapping[str, Any], out: str | Path, *, command: str = "", measure: Measure = measure_speeds
+) -> Plan:
+    """The plan that options come to, with its rows; nothing is written but the cache of tokenised data.
+
+    Args:
+        options: what is asked for; of a folder that holds a comparison, what is added to it.
+        out: the folder, which need not be there.
+        command: kept with the plan.
+        measure: throughput, for match="time".
+    """
+    stored = Plan.load(out)
+    if stored is not None:
+        _allow(Path(out) / PLAN, stored.use, parse({"use": options.get("use", ())}).get("use", ()))
+    plan = Plan.new(options) if stored is None else stored.grow(options)
+    about: dict[str, Any] = dict(plan.about)
+    files = fingerprints(plan.use)
+    _same("the file", {name: digest for name, digest in about.get("use", {}).items() if name in files}, files)
+    use_files(plan.use)
+    facts = load_facts(plan)
+    before = {label: known.get("fingerprint") for label, known in about.get("data", {}).items()}
+    _same("the data", before, {label: known["fingerprint"] for label, known in facts.items()})
+    vocabularies = {label: known["vocab_size"] for label, known in facts.items()}
+    if options.get("controls"):
+        first = plan.data[0]
+        words = vocabularies[data_label(first)]
+        found = controls(
+            plan.contenders,
+            plan.baseline,
+            lambda contender: count_contender(plan, contender, plan.sizes[0], first, words).parameters,
+        )
+        plan = plan.with_contenders(found)
+    rows = make_rows(plan, vocabularies, plan.rows, measure=measure)
+    commands = [*about.get("commands", []), *([command] if command else [])]
+    about |= {"data": facts, "use": files, "commands": list(dict.fromkeys(commands))}
+    return dataclasses.replace(plan, rows=rows, about=_machine(plan) | about)
+
+
+def compare(
+    options: Mapping[str, Any],
+    out: str | Path,
+    *,
+    jobs: int | None = None,
+    command: str | None = None,
+    launcher: Launcher | None = None,
+    console: Console | None = None,
+) -> Outcome:
+    """Run a comparison, or what is missing of it.
+
+    Args:
+        options: what is asked for; for a folder that holds a comparison, what is added to it.
+        out: the folder.
+        jobs: runs at once; None is one per GPU, else one per physical core.
+        command: kept with the plan; None is the one that says the same.
+        launcher: starts the worker; None is one on this machine.
+        console: of rich, for progress; None is stderr.
+    """
+    out = Path(out)
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    if Plan.load(out) is None:
+        Plan.new(options)  # what makes no sense is refused before there is a folder
+    console = Console(stderr=True, highlight=False) if console is None else console
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def measured(configs: Mapping[str, Any], vocabulary: int) -> dict[str, float]:
+        say(f"measuring the throughput of {len(configs)} contenders")
+        return measure_speeds(configs, vocabulary)
+
+    with claim(out):
+        remove_partial(out)
+        before = Plan.load(out)
+        command = command_line(out, None, options) if command is None else command
+        plan = prepare(options, out, command=command, measure=measured)
+        if before is not None and (changed := _changes(before.about, _machine(plan))):
+            say(f"not as when the comparison began, so runs may differ for this reason alone: {'; '.join(changed)}")
+        plan.save(out)  # from here on the folder knows what it is
+        work = Runs(out)
+        watch = Watch("compare", work, console=console, changed=work.keep_rates)
+        try:
+            count = jobs or default_jobs(plan.base.device)[0]
+            failures = watch.run(LocalLauncher() if launcher is None else launcher, WORK, out, count, plan.use)
+        except Interrupted as stopped:
+            again = "".join(f" --use {file}" for file in plan.use)
+            message = f"stopped; go on with: twoaxis compare --out {out}{again}"
+            raise Interrupted(message, stopped.signal) from stopped
+        work.keep_rates()
+    return work.outcome(failures)
+
+
+def tell(outcome: Outcome, out: str | Path) -> None:
+    """Say on stderr what failed, what is missing and what diverged."""
+    console = Console(stderr=True, highlight=False)
+    lines = [f"failed: {name}: {message}" for name, message in outcome.failures]
+    lines += [f"missing: {name}" for name in outcome.missing]
+    lines += [f"diverged: {text}" for text in outcome.diverged]
+    if outcome.missing:
+        lines.append(f"the same command, or twoaxis compare --out {out}, tries these again")
+    for line in lines:
+        console.print(f"twoaxis: {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+class Runs:
+    """The runs of a comparison's folder, as a worker and a coordinator see them.
+
+    Args:
+        folder: the comparison's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read: tuple[Any, Plan] | None = None
+        self._results: dict[Path, Result] = {}
+        self.devices: list[str | None] = []
+
+    def prepare(self) -> None:
+        """Import what a run imports."""
+        from twoaxis.model.load import quiet
+
+        quiet()
+        self.devices = default_jobs(self.plan().base.device)[1]
+
+    def plan(self) -> Plan:
+        """The plan as it stands in the folder, with every rate that its results decide."""
+        stat = (self.folder / PLAN).stat()
+        mark = stat.st_ino, stat.st_mtime_ns
+        if self._read is None or self._read[0] != mark:
+            found = Plan.load(self.folder)
+            assert found is not None
+            self._read = mark, found
+        plan = choose_rates(self._read[1], lambda run: self.result(run.folder))
+        self._read = mark, plan
+        return plan
+
+    def result(self, place: Path) -> Result | None:
+        """The result of a run, read once: a finished run does not change."""
+        if place not in self._results and (self.folder / place / RESULT).exists():
+            found = read_result(self.folder / place)
+            if found is not None:
+                self._results[place] = found
+        return self._results.get(place)
+
+    def units(self) -> list[RunUnit]:
+        """Rate-choosing runs of rows without a rate, then the compared runs of the others."""
+        plan = self.plan()
+        return [RunUnit(self, plan, run) for run in (*plan.choosing_runs(), *plan.runs())]
+
+    def later(self) -> list[float]:
+        """Compared runs of rows whose rate is not known yet."""
+        plan = self.plan()
+        return [row.tokens * row.flops_per_token / UNIT for row in plan.rows if row.lr is None for _ in plan.seeds]
+
+    def keep_rates(self) -> None:
+        """Write the rates that results have decided into compare.json."""
+        plan = self.plan()
+        stored = Plan.load(self.folder)
+        if stored is not None and stored.rows != plan.rows:
+            plan.save(self.folder)
+
+    def outcome(self, failures: list[Failure]) -> Outcome:
+        """What is there, and what is not."""
+        plan = self.plan()
+        labels = {contender.key: contender.label for contender in plan.contenders}
+        missing = [
+            f"{labels[row.contender]}, {row.data}, {row.size}: all seeds, its learning rate could not be chosen"
+            for row in plan.rows
+            if row.lr is None
+        ]
+        diverged = []
+        for run in plan.runs():
+            result = self.result(run.folder)
+            if result is None:
+                missing.append(run.name)
+            elif result.status == "diverged":
+                diverged.append(f"{run.name}: {result.message}")
+        return Outcome(plan, failures, missing, diverged)
+
+
+class RunUnit(NamedTuple):
+    """A run of a comparison as a worker's unit.
+
+    Attributes:
+        runs: whose it is.
+        plan: as it was read.
+        run: which.
+    """
+
+    runs: Runs
+    plan: Plan
+    run: Run
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return self.runs.folder / self.run.folder
+
+    @property
+    def name(self) -> str:
+        """Of the run."""
+        return self.run.name
+
+    @property
+    def size(self) -> float:
+        """Its operations, in millions."""
+        return self.run.flops / UNIT
+
+    def outcome(self) -> str | None:
+        """Its loss or why it has none; None while it is not finished."""
+        result = self.runs.result(self.run.folder)
+        if result is None:
+            return None
+        loss = f"diverged: {result.message}" if result.loss is None else f"loss {result.loss:.4f}"
+        return f"{loss} ({result.seconds:.0f} s of training)"
+
+    def perform(self, beat: Beat, slot: int) -> None:
+        """Train."""
+        from twoaxis.training.train import train
+
+        device = self.runs.devices[slot % len(self.runs.devices)]
+        if device is not None and device.startswith("cuda:"):
+            device = only_gpu(device)
+        config = self.plan.config(self.run)
+        config = dataclasses.replace(config, device=device, threads=config.threads or 1)
+
+        def on_step(step: int, loss: float | None) -> None:
+            beat(step / config.total_steps, "" if loss is None else f"loss {loss:.3f}")
+
+        train(config, self.folder, on_step=on_step)
+
+
+def read_result(folder: Path) -> Result | None:
+    """The result of a run, every number of the type it should have; None where there is none."""
+    result = load_result(folder)
+    if result is not None:
+        try:
+            check_types(result)
+        except ValueError as error:
+            raise ValueError(f"{folder / RESULT} is damaged: {error}. Remove it, and the run is made again") from error
+    return result
+
+
+def load_facts(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Description, fingerprint and vocabulary of each data set; tokenises what is not in the cache."""
+    from twoaxis.data.load import bars, load_data
+
+    facts = {}
+    for sources in plan.data:
+        with bars() as watch:
+            data = load_data(dataclasses.replace(plan.base, data=tuple(sources)), watch=watch)
+        known = {"fingerprint": data.fingerprint, "vocab_size": data.vocab_size, "chance": data.chance}
+        facts[data_label(sources)] = data.describe() | known
+    return facts
+
+
+def _machine(plan: Plan) -> dict[str, Any]:
+    """Versions and hardware, with the threads a run has."""
+    from twoaxis.base.machine import hardware, hardware_line, versions
+
+    with threads_of(plan.base):
+        return {"versions": versions(), "hardware": hardware(), "hardware_line": hardware_line()}
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What is another version or machine than when the folder began."""
+    was = {**before.get("versions", {}), "machine": before.get("hardware_line")}
+    pairs = {**now["versions"], "machine": now["hardware_line"]}
+    return [f"{name} {was[name]} -> {new}" for name, new in pairs.items() if name in was and was[name] != new]
+
+
+def _same(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse what has changed since the folder's runs were made."""
+    for name, fingerprint in before.items():
+        if name in now and now[name] != fingerprint:
+            raise ValueError(
+                f"{what} {name} is not what it was when the comparison began: its runs would not belong together; "
+                "put it back, or choose another folder"
+            )

@@ -1,0 +1,301 @@
+"""The process that carries out runs: it claims folders and forks a process for each run.
+
+    coordinator                       worker, one per machine                     run, one process each
+      plan, files ──── launcher ────►   imports once, gc.freeze
+      watches files                     next unit without a result: fork ───────►   performs in the unit's folder:
+      ends: stdin ends ─────────────►   killpg                                       .progress, then the result
+                                        ends: life line ends ───────────────────►   ends
+                                        exit code: failed.json, two tries  ◄──────
+
+Importing takes seconds, forking milliseconds; a run that crashes takes nothing with it. Nothing outlives whoever
+started it: stdin ends when the coordinator dies, the life line when this process does. The process has one thread when
+it forks: a lock that another thread held would stay locked in the run for ever.
+
+The forkserver of Python's multiprocessing imports the caller's `__main__` again in every process, so that a script
+without a main guard fails, and lets its processes live on when their parent is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from twoaxis.base.files import PARTIAL, Claimed, FileError, file_errors, read_json, write_json
+from twoaxis.base.plugins import use_files
+
+PROGRESS, FAILED, OUTPUT = ".progress", "failed.json", "output.txt"
+"""Files of a unit's folder while it has no result: how far it is, how it failed, what it printed."""
+DISK_REFUSED, CLAIMED = 74, 75
+"""Exit codes of a run: the system refused a file, as it then does for every run; another process has the folder."""
+TRIES = 2
+"""How often a run is started before it counts as failed."""
+POLL, LOOK, PAUSE, AGAIN = 0.05, 2.0, 0.5, 5.0
+"""Seconds between looks at the runs, and at the folder when no run has ended; between two reports of a run's progress;
+until a folder that another process has is tried again."""
+TAIL = 15
+"""Lines of a failed run's output that are shown."""
+FATAL = "Fatal Python error"
+
+Beat = Callable[[float, str], None]
+"""How a run tells the part of its work that is done, and a note."""
+
+
+class Unit(Protocol):
+    """A run that has a folder; finished when its result is there."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it leaves everything; one process at a time claims it."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
+
+    @property
+    def size(self) -> float:
+        """Its work, in a unit that all of them share."""
+        ...
+
+    def outcome(self) -> str | None:
+        """How it ended, in words; None while it is not finished."""
+        ...
+
+    def perform(self, beat: Beat, slot: int) -> None:
+        """Carry it out, in a process of its own, as number `slot` of those that run at once."""
+        ...
+
+
+class Work(Protocol):
+    """What a folder wants done. It is loaded by its name, with the folder, by coordinator and workers alike."""
+
+    def prepare(self) -> None:
+        """What all runs share, before the first fork: imports, weights."""
+        ...
+
+    def units(self) -> Sequence[Unit]:
+        """Everything that can be done by now, finished or not, in order: read anew from the folder."""
+        ...
+
+    def later(self) -> Sequence[float]:
+        """Sizes of the units that come when others have ended."""
+        ...
+
+
+def load_work(name: str, folder: Path) -> Work:
+    """The work MODULE:CLASS on a folder."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)(folder)
+
+
+class Stop:
+    """Whether SIGTERM has come. Handlers do nothing else, so that no moment is bad for one."""
+
+    def __init__(self) -> None:
+        self.heard = self.passed_on = False
+        signal.signal(signal.SIGTERM, self._hear)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started the worker decides what stops
+
+    def _hear(self, number: int, frame: Any) -> None:
+        self.heard = True
+
+
+def work(name: str, folder: Path, jobs: int) -> int:
+    """Carry out the units of a folder, `jobs` at once, until each has a result or has failed twice; the exit code."""
+    stop = Stop()
+    todo = load_work(name, folder)
+    todo.prepare()
+    gc.collect()
+    gc.freeze()  # a collection in a run does not copy the pages it shares
+    life_line, held = os.pipe()  # runs keep the read end alone: it ends with this process
+    running: dict[int, tuple[Unit, int]] = {}
+    slots, tries, after = set(range(jobs)), Counter[Path](), dict[Path, float]()
+    looked, refused = 0.0, False
+    while True:
+        now = time.monotonic()
+        after = {folder: moment for folder, moment in after.items() if moment > now}
+        while slots and not stop.heard and now - looked >= LOOK:
+            busy = {unit.folder for unit, _ in running.values()} | set(after)
+            unit = _next(todo, busy, tries)
+            if unit is None:
+                looked = now
+                break
+            slot = min(slots)
+            with file_errors(unit.folder):
+                unit.folder.mkdir(parents=True, exist_ok=True)
+                (unit.folder / OUTPUT).write_bytes(b"")
+            tries[unit.folder] += 1
+            if (pid := os.fork()) == 0:
+                become_run(unit, slot, life_line, held)
+            running[pid] = unit, slot
+            slots.remove(slot)
+        if not running and (stop.heard or not after) and looked:
+            return DISK_REFUSED if refused else 0
+        if stop.heard and not stop.passed_on:
+            stop.passed_on = True
+            for pid in running:
+                os.kill(pid, signal.SIGTERM)  # a run saves and ends
+        if stdin_ended(POLL):
+            os.killpg(0, signal.SIGKILL)
+        for pid in list(running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended:
+                continue
+            looked, code = 0.0, os.waitstatus_to_exitcode(status)
+            unit, slot = running.pop(pid)
+            slots.add(slot)
+            if code == CLAIMED:
+                tries[unit.folder] -= 1
+                after[unit.folder] = time.monotonic() + AGAIN
+            elif unit.outcome() is None and (code == DISK_REFUSED or not stop.heard):
+                note_failure(unit.folder, code, tries[unit.folder])
+            if code == DISK_REFUSED:  # every other run would meet the same
+                refused = stop.heard = True
+
+
+def _next(todo: Work, busy: Collection[Path], tries: Counter[Path]) -> Unit | None:
+    """The next unit to start: new ones first, then those that failed once."""
+    left = [unit for unit in todo.units() if unit.folder not in busy and unit.outcome() is None]
+    return min((unit for unit in left if tries[unit.folder] < TRIES), key=lambda u: tries[u.folder], default=None)
+
+
+def become_run(unit: Unit, slot: int, life_line: int, held: int) -> NoReturn:
+    """What a forked process does; it never returns."""
+    code = 1
+    try:
+        os.close(held)
+        threading.Thread(target=_end_with, args=(life_line,), daemon=True).start()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with open(os.devnull) as nothing, open(unit.folder / OUTPUT, "ab") as output:
+            os.dup2(nothing.fileno(), 0)
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        import faulthandler
+
+        faulthandler.enable()
+        unit.perform(Progress(unit.folder), slot)
+        code = 0
+    except Claimed:
+        code = CLAIMED
+    except KeyboardInterrupt:
+        code = 130
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException as error:  # whatever it is, it ends this run only
+        code = DISK_REFUSED if isinstance(error, FileError) else 1
+        traceback.print_exc()
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        with contextlib.suppress(Exception):
+            write_json(unit.folder / FAILED, {"message": f"{kind}{error}"})
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)  # the worker's clean-up is the worker's
+
+
+def _end_with(life_line: int) -> None:
+    """End this process when the worker is gone."""
+    os.read(life_line, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Progress:
+    """Callback that notes how far a run is, now and then; the coordinator reads it.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.first, self.told = folder / PROGRESS, None, 0.0
+
+    def __call__(self, part: float, note: str) -> None:
+        """A part of the run's work is done."""
+        now = time.monotonic()
+        first = self.first = part if self.first is None else self.first
+        if now - self.told >= PAUSE:
+            self.told = now
+            with contextlib.suppress(OSError):  # a run does not end for this
+                partial = self.path.with_name(f"{PROGRESS}{PARTIAL}")
+                partial.write_text(f"{first!r} {part!r} {note}", encoding="utf-8")
+                partial.replace(self.path)
+
+
+def note_failure(folder: Path, code: int, tries: int) -> None:
+    """Write down why a run ended and how often it was tried; on a full disk the exit code alone says it."""
+    said = folder / FAILED
+    message = ""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        message = read_json(said)["message"] if said.exists() and code in (1, DISK_REFUSED) else ""
+    message = message or explain(code, folder / OUTPUT)
+    tries = TRIES if code == DISK_REFUSED else tries
+    with contextlib.suppress(FileError):
+        write_json(said, {"message": message, "tries": tries})
+    print(message.splitlines()[0], flush=True)
+
+
+def explain(code: int, output: Path) -> str:
+    """Why a process ended, in words, with the end of what it printed."""
+    if code == -signal.SIGKILL:
+        reason = "killed by the system, which does this when memory runs out; fewer --jobs need less"
+    elif code < 0:
+        reason = f"crashed with {signal.Signals(-code).name}"
+    else:
+        reason = f"ended with code {code}"
+    try:
+        lines = output.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    fatal = [number for number, line in enumerate(lines) if line.startswith(FATAL)]
+    shown = lines[fatal[-1] :][:TAIL] if fatal else lines[-TAIL:]  # a crash lists the most recent call first
+    return "\n".join([reason, *[f"    {line}" for line in shown]])
+
+
+def stdin_ended(seconds: float) -> bool:
+    """Whether the coordinator is gone; waits for so long to see."""
+    ready, _, _ = select.select([0], [], [], seconds)
+    return bool(ready) and not os.read(0, 4096)
+
+
+def only_gpu(device: str) -> str:
+    """Hide all GPUs but one from this process, which has opened none yet; what that one is called then."""
+    number = int(device.removeprefix("cuda:"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
+    return "cuda:0"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Command line of a worker."""
+    parser = argparse.ArgumentParser(prog="python -m twoaxis.comparison.runner.worker")
+    parser.add_argument("work", metavar="MODULE:CLASS")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--use", action="append", default=[], help="Python file with methods of one's own; it is run")
+    given = parser.parse_args(arguments)
+    try:
+        use_files(given.use)
+        return work(given.work, given.folder, given.jobs)
+    except FileError as error:
+        print(error, flush=True)
+        return DISK_REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
