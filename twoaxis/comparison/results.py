@@ -455,7 +455,7 @@ class Comparison(Showable):
             "shared_lr": self.shared_rate,
             "init": list(self.inits),
             "hardware": about.get("hardware_line", ""),
-            "versions": about.get("versions", {}),
+            "versions": {name: str(version) for name, version in about.get("versions", {}).items()},
             "commands": list(about.get("commands", ())),
             "missing_runs": self.missing,
             "failed": list(self.failed),
