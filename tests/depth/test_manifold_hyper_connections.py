@@ -122,7 +122,7 @@ def test_mixing_is_doubly_stochastic_at_every_site(form: str) -> None:
 
 def test_silent_sublayers_keep_the_mean_of_the_streams() -> None:
     """Doubly stochastic mixing neither amplifies nor loses the mean, however deep."""
-    stream = scatter(build(blocks=12, iterations=300).double())
+    stream = scatter(build(blocks=12, iterations=300, start="paper").double())  # logits that 300 divisions balance
     h = torch.randn(2, 4, WIDTH, dtype=torch.float64)
     state, zero = stream.unpack((h,), stream.sites[0]), torch.zeros(2, WIDTH, dtype=torch.float64)
     for site in stream.sites:
@@ -166,6 +166,18 @@ def test_starts() -> None:
     assert weighted.head_norm_weight is not None
     assert torch.equal(weighted.norm_weight, torch.ones(6, 4 * WIDTH))
     assert torch.equal(weighted.head_norm_weight, torch.ones(4 * WIDTH))
+
+
+def test_the_default_start_tells_streams_apart_and_the_published_scale_does_not() -> None:
+    def apart(**options: Any) -> float:
+        stream, x = build(width=128, **options), torch.randn(2, 16, 128)
+        *_, state = trace(stream, x, [torch.tanh] * len(stream.sites), [rms_norm(torch.ones(()), 1e-6)] * 6)
+        h = state.value.h
+        return ((h - h.mean(-2, keepdim=True)).norm() / h.norm()).item()
+
+    assert apart() > 0.02
+    assert apart(form="deepseek") > 0.02
+    assert apart(start="paper") < 0.001
 
 
 def test_zero_logits_are_plain_up_to_a_scale() -> None:
@@ -239,9 +251,10 @@ def test_neutral_start_lets_streams_come_apart() -> None:
 def test_forms_set_what_is_left_open() -> None:
     paper, deepseek = ManifoldHyperConnectionsConfig(), ManifoldHyperConnectionsConfig(form="deepseek")
     assert (paper.sinkhorn_eps, paper.pre_eps, paper.norm_eps) == (0.0, 0.0, 1e-20)
-    assert (paper.readout, paper.start) == ("sum", "paper")
+    assert paper.readout == "sum"
     assert (deepseek.sinkhorn_eps, deepseek.pre_eps, deepseek.norm_eps) == (1e-6, 1e-6, 1e-6)
-    assert (deepseek.readout, deepseek.start) == ("head", "deepseek")
+    assert deepseek.readout == "head"
+    assert paper.start == deepseek.start == "deepseek"
     mixed = ManifoldHyperConnectionsConfig(form="deepseek", readout="mean", pre_eps=0.0)
     assert (mixed.readout, mixed.pre_eps, mixed.sinkhorn_eps) == ("mean", 0.0, 1e-6)
     assert ManifoldHyperConnectionsConfig(**dataclasses.asdict(mixed)) == mixed
