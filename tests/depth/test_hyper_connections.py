@@ -149,18 +149,6 @@ def test_published_flops() -> None:
 # The weights.
 
 
-def test_options_matter() -> None:
-    """No two of these settings give the same output from the same parameters."""
-    x = embedding()
-    changes: list[dict[str, Any]] = [
-        *({}, {"tanh": False}, {"norm": "rms"}, {"norm": "none"}, {"eps": 0.5}, {"readout": "mean"}),
-    ]
-    seen = [run(scatter(build(streams=3, affine=False, **options).double()), x) for options in changes]
-    for i, a in enumerate(seen):
-        for b in seen[:i]:
-            assert (a - b).abs().max() > 1e-3
-
-
 def test_orientation() -> None:
     """alpha[i, j+1] carries stream i to stream j: shown with a shift, whose transpose is its inverse."""
     stream = build(blocks=1, kinds=("attention",), streams=3, dynamic=False).double()
@@ -208,24 +196,6 @@ def test_sites_of_all_kinds_count_for_the_first_read() -> None:
     assert [int(stream.static_alpha[site.index, :, 0].argmax()) for site in stream.sites] == [0, 1, 2, 3, 0, 1]
     partial = build(streams=4, kinds=KINDS, placement="attention")
     assert [int(partial.static_alpha[row, :, 0].argmax()) for row in range(2)] == [1, 0]
-
-
-def test_weights_and_sources() -> None:
-    stream, x = scatter(build(streams=3).double()), embedding()
-    _, steps, state = trace(stream, x, sublayers(len(stream.sites), x.dtype))
-    for step in steps:
-        weights = stream.weights(step["before"], step["site"])
-        assert weights is not None
-        assert weights.shape == (2, 3, 1, 3)
-        read = (weights.mT * step["before"].value.h).sum(-2)
-        torch.testing.assert_close(read, step["seen"].x)
-        assert stream.sources(step["site"]) == ("stream 0", "stream 1", "stream 2")
-    final = stream.weights(state, stream.layout.out)
-    assert final is not None
-    assert torch.equal(final, torch.ones(2, 3, 1, 3, dtype=torch.float64))
-    off = build(streams=3, placement="none")
-    assert off.weights(off.open(x.float()), off.sites[0]) is None
-    assert off.sources(off.sites[0]) == ()
 
 
 def test_parameter_groups() -> None:
@@ -288,83 +258,7 @@ def test_agrees_with_the_package_to_a_bit_without_dynamic_weights() -> None:
     assert torch.equal(run(stream, x), reduce(h))
 
 
-# Placement, stage boundaries, precision, errors.
-
-
-def test_no_site_is_standard_to_a_bit() -> None:
-    for dtype in (torch.float64, torch.bfloat16):
-        stream, x = build(streams=3, placement="none").to(dtype), embedding(dtype)
-        assert not list(stream.parameters())
-        assert torch.equal(run(stream, x), plain(x))
-        assert stream.cost().parameters == 0
-
-
-@pytest.mark.parametrize("placement", ["1", "attention", "mlp+out", "0/mixer"])
-def test_partial_placement(placement: str) -> None:
-    stream, x = build(streams=3, placement=placement).double(), embedding()
-    used = [site for site in stream.sites if stream.uses(site)]
-    assert stream.static_alpha.shape == (len(used), 3, 4)
-    out = run(stream, x)
-    torch.testing.assert_close(out, plain(x) * (3 if stream.uses(stream.layout.out) else 1), rtol=1e-14, atol=1e-14)
-    assert not torch.allclose(run(scatter(stream), x), out)
-
-
-def test_plain_sites_read_the_mean_and_add_to_all() -> None:
-    stream = build(blocks=1, kinds=("attention",), streams=3, placement="none").double()
-    h = torch.randn(2, 3, WIDTH, dtype=torch.float64)
-    site = stream.sites[0]
-    state = stream.unpack((h,), site)
-    seen = stream.read(state, site)
-    torch.testing.assert_close(seen.x, h.mean(-2))
-    y = torch.randn(2, WIDTH, dtype=torch.float64)
-    assert torch.equal(stream.write(state, site, y, seen, seen).value.h, h + y[:, None])
-
-
-@pytest.mark.parametrize("options", [{}, {"placement": "0/attention", "readout": "mean"}], ids=str)
-def test_pack_and_unpack_at_every_boundary(options: dict[str, Any]) -> None:
-    stream, x = scatter(build(blocks=3, streams=3, **options).double()), embedding()
-    functions = sublayers(len(stream.sites), x.dtype)
-    whole, steps, end = trace(stream, x, functions)
-    states = [step["before"] for step in steps] + [end]
-    for site in stream.layout.sites:
-        if not site.first:
-            continue
-        packed = stream.pack(states[site.index])
-        assert [tuple(t.shape) for t in packed] == [(2, 3, 3, WIDTH)]
-        state = stream.unpack([t.clone() for t in packed], site)
-        for later in stream.sites[site.index :]:
-            seen = stream.read(state, later)
-            state = stream.write(state, later, functions[later.index](seen.x), seen, seen)
-        assert torch.equal(stream.close(state), whole)
-
-
-def test_bfloat16_weights_are_computed_in_float32() -> None:
-    stream = scatter(build(streams=4, width=32)).bfloat16()
-    h = torch.randn(5, 4, 32).bfloat16()
-    alpha, beta = stream.coefficients(h, 0)
-    assert alpha.dtype == beta.dtype == torch.float32
-    exact = build(streams=4, width=32).double()
-    exact.load_state_dict(stream.state_dict())
-    alpha64, beta64 = exact.coefficients(h.double(), 0)
-    torch.testing.assert_close(alpha.double(), alpha64, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(beta.double(), beta64, rtol=1e-5, atol=1e-5)
-
-
-def test_nothing_wide_is_saved_for_backward() -> None:
-    """With bfloat16 states no float32 copy of the streams is kept, normalised or not."""
-    stream = scatter(build(streams=4, width=64)).bfloat16()
-    x = torch.randn(2, 32, 64).bfloat16().requires_grad_()
-    saved: list[Tensor] = []
-
-    def pack(t: Tensor) -> Tensor:
-        saved.append(t)
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        trace(stream, x, [torch.tanh] * len(stream.sites))
-    wide = [t for t in saved if t.dtype == torch.float32 and t.numel() >= x.numel()]
-    assert saved
-    assert not wide
+# Errors.
 
 
 @pytest.mark.parametrize(

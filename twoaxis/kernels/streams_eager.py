@@ -198,9 +198,9 @@ def _mix_backward(
     w = None if weights is None else cast(weights, g.dtype)
     if needs[0]:
         d_state = g if w is None else g * w.unsqueeze(-1) if w.dim() == 1 else per_token(w.mT, g)
-    if needs[1]:
+    if w is not None and needs[1]:
         x = cast(state, g.dtype)
-        d_weights = ((g * x).sum(-1) if weights.dim() == 1 else per_token(g, x.mT)).sum_to_size(weights.shape)
+        d_weights = ((g * x).sum(-1) if w.dim() == 1 else per_token(g, x.mT)).sum_to_size(w.shape)
     if needs[2]:
         d_y = combined(cast(gain, g.dtype), g)
     if needs[3]:
