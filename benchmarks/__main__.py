@@ -43,6 +43,7 @@ def parts() -> dict[str, Callable[[Any], Any]]:
         "depth_reads": operators.depth_reads,
         "wide_states": operators.wide_states,
         "windows": operators.windows,
+        "attention_memory": operators.attention_memory,
         "convolutions": operators.convolutions,
         "peers": peers.peers,
         "llama": against_llama.llamas,

@@ -17,6 +17,8 @@ from benchmarks.scale import Scale
 from benchmarks.tables import Table
 from benchmarks.timing import Run, exponent, interleave
 from twoaxis import window_attention
+from twoaxis.base.meter import Meter
+from twoaxis.kernels.dispatch import target
 from twoaxis.kernels.rewrite import delta_rewrite
 from twoaxis.kernels.softmax_read import open_source, softmax_read
 from twoaxis.kernels.streams import mix_streams
@@ -141,6 +143,33 @@ def window_growth(scale: Scale) -> float:
     runs = {str(length): _windowed(*leaves(length), 16, window_attention) for length in lengths}
     found = interleave(runs, scale.rounds)
     return exponent(lengths, [found[str(length)].ratio for length in lengths])
+
+
+def attention_memory(scale: Scale) -> Table:
+    """The peak of attention's own tensors in both passes, counted on shapes without numbers, and its growth with T."""
+    lengths = (4096, 16384)
+
+    def peak(length: int, documents: bool, **options: Any) -> int:
+        q, k, v = (torch.empty(1, length, 8, 64, device="meta", requires_grad=True) for _ in range(3))
+        reach = torch.empty(1, length, dtype=torch.long, device="meta") if documents else None
+        with target("cpu"), Meter() as meter:
+            window_attention(q, k, v, axis=1, reach=reach, **options).sum().backward()
+        return meter.peak
+
+    cases: dict[str, dict[str, Any]] = {
+        "full causal": {"documents": False},
+        "full causal, documents": {"documents": True},
+        "full causal, documents, spelled out": {"documents": True, "fused": False},
+        "w=16, documents": {"documents": True, "window": 16},
+        "w=1024": {"documents": False, "window": 1024},
+    }
+    rows = {}
+    for name, options in cases.items():
+        peaks = [peak(length, **options) for length in lengths]
+        rows[name] = {f"MB at T = {t}": found / 1e6 for t, found in zip(lengths, peaks, strict=True)}
+        rows[name]["exponent of T"] = exponent(lengths, peaks)
+    note = "8 heads of 64, float32, forward + backward; the exponent is 1 where memory is linear in T."
+    return Table("Peak memory of attention", note, rows)
 
 
 def convolutions(scale: Scale) -> Table:

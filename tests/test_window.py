@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,9 @@ from torch import Tensor
 
 import twoaxis
 from tests.support.numbers import randn
-from twoaxis import Ring, document_reach, padding_reach, window_attention
+from twoaxis import Decoder, DecoderConfig, Ring, document_reach, padding_reach, window_attention
+from twoaxis.base.meter import Meter
+from twoaxis.kernels.dispatch import target
 from twoaxis.window import step
 
 
@@ -235,6 +239,45 @@ def test_bad_input_is_refused_with_its_numbers(change: dict[str, object], messag
     arguments = {"q": randn(2, 5, 4, 4), "k": randn(2, 5, 2, 4), "v": randn(2, 5, 2, 4), "window": 2, "axis": 1}
     with pytest.raises(ValueError, match=message):
         twoaxis.window_attention(**(arguments | change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("window", [None, 3, 40])
+def test_autocast_narrows_nothing(window: int | None) -> None:
+    leaves = [randn(2, 100, 2, 8, seed=s, dtype=torch.float32, grad=True) for s in range(3)]
+
+    def both() -> tuple[Tensor, ...]:
+        out = window_attention(leaves[0], leaves[1], leaves[2], window, 1)
+        return out, *torch.autograd.grad(out.square().sum(), leaves)
+
+    plain = both()
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = both()
+    assert all(torch.equal(a, b) for a, b in zip(plain, mixed, strict=True))
+
+
+def test_a_bias_of_another_dtype_is_cast() -> None:
+    q, k, v = (randn(2, 7, 2, 4, seed=s, dtype=torch.float32, grad=True) for s in range(3))
+    bias = randn(2, 7, 7, seed=5, grad=True)
+    out = window_attention(q, k, v, 3, 1, bias=bias)
+    assert out.dtype == torch.float32
+    same(out.double(), oracle(*(t.double() for t in (q, k, v)), 3, bias=bias), [q, k, v, bias], 1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", None])
+@pytest.mark.parametrize("options", [{}, {"windows": (16, None)}, {"mixer": "short_swa"}], ids=str)
+def test_the_memory_of_a_decoder_is_linear_in_its_tokens(options: dict[str, Any], device: str | None) -> None:
+    """With documents, both passes; counted on shapes without numbers."""
+    shape: dict[str, Any] = {"vocabulary": 32, "width": 32, "blocks": 2, "heads": 4, "kv_heads": 2, "hidden": 64}
+    with torch.device("meta"):
+        model = Decoder(DecoderConfig(**shape, **options))
+
+    def peak(length: int) -> int:
+        ids, reach = (torch.zeros(1, length, dtype=torch.long, device="meta") for _ in range(2))
+        with target(device), Meter() as meter:
+            model(ids, reach=reach).sum().backward()
+        return meter.peak
+
+    assert peak(4096) <= 4.1 * peak(1024)
 
 
 @pytest.mark.slow

@@ -46,11 +46,11 @@ class _Blocks(NamedTuple):
     def chunks(self) -> list[tuple[slice, slice]]:
         """The queries of each chunk, and the keys that they see."""
         n, m = self.q.shape[-2], self.k.shape[-2]
-        width = m if self.window is None else min(m, self.window + SMALLEST)
-        fits = LOGITS // max(1, math.prod(self.q.shape[:-2]) * width)
+        rows, width = math.prod(self.q.shape[:-2]), m if self.window is None else min(m, self.window + LARGEST)
         # a compiler has every chunk in its graph: few of them
         smallest = LARGEST // 2 if torch.compiler.is_compiling() else SMALLEST
-        size = max(n, 1) if fits >= n else min(LARGEST, max(smallest, fits // 16 * 16))
+        size = min(LARGEST, max(smallest, LOGITS // max(1, rows * width) // 16 * 16))
+        size = max(n, 1) if rows * n * m <= LOGITS else size
         return list(self._cut(n, m, size))
 
     def _cut(self, n: int, m: int, size: int) -> Iterator[tuple[slice, slice]]:
