@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -210,50 +209,6 @@ class TestBlend:
         x = torch.randn(1, 3, 8, dtype=torch.bfloat16)
         state = blend.open(x)
         assert torch.equal(blend.read(state, blend.sites[0]).x, x)
-
-
-class TestCompose:
-    def test_runs_strangers_sublayers_with_their_arguments(self) -> None:
-        stream = twoaxis.stream("standard", blocks=1, width=4)
-        calls = []
-
-        def attention(c: Tensor, *, mask: float) -> Tensor:
-            calls.append(mask)
-            return c * mask
-
-        layers = [("attention", nn.LayerNorm(4), attention), ("mlp", None, lambda c, mask: c + mask)]
-        run = twoaxis.compose(stream, layers)
-        x = torch.randn(2, 3, 4)
-        a = x + nn.functional.layer_norm(x, (4,)) * 2.0
-        assert torch.allclose(run(x, mask=2.0), a + (a + 2.0))
-        assert calls == [2.0]
-        assert [n for n, _ in run.named_parameters()] == ["norms.0.weight", "norms.0.bias"]
-
-    def test_refuses_sublayers_that_do_not_match(self) -> None:
-        stream = twoaxis.stream("standard", blocks=2, width=4)
-        with pytest.raises(ValueError, match="built for 4 sub-layers, got 1: too few or too many"):
-            twoaxis.compose(stream, [("attention", None, torch.tanh)])
-        with pytest.raises(ValueError, match="at 1 it is 'attention' instead of 'mlp'"):
-            twoaxis.compose(stream, [("attention", None, torch.tanh)] * 4)
-        with pytest.raises(ValueError, match="2 norms for the 1 ways x"):
-            twoaxis.compose(stream, [(s.kind, (torch.tanh, torch.tanh), torch.tanh) for s in stream.sites])
-
-    def test_carries_the_memory_of_streams_that_mix_tokens(self) -> None:
-        options = {"value_channels": 2, "compress": "token", "expand": "conv"}
-        stream = twoaxis.stream("deep_delta", blocks=2, width=8, **options).double()
-        run = twoaxis.compose(stream, sublayers(stream))  # type: ignore[arg-type]
-        x = torch.randn(2, 7, 8, dtype=torch.float64)
-        past, rows = (), []
-        for chunk in x.split([1, 3, 2, 1], dim=1):
-            out, past = run.run(chunk, past, keep=True)
-            rows.append(out)
-        assert (torch.cat(rows, dim=1) - run(x)).abs().max() <= 1e-13
-
-    def test_survives_a_deep_copy(self) -> None:
-        stream = twoaxis.stream("attention_residuals", blocks=2, width=8).double()
-        run = twoaxis.compose(stream, sublayers(stream))  # type: ignore[arg-type]
-        x = torch.randn(2, 3, 8, dtype=torch.float64)
-        assert torch.equal(copy.deepcopy(run)(x), run(x))
 
 
 def test_a_stream_of_ones_own_is_registered_once() -> None:

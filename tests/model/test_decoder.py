@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.support.decoders import SMALL, build, instances, sample_tokens
 from twoaxis import Decoder, DecoderConfig, document_reach, padding_reach, stream_names
+from twoaxis.depth.site import Site
+from twoaxis.depth.standard import Standard
 from twoaxis.depth.stream import Seen
 from twoaxis.model.sublayers import SiteNorm
 
@@ -181,6 +185,67 @@ def test_parallel_blocks_with_every_method(config: DecoderConfig) -> None:
     _, past = model.step(tokens[:, :4], model.start())
     logits, _ = model.step(tokens[:, 4:], past)
     assert (logits - model(tokens)[:, 4:]).abs().max() <= 1e-11
+
+
+class Shared(Standard):
+    """Normalises every read itself, and attends to the values of the first block plus its own."""
+
+    def normed(self, site: Site) -> bool:
+        return False
+
+    def _open(self, x: Tensor, tokens: Any) -> Any:
+        return super()._open(x, tokens), None
+
+    def _read(self, value: Any, site: Site) -> Seen:
+        plain, first = value
+        x = super()._read(plain, site).x
+        values = (lambda q, k, v: (v if first is None else v + first, v)) if site.kind == "attention" else None
+        return Seen(torch.nn.functional.rms_norm(x, (16,), eps=SMALL.norm_eps), aux=x, values=values)
+
+    def _write(self, value: Any, site: Site, y: Tensor, seen: Seen, c: Seen) -> Any:
+        plain, first = value
+        assert (c.aux is None) == (site.kind != "attention")
+        return super()._write(plain, site, y, seen._replace(x=seen.aux), c), c.aux if first is None else first
+
+
+def test_a_stream_may_normalise_its_reads_and_change_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No norm is built for it, its values are attended to and remembered, and what they leave reaches the write."""
+    config, tokens = dataclasses.replace(SMALL, width=16, heads=2, kv_heads=2), sample_tokens(3, 9)
+    plain = Decoder(config, 1).double()
+    made = Shared(None, plain.stream.layout)
+    monkeypatch.setattr(DecoderConfig, "make_stream", lambda self: made)
+    model = Decoder(config, 1).double()
+    assert not [name for name, _ in model.named_parameters() if "norm" in name]
+    logits, past = model.step(tokens[:, :5], model.start())
+    more, past = model.step(tokens[:, 5:], past)
+    torch.testing.assert_close(torch.cat([logits, more], 1), model(tokens))
+    _, before = plain.step(tokens, plain.start())
+    own = [block[0].pieces[0][1] for block in past.sublayers[::2]]
+    torch.testing.assert_close(own[0], before.sublayers[0][0].pieces[0][1])  # with the same weights and a plain scale
+    assert not torch.allclose(own[1], before.sublayers[2][0].pieces[0][1])
+    with torch.no_grad():
+        model.sublayer(made.sites[2]).value.weight.zero_()  # type: ignore[union-attr]
+    _, after = model.step(tokens, model.start())
+    torch.testing.assert_close(after.sublayers[2][0].pieces[0][1], own[0])  # nothing of its own: the first block's
+
+
+def test_blocks_are_modules_that_hooks_and_checkpoints_take() -> None:
+    model, tokens, seen = build(SMALL, 0, perturb=0.1), sample_tokens(2, 6), []
+    names = [name for name, _ in model.named_parameters()]
+    assert len({*names}) == len(names) == len(model.state_dict())
+    assert not [name for name in names if name.startswith("blocks.") and ".stream." in name]
+    for block in model.blocks:
+        block.register_forward_hook(lambda block, given, result: seen.append(block.number))
+    model(tokens).square().sum().backward()
+    assert seen == [0, 1, 2]
+    want = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    again = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+    out, _ = model.run(model.embed(tokens), None, model.info(tokens, 0, None), recompute=again)
+    model.logits(out).square().sum().backward()
+    assert seen[3:6] == [0, 1, 2]
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter.grad, want[name]), name  # type: ignore[arg-type]
 
 
 def test_builds_on_the_meta_device() -> None:

@@ -192,8 +192,8 @@ def trace_training(
         gradients = {meter.allocation(p.grad) for p in model.parameters() if p.grad is not None}
         views, peak = sum(meter.views.values()), meter.peak
     model.zero_grad(set_to_none=True)
-    parts = (work_by(events, lambda part: part.work) for events in (forward, backward))
-    return TrainTrace(*parts, len(model.stream.sites), views, Counter(alive), highest(backward, gradients), peak)
+    before, after = (work_by(events, lambda part: part.work) for events in (forward, backward))
+    return TrainTrace(before, after, len(model.stream.sites), views, Counter(alive), highest(backward, gradients), peak)
 
 
 @torch.no_grad()
