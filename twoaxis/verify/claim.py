@@ -11,6 +11,7 @@ measures is a failure that names it.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import traceback
@@ -106,6 +107,33 @@ def claim(family: str, name: str, axes: Sequence[Axis] = ("depth", "sequence"), 
     return add
 
 
+def each_run(
+    family: str, name: str, axes: Sequence[Axis] = ("depth", "sequence"), bound: float = 0.0, **how: Any
+) -> Callable[[F], F]:
+    """Decorator: a claim measured on every run of a subject, by a function that returns an error or a list of faults.
+
+    Args:
+        family: of the claim.
+        name: of the claim.
+        axes: of the methods.
+        bound: of the error.
+        **how: the arguments of `Subject.runs`.
+    """
+
+    def add(measure: F) -> F:
+        @claim(family, name, axes)
+        @functools.wraps(measure)
+        def lifted(subject: Any) -> Result:
+            found = {run.where: measure(run) for run in subject.runs(**how)}
+            wrong = [f"{where}: {fault}" for where, each in found.items() if isinstance(each, list) for fault in each]
+            errors = {where: each for where, each in found.items() if not isinstance(each, list)}
+            return worst(errors, bound) if errors and not wrong else faults(wrong)
+
+        return measure
+
+    return add
+
+
 def choose(claims: Iterable[Claim], only: Sequence[str]) -> list[Claim]:
     """The claims whose name or family is named; all but the slow ones where none is."""
     claims = list(claims)
@@ -114,7 +142,7 @@ def choose(claims: Iterable[Claim], only: Sequence[str]) -> list[Claim]:
         if word not in known:
             families = ", ".join(dict.fromkeys(each.family for each in claims))
             raise ValueError(f"there is no check {word!r}{did_you_mean(word, known)}; the families are {families}")
-    return [c for c in claims if (c.name in only or c.family in only if only else not c.slow)]
+    return [c for c in claims if c.name in only or (not c.slow and (not only or c.family in only))]
 
 
 def measure(claims: Iterable[Claim], subjects: Sequence[Any], subject: str = "") -> Iterator[Result]:
