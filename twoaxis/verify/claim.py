@@ -255,14 +255,14 @@ class Report(Showable):
     def _table(self, results: Sequence[Result]) -> Block:
         rows = []
         for r in results:
-            if not r.instances:
-                rows.append((self._label(r), numbers.NOTHING, numbers.NOTHING, numbers.NOTHING, r.detail))
-                continue
-            mark = Cell("holds") if r.holds else Cell("FAILS", None, "worse")
-            error = Cell(numbers.digits(r.error, 2), r.error if math.isfinite(r.error) else None)
-            bound = Cell(numbers.digits(r.bound, 2), r.bound)
-            rows.append((self._label(r), error, bound, Cell(str(r.instances), r.instances), mark))
+            verdict = Cell("holds") if r.holds else Cell("FAILS", None, "worse")
+            error = Cell(numbers.digits(r.error, 3), r.error if math.isfinite(r.error) else None)
+            cells = (error, Cell(numbers.digits(r.bound, 3), r.bound), Cell(str(r.instances), r.instances), verdict)
+            absent = (*[Cell(numbers.NOTHING)] * 3, Cell(r.detail))
+            rows.append((Cell(self._label(r)), *(cells if r.instances else absent)))
         heads = (Column("claim", number=False), "measured", "bound", "instances", Column("verdict", number=False))
+        if self.by == "subject":  # so that a row is a line of 80 columns
+            heads, rows = (*heads[:3], heads[4]), [(*row[:3], row[4]) for row in rows]
         return table(heads, rows)
 
     def to_dict(self) -> dict[str, Any]:
