@@ -11,6 +11,7 @@ measures is a failure that names it.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import traceback
@@ -106,6 +107,33 @@ def claim(family: str, name: str, axes: Sequence[Axis] = ("depth", "sequence"), 
     return add
 
 
+def each_run(
+    family: str, name: str, axes: Sequence[Axis] = ("depth", "sequence"), bound: float = 0.0, **how: Any
+) -> Callable[[F], F]:
+    """Decorator: a claim measured on every run of a subject, by a function that returns an error or a list of faults.
+
+    Args:
+        family: of the claim.
+        name: of the claim.
+        axes: of the methods.
+        bound: of the error.
+        **how: the arguments of `Subject.runs`.
+    """
+
+    def add(measure: F) -> F:
+        @claim(family, name, axes)
+        @functools.wraps(measure)
+        def lifted(subject: Any) -> Result:
+            found = {run.where: measure(run) for run in subject.runs(**how)}
+            wrong = [f"{where}: {fault}" for where, each in found.items() if isinstance(each, list) for fault in each]
+            errors = {where: each for where, each in found.items() if not isinstance(each, list)}
+            return worst(errors, bound) if errors and not wrong else faults(wrong)
+
+        return measure
+
+    return add
+
+
 def choose(claims: Iterable[Claim], only: Sequence[str]) -> list[Claim]:
     """The claims whose name or family is named; all but the slow ones where none is."""
     claims = list(claims)
@@ -114,7 +142,7 @@ def choose(claims: Iterable[Claim], only: Sequence[str]) -> list[Claim]:
         if word not in known:
             families = ", ".join(dict.fromkeys(each.family for each in claims))
             raise ValueError(f"there is no check {word!r}{did_you_mean(word, known)}; the families are {families}")
-    return [c for c in claims if (c.name in only or c.family in only if only else not c.slow)]
+    return [c for c in claims if c.name in only or (not c.slow and (not only or c.family in only))]
 
 
 def measure(claims: Iterable[Claim], subjects: Sequence[Any], subject: str = "") -> Iterator[Result]:
@@ -227,14 +255,14 @@ class Report(Showable):
     def _table(self, results: Sequence[Result]) -> Block:
         rows = []
         for r in results:
-            if not r.instances:
-                rows.append((self._label(r), numbers.NOTHING, numbers.NOTHING, numbers.NOTHING, r.detail))
-                continue
-            mark = Cell("holds") if r.holds else Cell("FAILS", None, "worse")
-            error = Cell(numbers.digits(r.error, 2), r.error if math.isfinite(r.error) else None)
-            bound = Cell(numbers.digits(r.bound, 2), r.bound)
-            rows.append((self._label(r), error, bound, Cell(str(r.instances), r.instances), mark))
+            verdict = Cell("holds") if r.holds else Cell("FAILS", None, "worse")
+            error = Cell(numbers.digits(r.error, 3), r.error if math.isfinite(r.error) else None)
+            cells = (error, Cell(numbers.digits(r.bound, 3), r.bound), Cell(str(r.instances), r.instances), verdict)
+            absent = (*[Cell(numbers.NOTHING)] * 3, Cell(r.detail))
+            rows.append((Cell(self._label(r)), *(cells if r.instances else absent)))
         heads = (Column("claim", number=False), "measured", "bound", "instances", Column("verdict", number=False))
+        if self.by == "subject":  # so that a row is a line of 80 columns
+            heads, rows = (*heads[:3], heads[4]), [(*row[:3], row[4]) for row in rows]
         return table(heads, rows)
 
     def to_dict(self) -> dict[str, Any]:

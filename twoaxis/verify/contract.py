@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from twoaxis.base.registry import did_you_mean
-from twoaxis.depth.site import OUT, Site
+from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Stream
 from twoaxis.sequence.mixer import POINTS, LocalOperator
 from twoaxis.sequence.registry import mixer
@@ -27,6 +27,7 @@ from twoaxis.verify.claim import (
     claim,
     deviation,
     disagreement,
+    each_run,
     faults,
     gradients,
     raised,
@@ -113,52 +114,40 @@ def _accepted(what: str, call: Callable[..., Any], *arguments: Any) -> list[str]
 # Purity.
 
 
-@claim("contract", "purity: a state reads the same twice", ["depth"])
+@each_run("contract", "purity: a state reads the same twice", ["depth"])
 @torch.no_grad()
-def reads_repeat(subject: StreamSubject) -> Result:
+def reads_repeat(run: Run) -> float:
     """The same state read twice gives the same numbers."""
-    errors = {}
-    for run in subject.runs():
-        for step in run.steps(run.input())[0]:
-            again, seen = ways_of(run.stream.read(step.before, step.site)), ways_of(step.seen)
-            same = again.keys() == seen.keys()
-            differences = [deviation(again[way], seen[way]) if same else float("inf") for way in seen]
-            errors[f"{run.where}, site {step.site.index}"] = max(differences)
-    return worst(errors)
+    error = 0.0
+    for step in run.steps(run.input())[0]:
+        again, seen = ways_of(run.stream.read(step.before, step.site)), ways_of(step.seen)
+        same = again.keys() == seen.keys()
+        error = max(error, *(deviation(again[way], seen[way]) if same else float("inf") for way in seen))
+    return error
 
 
-@claim("contract", "purity: passes interleave", ["depth"])
+@each_run("contract", "purity: passes interleave", ["depth"])
 @torch.no_grad()
-def passes_interleave(subject: StreamSubject) -> Result:
+def passes_interleave(run: Run) -> float:
     """Two passes with different inputs, site by site in turn, equal two passes one after the other."""
-    errors = {}
-    for run in subject.runs():
-        inputs = [run.input(), run.input(offset=1)]
-        alone, states = [run(x) for x in inputs], [run.stream.open(x) for x in inputs]
-        for site in run.stream.sites:
-            states = [run.go(state, site.index + 1) for state in states]
-        errors[run.where] = max(deviation(run.end(s), a) for s, a in zip(states, alone, strict=True))
-    return worst(errors)
+    inputs = [run.input(), run.input(offset=1)]
+    alone, states = [run(x) for x in inputs], [run.stream.open(x) for x in inputs]
+    for site in run.stream.sites:
+        states = [run.go(state, site.index + 1) for state in states]
+    return max(deviation(run.end(state), out) for state, out in zip(states, alone, strict=True))
 
 
-@claim("contract", "purity: nothing is kept on the module")
-def module_unchanged(subject: Subject) -> Result:
+@each_run("contract", "purity: nothing is kept on the module")
+def module_unchanged(run: Run) -> list[str]:
     """A pass leaves the module's parameters, buffers and attributes, and its class's, as they were."""
-    changes: list[str] = []
-    for run in subject.runs():
-        method = run.method
-        before, weights = _snapshot(method), {n: t.clone() for n, t in method.state_dict().items()}
-        run(run.input(grad=True)).sum().backward()
-        for parameter in run.parameters():
-            parameter.grad = None
-        with torch.no_grad():
-            run.composed.run(run.input(), keep=True) if run.composed is not None else run(run.input(offset=1))
-        after = _snapshot(method)
-        changes += [f"{key} appeared" for key in after.keys() - before.keys()]
-        changes += [f"{key} vanished" for key in before.keys() - after.keys()]
-        changes += [f"{key} changed" for key in before.keys() & after.keys() if before[key] != after[key]]
-        changes += [n for n, t in method.state_dict().items() if n not in weights or not torch.equal(t, weights[n])]
-    return faults(sorted(set(changes)))
+    before = _snapshot(run.method)
+    run(run.input(grad=True)).sum().backward()
+    for parameter in run.parameters():
+        parameter.grad = None
+    with torch.no_grad():
+        run.composed.run(run.input(), keep=True) if run.composed is not None else run(run.input(offset=1))
+    after = _snapshot(run.method)
+    return sorted(f"{key} changed" for key in after.keys() | before.keys() if after.get(key) != before.get(key))
 
 
 def _snapshot(module: nn.Module) -> dict[str, Any]:
@@ -174,7 +163,7 @@ def _snapshot(module: nn.Module) -> dict[str, Any]:
 
 def _describe(value: Any, path: str, found: dict[str, Any], depth: int) -> None:
     if isinstance(value, Tensor):
-        found[path] = (id(value), value._version)
+        found[path] = (id(value), value._version, value.detach().double().sum().item())
     elif isinstance(value, nn.Module) or inspect.isroutine(value) or isinstance(value, type | property):
         found[path] = id(value)
     elif isinstance(value, Mapping | list | tuple):
@@ -189,59 +178,49 @@ def _describe(value: Any, path: str, found: dict[str, Any], depth: int) -> None:
         found[path] = value if isinstance(value, str | int | float | bool | None) else id(value)
 
 
-@claim("contract", "purity: inputs and old states are untouched", ["depth"])
+@each_run("contract", "purity: inputs and old states are untouched", ["depth"])
 @torch.no_grad()
-def inputs_unchanged(subject: StreamSubject) -> Result:
+def inputs_unchanged(run: Run) -> list[str]:
     """A pass changes neither the embedding, nor an increment, nor a read, nor any earlier state."""
-    changed: list[str] = []
-    for run in subject.runs():
-        method, x = run.stream, run.input()
-        held = [("the embedding", x, x.clone())]
-        state = method.open(x)
-        for step in run.steps(run.input())[0]:
-            site, y, seen = step.site, step.y.clone(), method.read(state, step.site)
-            parts = {"state before": state.value, "read of": seen, "normalised read of": step.c, "increment of": y}
-            for part, value in parts.items():
-                held += [(f"the {part} site {site.index}", t, t.clone()) for t in tensors_of(value)]
-            state = method.write(state, site, y, seen, step.c)
-        held += [("the last state", t, t.clone()) for t in tensors_of(state.value)]
-        method.close(state)
-        run(run.input(offset=1))
-        changed += [what for what, tensor, copied in held if not torch.equal(tensor, copied)]
-    return faults(changed)
+    method, x = run.stream, run.input()
+    held, state = [("the embedding", x, x.clone())], method.open(x)
+
+    def hold(what: str, value: Any) -> None:
+        held.extend((what, t, t.clone()) for t in tensors_of(value))
+
+    for step in run.steps(run.input())[0]:
+        site, y, seen = step.site, step.y.clone(), method.read(state, step.site)
+        parts = {"state before": state.value, "read of": seen, "normalised read of": step.c, "increment of": y}
+        for part, value in parts.items():
+            hold(f"the {part} site {site.index}", value)
+        state = method.write(state, site, y, seen, step.c)
+    hold("the last state", state.value)
+    method.close(state)
+    run(run.input(offset=1))
+    return [what for what, tensor, copied in held if not torch.equal(tensor, copied)]
 
 
-@claim("contract", "purity: inputs and rings are untouched", ["sequence"])
+@each_run("contract", "purity: inputs and rings are untouched", ["sequence"])
 @torch.no_grad()
-def rings_unchanged(subject: MixerSubject) -> Result:
+def rings_unchanged(run: Run) -> float:
     """A step leaves its input and the ring as they were, and from one ring it gives the same numbers twice."""
-    errors = {}
-    for run in subject.runs():
-        operator, x = run.method, run.input()
-        assert isinstance(operator, LocalOperator)
-        copied, weights = x.clone(), [p.clone() for p in operator.parameters()]
-        _, ring = operator.step(x[:, :10], operator.start(2))
-        held = [(t, t.clone()) for piece in ring.pieces for t in piece]
-        first, _ = operator.step(x[:, 10:], ring)
-        operator.step(run.input(offset=1), operator.start())
-        again, _ = operator.step(x[:, 10:], ring)
-        pairs = [(x, copied), (again, first), *held, *zip(operator.parameters(), weights, strict=True)]
-        errors[run.where] = max(deviation(a, b) for a, b in pairs)
-    return worst(errors)
+    operator, x = run.method, run.input()
+    assert isinstance(operator, LocalOperator)
+    _, ring = operator.step(x[:, :10], operator.start(2))
+    held = [(t, t.clone()) for t in (x, *tensors_of(ring.pieces))]
+    first, _ = operator.step(x[:, 10:], ring)
+    operator.step(run.input(offset=1), operator.start())
+    again, _ = operator.step(x[:, 10:], ring)
+    return max(deviation(a, b) for a, b in [(again, first), *held])
 
 
-@claim("contract", "purity: deep copies continue", ["depth"])
+@each_run("contract", "purity: deep copies continue", ["depth"], few=True)
 @torch.no_grad()
-def deep_copies(subject: StreamSubject) -> Result:
+def deep_copies(run: Run) -> float:
     """A copy of the module continues from a copy of the state, mid-pass, to the same output."""
-    errors = {}
-    for run in subject.runs(few=True):
-        whole = run(run.input())
-        steps, last = run.steps(run.input())
-        for state in (*(step.before for step in steps), last):
-            other, copied = copy.deepcopy(run.stream), copy.deepcopy(state)
-            errors[f"{run.where}, site {state.index}"] = deviation(run.end(copied, other), whole)
-    return worst(errors)
+    whole, (steps, last) = run(run.input()), run.steps(run.input())
+    states = [*(step.before for step in steps), last]
+    return max(deviation(run.end(copy.deepcopy(s), copy.deepcopy(run.stream)), whole) for s in states)
 
 
 # Packing and recomputation.
@@ -296,30 +275,26 @@ def packs_anywhere(subject: StreamSubject) -> Result:
     return measured._replace(detail=f"{placement!r}, {measured.detail}")
 
 
-@claim("contract", "pack: structure depends on the site alone", ["depth"])
+@each_run("contract", "pack: structure depends on the site alone", ["depth"])
 @torch.no_grad()
-def packed_structure(subject: StreamSubject) -> Result:
+def packed_structure(run: Run) -> list[str]:
     """How many tensors pack gives, and their shapes, depend on the site alone; inside a block it raises."""
-    found = []
-    for run in subject.runs():
-        method, shapes = run.stream, []
-        for batch, time, keep in ((2, 5, False), (3, 3, True)):
-            state, rows = method.open(run.input(batch=batch, time=time, offset=batch), keep=keep), {}
-            for site in method.layout.sites:
-                if site.first:
-                    rows[site.index] = [(batch, time) == t.shape[:2] and tuple(t.shape[2:]) for t in method.pack(state)]
-                else:
-                    found += _accepted(f"{run.where}: pack inside block {site.block}", method.pack, state)
-                if site.kind != OUT:
-                    state = run.go(state, site.index + 1)
-            shapes.append(rows)
-        for index, row in shapes[0].items():
-            if row != shapes[1][index]:
-                other = shapes[1][index]
-                found.append(f"{run.where}: before site {index} {row} for one input and {other} for another")
-            if False in row:
-                found.append(f"{run.where}: before site {index} a packed tensor does not begin with batch and time")
-    return faults(found)
+    method, found, shapes = run.stream, [], []
+    for batch, time, keep in ((2, 5, False), (3, 3, True)):
+        state, rows = method.open(run.input(batch=batch, time=time, offset=batch), keep=keep), {}
+        for site in method.layout.sites:
+            state = run.go(state, site.index)
+            if site.first:
+                rows[site.index] = [(batch, time) == t.shape[:2] and tuple(t.shape[2:]) for t in method.pack(state)]
+            else:
+                found += _accepted(f"pack inside block {site.block}", method.pack, state)
+        shapes.append(rows)
+    for index, row in shapes[0].items():
+        if row != shapes[1][index]:
+            found.append(f"before site {index} {row} for one input and {shapes[1][index]} for another")
+        if False in row:
+            found.append(f"before site {index} a packed tensor does not begin with batch and time")
+    return found
 
 
 @claim("contract", "activation checkpointing", ["depth"])

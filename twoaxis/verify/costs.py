@@ -17,8 +17,8 @@ from twoaxis.base.meter import Meter, storage_bytes
 from twoaxis.depth.compose import compose
 from twoaxis.depth.stream import Applied, Stream
 from twoaxis.depth.walk import visit
-from twoaxis.verify.claim import Result, claim, faults, worst
-from twoaxis.verify.subject import CHANNELS, WIDTH, StreamSubject, Subject, tensors_of
+from twoaxis.verify.claim import Result, claim, each_run, faults, worst
+from twoaxis.verify.subject import CHANNELS, Run, StreamSubject, Subject, tensors_of
 from twoaxis.verify.time import in_steps
 
 NARROW, WIDE = 64, 128
@@ -30,26 +30,19 @@ def cost_of(method: Any) -> Any:
     return method.cost()
 
 
-@claim("costs", "parameter groups", ["depth"])
-def groups(subject: StreamSubject) -> Result:
+@each_run("costs", "parameter groups", ["depth"])
+def groups(run: Run) -> list[str]:
     """Every parameter is in exactly one group of `parameter_groups`, and a group names nothing else."""
-    found = []
-    for run in subject.runs():
-        names = [name for name, _ in run.stream.named_parameters()]
-        grouped = [name for group in run.stream.parameter_groups() for name in group.names]
-        found += [f"{run.where}: {n} is in {grouped.count(n)} groups" for n in names if grouped.count(n) != 1]
-        found += [f"{run.where}: a group names {n}, which is no parameter" for n in set(grouped) - set(names)]
-    return faults(found)
+    names = [name for name, _ in run.stream.named_parameters()]
+    grouped = [name for group in run.stream.parameter_groups() for name in group.names]
+    found = [f"{name} is in {grouped.count(name)} groups" for name in names if grouped.count(name) != 1]
+    return found + [f"a group names {name}, which is no parameter" for name in set(grouped) - set(names)]
 
 
-@claim("costs", "cost: parameters")
-def parameters(subject: Subject) -> Result:
+@each_run("costs", "cost: parameters")
+def parameters(run: Run) -> float:
     """The counted parameters are the numbers the module learns."""
-    found = []
-    for run in subject.runs():
-        said, there = cost_of(run.method).parameters, sum(p.numel() for p in run.method.parameters())
-        found += [f"{run.where}: {said} are counted, the module has {there}"] if said != there else []
-    return faults(found)
+    return abs(cost_of(run.method).parameters - sum(p.numel() for p in run.method.parameters()))
 
 
 def _slope(measure: Callable[[int, int], float]) -> float:
@@ -88,27 +81,34 @@ def _operations(method: Stream, tokens: int) -> int:
 @claim("costs", "cost: live", ["depth"])
 @torch.no_grad()
 def live(subject: StreamSubject) -> Result:
-    """The live numbers per token against those in vectors of the states of a pass, distinct storage counted once.
+    """The live numbers per token against those that the states of a pass hold, distinct storage counted once.
 
     Derived state, which pack leaves out and unpack rebuilds, does not count. So live is at least what pack gives at
     any boundary and at most what a state holds anywhere; where between blocks the state holds no more than pack
     gives, nothing is derived and it is exactly that most.
     """
-    found, time = [], 7
-    for run in subject.runs():
-        steps, last = run.steps(run.input(batch=1, time=time))
-        sizes = []
-        for state in (*(step.before for step in steps), last):
-            packs = run.stream.pack(state) if run.stream.layout.sites[state.index].first else ()
-            vectors = [
-                [t for t in tensors_of(v) if t.shape[-1] == WIDTH and time in t.shape] for v in (state.value, packs)
-            ]
-            sizes.append([storage_bytes(tensors) // (8 * time) for tensors in vectors])
-        held, packed = (max(column) for column in zip(*sizes, strict=True))
-        exact, said = all(size in (0, whole) for whole, size in sizes), cost_of(run.stream).live
+    found = []
+    for layout in ("sequential", "mixers", "parallel"):
+        narrow, wide = (subject.run(layout, width=width) for width in (NARROW, WIDE))
+        sizes = [_holdings(run, tokens) for run in (wide, narrow) for tokens in (16, 8)]
+        slopes = (sizes[0] - sizes[1] - sizes[2] + sizes[3]) // 8
+        held, packed = slopes.amax(0).tolist()
+        exact = bool(((slopes[:, 1] == 0) | (slopes[:, 1] == slopes[:, 0])).all())
+        said = cost_of(wide.stream).live - cost_of(narrow.stream).live
         if not (said == held if exact else packed <= said <= held):
-            found.append(f"{run.where}: {said} numbers are counted, states hold {packed} to {held}")
+            vectors = [n / (WIDE - NARROW) for n in (said, held if exact else packed, held)]
+            found.append("{}: {:g} vectors are counted, the state holds {:g} to {:g}".format(layout, *vectors))
     return faults(found)
+
+
+def _holdings(run: Run, tokens: int) -> Tensor:
+    """(sites, 2) numbers in the state before each site and, between blocks, in what pack gives."""
+    steps, last = run.steps(run.input(batch=1, time=tokens))
+    rows = []
+    for state in (*(step.before for step in steps), last):
+        packs = run.stream.pack(state) if run.stream.layout.sites[state.index].first else ()
+        rows.append([storage_bytes(tensors_of(held)) // 8 for held in (state.value, packs)])
+    return torch.tensor(rows)
 
 
 @claim("costs", "cost: kept")

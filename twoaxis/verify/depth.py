@@ -8,9 +8,9 @@ from torch import Tensor
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Applied, Seen, Stream
 from twoaxis.depth.walk import visit
-from twoaxis.verify.claim import Result, claim, deviation, faults, worst
+from twoaxis.verify.claim import Result, claim, deviation, each_run, faults, worst
 from twoaxis.verify.gradients import rows_at_fault
-from twoaxis.verify.subject import LAYOUTS, StreamSubject
+from twoaxis.verify.subject import LAYOUTS, Run, StreamSubject
 
 PLACEMENTS = ("attention", "0", "1-2/mlp+out", "0,2/attention+mlp", "1", "mlp+parallel", "out", "mixer+parallel")
 """Some sites on, some off, for three blocks and more: alone, at both ends, in the middle, the head's read alone."""
@@ -21,37 +21,34 @@ def ways_of(seen: Seen) -> dict[str, Tensor]:
     return {name: way for name in ("x", "q", "k", "v") if (way := getattr(seen, name)) is not None}
 
 
-@claim("depth", "depth: every increment and the embedding arrive", ["depth"])
-def arrivals(subject: StreamSubject) -> Result:
+@each_run("depth", "depth: every increment and the embedding arrive", ["depth"])
+def arrivals(run: Run) -> list[str]:
     """What must reach what along depth, by gradients, with increments that are free of the reads.
 
     The first read depends on the embedding, the out read on the last increment, and each increment is seen by some
     later read. A method with neutral parameters passes the embedding on to the out read, because the plain residual
     does. A site that names the embedding among its sources depends on it. Nothing depends on later increments.
     """
-    found = []
-    for run in subject.runs():
-        method, x, layout = run.stream, run.input(grad=True), run.where
-        free = [run.input(offset=20 + site.index, grad=True) for site in method.sites]
-        reads = _free_reads(method, x, free)
-        touched = [_touched(read, [x, *free]) for read in reads]
-        out = method.layout.out.index
-        if not touched[0][0]:
-            found.append(f"{layout}: the first read does not depend on the embedding")
-        if method.neutral != "none" and not touched[out][0]:
-            found.append(f"{layout}: the out read does not depend on the embedding, the plain residual does")
-        if not touched[out][out]:
-            found.append(f"{layout}: the out read does not depend on the last increment")
-        for i, site in enumerate(method.layout.sites):
-            if "embedding" in method.sources(site) and not touched[i][0]:
-                found.append(f"{layout}: site {i} names the embedding as a source and does not depend on it")
-            if site.kind != OUT and not any(row[i + 1] for row in touched[i + 1 :]):
-                found.append(f"{layout}: no later read depends on the increment of site {i}")
-        changed = [t if s.index < 2 else t + 1.0 for s, t in zip(method.sites, free, strict=True)]
-        for index, (before, after) in enumerate(zip(reads[:3], _free_reads(method, x, changed)[:3], strict=True)):
-            if deviation(after, before) > 0:
-                found.append(f"{layout}: the read of site {index} depends on later increments")
-    return faults(found)
+    found, method, x = [], run.stream, run.input(grad=True)
+    free = [run.input(offset=20 + site.index, grad=True) for site in method.sites]
+    reads = _free_reads(method, x, free)
+    touched = [_touched(read, [x, *free]) for read in reads]
+    out = method.layout.out.index
+    if not touched[0][0]:
+        found.append("the first read does not depend on the embedding")
+    if method.neutral != "none" and not touched[out][0]:
+        found.append("the out read does not depend on the embedding, the plain residual does")
+    if not touched[out][out]:
+        found.append("the out read does not depend on the last increment")
+    for i, site in enumerate(method.layout.sites):
+        if "embedding" in method.sources(site) and not touched[i][0]:
+            found.append(f"site {i} names the embedding as a source and does not depend on it")
+        if site.kind != OUT and not any(row[i + 1] for row in touched[i + 1 :]):
+            found.append(f"no later read depends on the increment of site {i}")
+    changed = [t if s.index < 2 else t + 1.0 for s, t in zip(method.sites, free, strict=True)]
+    pairs = zip(reads[:3], _free_reads(method, x, changed)[:3], strict=True)
+    later = [i for i, (before, after) in enumerate(pairs) if deviation(after, before) > 0]
+    return found + [f"the read of site {i} depends on later increments" for i in later]
 
 
 def _free_reads(method: Stream, x: Tensor, increments: list[Tensor]) -> list[Tensor]:
@@ -72,24 +69,21 @@ def _touched(read: Tensor, leaves: list[Tensor]) -> list[bool]:
     return [grad is not None and bool(grad.abs().max() > 0) for grad in found]
 
 
-@claim("depth", "weights match sources", ["depth"])
+@each_run("depth", "weights match sources", ["depth"])
 @torch.no_grad()
-def weights(subject: StreamSubject) -> Result:
+def weights(run: Run) -> list[str]:
     """Where `weights` says what a site reads, it is (B, T, W, S): finite, one column per name of `sources`."""
-    found = []
-    for run in subject.runs():
-        method, x = run.stream, run.input()
-        steps, last = run.steps(x)
-        for site, state in [*((step.site, step.before) for step in steps), (method.layout.out, last)]:
-            said, names = method.weights(state, site), method.sources(site)
-            where = f"{run.where}: site {site.index}"
-            if said is None:
-                continue
-            if said.dim() != 4 or said.shape[:2] != x.shape[:2] or said.shape[-1] != len(names):
-                found.append(f"{where} has weights {tuple(said.shape)} for {len(names)} sources")
-            elif not torch.isfinite(said).all():
-                found.append(f"{where} has weights that are not finite")
-    return faults(found)
+    found, method, x = [], run.stream, run.input()
+    steps, last = run.steps(x)
+    for site, state in [*((step.site, step.before) for step in steps), (method.layout.out, last)]:
+        said, names = method.weights(state, site), method.sources(site)
+        if said is None:
+            continue
+        if said.dim() != 4 or said.shape[:2] != x.shape[:2] or said.shape[-1] != len(names):
+            found.append(f"site {site.index} has weights {tuple(said.shape)} for {len(names)} sources")
+        elif not torch.isfinite(said).all():
+            found.append(f"site {site.index} has weights that are not finite")
+    return found
 
 
 @claim("depth", "placement: none = standard", ["depth"])

@@ -68,10 +68,9 @@ def functional(subject: Subject) -> Result:
             return torch.func.functional_call(run, dict(zip(names, values, strict=True)), (x,))
 
         _, pull = torch.func.vjp(call, *(leaf.detach() for leaf in run.leaves(x)))
-        errors[f"{run.where}, vjp"] = between(pull(probes[0]), one_by_one[0])
         stacked = torch.func.vmap(pull)(torch.stack(probes))
-        together = [between([g[i] for g in stacked], each) for i, each in enumerate(one_by_one)]
-        errors[f"{run.where}, vmap of vjp"] = max(together)
+        errors[f"{run.where}, vjp"] = between(pull(probes[0]), one_by_one[0])
+        errors[f"{run.where}, vmap of vjp"] = max(between([g[i] for g in stacked], one_by_one[i]) for i in range(2))
     return worst(errors, 1e-10)
 
 
@@ -81,23 +80,20 @@ def stepping(subject: Subject) -> Result:
     errors = {}
     for run in _few(subject):
         x = run.input(grad=True)
-        out = run(x)
+        leaves, out, found = run.leaves(x), run(x), {}
         (probe,) = random_tensors(run.seed, out.shape)
-        expected = gradients(out, run.leaves(x), probe)
-        found: dict[int, Tensor] = {}
+        expected = gradients(out, leaves, probe)
 
-        def take(parameter: Tensor, found: dict[int, Tensor] = found) -> None:
-            assert parameter.grad is not None
-            found[id(parameter)] = parameter.grad.clone()
+        def take(leaf: Tensor, found: dict[int, Tensor] = found) -> None:
+            assert leaf.grad is not None
+            found[id(leaf)] = leaf.grad.clone()
             with torch.no_grad():
-                parameter.add_(parameter.grad, alpha=-1.0)
+                leaf.sub_(leaf.grad)
 
-        handles = [leaf.register_post_accumulate_grad_hook(take) for leaf in run.leaves(x)]
+        for leaf in leaves:
+            leaf.register_post_accumulate_grad_hook(take)
         run(x).backward(probe)
-        for handle in handles:
-            handle.remove()
-        taken = [found.get(id(leaf), torch.zeros_like(leaf)) for leaf in run.leaves(x)]
-        errors[run.where] = between(taken, expected)
+        errors[run.where] = between([found.get(id(leaf), torch.zeros_like(leaf)) for leaf in leaves], expected)
     return worst(errors, 1e-12)
 
 

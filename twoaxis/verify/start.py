@@ -10,33 +10,29 @@ from twoaxis.depth.blend import Blend
 from twoaxis.depth.stream import Stream
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.verify.claim import Result, claim, deviation, faults, worst
+from twoaxis.verify.claim import Result, claim, deviation, each_run, faults, worst
 from twoaxis.verify.depth import ways_of
-from twoaxis.verify.subject import MixerSubject, StreamSubject, Subject, build, stepping
+from twoaxis.verify.subject import MixerSubject, Run, StreamSubject, Subject, build, stepping
 
 NEUTRAL_BOUND = {"bitwise": 0.0, "rounding": 1e-12, "scale": 1e-10}
 DTYPE_BOUND = {torch.float64: 0.0, torch.float32: 1e-3, torch.bfloat16: 0.15}
 """How far an output may be from float64's, relative to its largest entry."""
 
 
-@claim("start", "start: every parameter is set")
+@each_run("start", "start: every parameter is set")
 @torch.no_grad()
-def starts(subject: Subject) -> Result:
+def starts(run: Run) -> list[str]:
     """reset_parameters sets every parameter, and to the same numbers for one generator."""
-    found = []
-    for run in subject.runs():
-        values = []
-        for _ in range(2):
-            for parameter in run.method.parameters():
-                parameter.fill_(float("nan"))
-            run.method.reset_parameters(generator=torch.Generator().manual_seed(subject.seed))
-            values.append({name: p.clone() for name, p in run.method.named_parameters()})
-        for name, value in values[0].items():
-            if not torch.isfinite(value).all():
-                found.append(f"{run.where}: {name} is not set")
-            elif not torch.equal(value, values[1][name]):
-                found.append(f"{run.where}: {name} is drawn from another generator than the one given")
-    return faults(found)
+    values = []
+    for _ in range(2):
+        for parameter in run.method.parameters():
+            parameter.fill_(float("nan"))
+        run.method.reset_parameters(generator=torch.Generator().manual_seed(run.seed))
+        values.append({name: p.clone() for name, p in run.method.named_parameters()})
+    unset = {name for name, value in values[0].items() if not torch.isfinite(value).all()}
+    drawn = [name for name in values[0].keys() - unset if not torch.equal(values[0][name], values[1][name])]
+    found = [f"{name} is not set" for name in sorted(unset)]
+    return found + [f"{name} is drawn from another generator than the one given" for name in sorted(drawn)]
 
 
 # Neutral parameters and Blend, in decoders.
@@ -153,18 +149,14 @@ def dtypes(subject: Subject) -> Result:
     return faults(found) if found else worst(errors, 1.0)
 
 
-@claim("start", "bfloat16 autocast")
-def autocast(subject: Subject) -> Result:
+@each_run("start", "bfloat16 autocast", bound=DTYPE_BOUND[torch.bfloat16], dtype=torch.float32, few=True)
+def autocast(run: Run) -> float:
     """Under bfloat16 autocast output and gradients are finite, and the output near float32's."""
-    errors, bound = {}, DTYPE_BOUND[torch.bfloat16]
-    for run in subject.runs(dtype=torch.float32, few=True):
-        x = run.input().float().requires_grad_()
-        with torch.no_grad():
-            exact = run(x)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out = run(x)
-        errors[run.where] = deviation(out.float(), exact)
-        grads = torch.autograd.grad(out.float().square().sum(), run.leaves(x), allow_unused=True)
-        if not all(torch.isfinite(g).all() for g in grads if g is not None):
-            return Result(float("inf"), bound, f"{run.where}: a gradient is not finite")
-    return worst(errors, bound)
+    x = run.input().float().requires_grad_()
+    with torch.no_grad():
+        exact = run(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = run(x)
+    grads = torch.autograd.grad(out.float().square().sum(), run.leaves(x), allow_unused=True)
+    finite = all(bool(torch.isfinite(grad).all()) for grad in grads if grad is not None)
+    return deviation(out.float(), exact) if finite else float("inf")
