@@ -100,6 +100,6 @@ def test_names_that_people_use_become_names_here(alias: str, name: str) -> None:
 
 def test_a_name_that_stands_for_another_method_cannot_be_taken() -> None:
     for name in ("mHC", "Deep-Delta", "standard"):
-        with pytest.raises(ValueError, match="there is already a stream named '(manifold_hyper|deep_delta|standard)"):
+        with pytest.raises(ValueError, match=r"there is already a stream named '(manifold_hyper|deep_delta|standard)"):
             STREAMS.add(name, STREAMS.find("standard"))
         assert name == "standard" or name not in STREAMS.names()
