@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from twoaxis.depth.registry import STREAMS
 from twoaxis.guide.entries import entry
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.variant import make_contender
@@ -95,3 +96,10 @@ def test_names_that_people_use_become_names_here(alias: str, name: str) -> None:
     assert getattr(DecoderConfig.from_dict({field: alias}), field) == name
     assert getattr(make_contender(**{field: alias}), field) == name
     assert entry(alias, DecoderConfig()).name == name
+
+
+def test_a_name_that_stands_for_another_method_cannot_be_taken() -> None:
+    for name in ("mHC", "Deep-Delta", "standard"):
+        with pytest.raises(ValueError, match=r"there is already a stream named '(manifold_hyper|deep_delta|standard)"):
+            STREAMS.add(name, STREAMS.find("standard"))
+        assert name == "standard" or name not in STREAMS.names()

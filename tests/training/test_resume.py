@@ -223,14 +223,11 @@ def test_no_bit_of_a_checkpoint_changes_unnoticed(half: Path) -> None:
     saving.read_checkpoint(checkpoint, key)
 
 
+EMBEDDING = "model.embed_tokens.weight"
 FOREIGN: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
-    "a moment of another shape": (saving.OPTIMIZER, "model.embed_tokens.weight/exp_avg", lambda tensor: tensor[:1]),
-    "a count of another shape": (
-        saving.OPTIMIZER,
-        "model.embed_tokens.weight/step",
-        lambda tensor: tensor.expand(2).clone(),
-    ),
-    "a weight of another shape": (saving.WEIGHTS, "model.embed_tokens.weight", lambda tensor: tensor[:1]),
+    "a moment of another shape": (saving.OPTIMIZER, f"{EMBEDDING}/exp_avg", lambda tensor: tensor[:1]),
+    "a count of another shape": (saving.OPTIMIZER, f"{EMBEDDING}/step", lambda tensor: tensor.expand(2).clone()),
+    "a weight of another shape": (saving.WEIGHTS, EMBEDDING, lambda tensor: tensor[:1]),
 }
 
 

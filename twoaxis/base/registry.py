@@ -61,9 +61,10 @@ class Registry(Generic[T]):
         return getattr(import_module(module), attribute)
 
     def add(self, name: str, cls: type[T]) -> None:
-        """Make a class available under `name`."""
-        if name in self.entries:
-            raise ValueError(f"there is already a {self.what} named {name!r} ({self.entries[name]})")
+        """Make a class available under `name`, which nothing else may be called by."""
+        known = self.canonical(name)
+        if known in self.entries:
+            raise ValueError(f"there is already a {self.what} named {known!r} ({self.entries[known]})")
         self.entries[name] = cls
 
     def config(self, name: str, options: Mapping[str, Any]) -> Any:

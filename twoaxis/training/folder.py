@@ -61,7 +61,7 @@ class RunFolder:
         about = read_json(path)
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise ValueError(f"{path} is not of format {FORMAT}, which this version reads; choose another folder")
-        for name in ("config", "data", "source", "versions", "parallelism", "peak_memory"):
+        for name in ("config", "data", "source", "versions", "parallelism", "learned", "peak_memory"):
             if name not in about:
                 raise ValueError(f"{path} is damaged: {name} is missing. Choose another folder, or remove this one")
         return about

@@ -47,7 +47,7 @@ def test_labels_are_aligned_the_way_the_model_shifts_them() -> None:
 
 def test_a_standard_model_learns_a_short_local_task() -> None:
     task = make_task("local", context=24, window=2, symbols=4)
-    assert accuracy_after(task, 200, 32) > 0.9  # chance is 0.25
+    assert accuracy_after(task, 100, 16) > 0.9  # chance is 0.25
 
 
 @pytest.mark.slow
