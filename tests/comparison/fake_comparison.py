@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twoaxis.base.files import JsonLines, write_json
-from twoaxis.comparison.plan import Plan, Row, data_label, slug
-from twoaxis.comparison.sizes import Size
+from twoaxis.comparison.options import Size
+from twoaxis.comparison.plan import Plan, Row, data_label
 from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.results import LOG, RUN, Result, save_result
@@ -64,12 +64,13 @@ def make_fake(
     rates: tuple[float, ...] = (2e-3,),
     spread: float = 0.03,
     seed: int = 0,
+    held_out: int = 0,
 ) -> Path:
     """Write a comparison folder.
 
     The final loss is the law's at the baseline's compute, less what is planted, plus noise of the seed (shared by all
-    contenders, `spread` wide) and of the run. Tasks end with an accuracy that falls with the loss. Each size has four
-    times the operations per token of the one before.
+    contenders, `spread` wide) and of the run; each of `held_out` rows has noise of its own besides. Tasks end with an
+    accuracy that falls with the loss. Each size has four times the operations per token of the one before.
     """
     generator = np.random.default_rng(seed)
     base = TrainConfig(context=256, batch=16, tokens=TOKENS, eval_examples=64)
@@ -94,7 +95,8 @@ def make_fake(
                 for one in seeds:
                     if one not in fake.missing:
                         place = folder / row.folder / f"lr-{row.lr!r}" / f"seed-{one}"
-                        _run(place, row, fake, number, one, shared[one], generator, sources[0].startswith("task:"))
+                        task = sources[0].startswith("task:")
+                        _run(place, row, fake, number, one, shared[one], generator, task, held_out)
     about = {
         "data": {data_label(d): {"tokens": 3_550_000} for d in data},
         "versions": {"twoaxis": "0.1.0", "python": "3.11.2", "torch": "2.13.0", "transformers": "5.22.2"},
@@ -116,7 +118,6 @@ def _row(
         losses = {repr(rate): 4.0 + 0.01 * abs(math.log(rate / rates[0])) for rate in rates}
     return Row(
         data=data_label(sources),
-        data_folder=slug(sources),
         size=size,
         contender=contender.key,
         steps=steps,
@@ -130,7 +131,9 @@ def _row(
     )
 
 
-def _run(place: Path, row: Row, fake: Fake, number: int, seed: int, shared: float, generator: Any, task: bool) -> None:
+def _run(
+    place: Path, row: Row, fake: Fake, number: int, seed: int, shared: float, generator: Any, task: bool, held_out: int
+) -> None:
     end = law(TOKENS * 8_000_000 * 4**number) - fake.gain + shared + generator.normal() * fake.noise
     rate = 13_000 / 4**number * fake.speed * (1 + 0.02 * generator.normal())
     place.mkdir(parents=True)
@@ -155,6 +158,9 @@ def _run(place: Path, row: Row, fake: Fake, number: int, seed: int, shared: floa
         parameters=row.parameters,
         peak_memory=round(300e6 * 2**number * fake.memory),
         loss=None if diverged else end,
+        row_losses=None
+        if diverged or not held_out
+        else tuple(end + 0.04 / math.sqrt(2) * generator.normal(size=held_out)),
         bits_per_byte=None if diverged or task else end / math.log(2) / 3.1,
         accuracy=None if diverged or not task else accuracy,
         chance=0.1 if task else None,

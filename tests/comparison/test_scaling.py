@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -13,13 +14,13 @@ from twoaxis.comparison.scaling import (
     Law,
     NoLaw,
     Point,
-    exponent_interval,
-    fit,
-    fit_sizes,
+    Scaling,
+    find_law,
+    fit_law,
+    known_law,
     speed_up,
     speed_up_interval,
 )
-from twoaxis.comparison.scaling import given as given_law
 
 SIZES = (1e15, 4e15, 2e16, 1e17)
 
@@ -32,7 +33,7 @@ def losses(l_inf: float, alpha: float, rise: float, sizes: tuple[float, ...] = S
 @given(l_inf=st.floats(0.1, 4), alpha=st.floats(0.03, 1.0), rise=st.floats(0.5, 4))
 def test_a_planted_law_comes_back(l_inf: float, alpha: float, rise: float) -> None:
     for sizes in (SIZES, SIZES[:3]):
-        law = fit(sizes, losses(l_inf, alpha, rise, sizes))
+        law = fit_law(sizes, losses(l_inf, alpha, rise, sizes))
         assert law.alpha == pytest.approx(alpha, rel=1e-4)
         assert law.l_inf == pytest.approx(l_inf, abs=1e-3)
         assert law.loss(3e16) == pytest.approx(l_inf + rise * (3e16 / SIZES[0]) ** -alpha, abs=1e-5)
@@ -43,45 +44,45 @@ def test_a_planted_law_comes_back(l_inf: float, alpha: float, rise: float) -> No
 def test_two_sizes_need_l_inf() -> None:
     sizes = SIZES[:2]
     with pytest.raises(NoLaw, match="three unknowns and there are 2 sizes; give three --sizes, or --l-inf"):
-        fit(sizes, losses(2.0, 0.2, 1.0, sizes))
-    law = fit(sizes, losses(2.0, 0.2, 1.0, sizes), l_inf=2.0)
+        fit_law(sizes, losses(2.0, 0.2, 1.0, sizes))
+    law = fit_law(sizes, losses(2.0, 0.2, 1.0, sizes), l_inf=2.0)
     assert (law.l_inf, law.alpha) == pytest.approx((2.0, 0.2))
     with pytest.raises(NoLaw, match="two unknowns and there are 1 sizes"):
-        fit([1e15], [3.0], l_inf=2.0)
+        fit_law([1e15], [3.0], l_inf=2.0)
     with pytest.raises(NoLaw, match=r"--l-inf 3 must lie below every loss; the lowest is 2\.7"):
-        fit(sizes, losses(2.0, 0.2, 1.0, sizes), l_inf=3.0)
+        fit_law(sizes, losses(2.0, 0.2, 1.0, sizes), l_inf=3.0)
 
 
 def test_points_that_follow_no_law_are_refused() -> None:
     with pytest.raises(NoLaw, match="do not follow a falling law"):
-        fit(SIZES, [3.0, 3.1, 3.2, 3.3])
+        fit_law(SIZES, [3.0, 3.1, 3.2, 3.3])
     with pytest.raises(NoLaw, match="off any falling law"):
-        fit(SIZES[:3], [4.0, 3.9, 2.0])  # falls faster and faster
+        fit_law(SIZES[:3], [4.0, 3.9, 2.0])  # falls faster and faster
     with pytest.raises(ValueError, match="4 compute values and 2 losses"):
-        fit(SIZES, [3.0, 2.0])
+        fit_law(SIZES, [3.0, 2.0])
     with pytest.raises(ValueError, match="losses finite"):
-        fit(SIZES, [3.0, 2.0, math.nan, 1.0])
+        fit_law(SIZES, [3.0, 2.0, math.nan, 1.0])
 
 
 def test_a_law_without_a_floor_says_so() -> None:
-    law = fit(SIZES, losses(0.0, 0.1, 5.0))
+    law = fit_law(SIZES, losses(0.0, 0.1, 5.0))
     assert law.l_inf == pytest.approx(0.0, abs=1e-6)
     assert law.alpha == pytest.approx(0.1, rel=1e-4)
     steep = [5.0 - 0.5 * i for i in range(4)]  # bends the other way: the floor would be below zero
-    found = fit([10.0**i for i in range(15, 19)], steep)
+    found = fit_law([10.0**i for i in range(15, 19)], steep)
     assert found.l_inf == 0
     assert "lower end" in found.note
 
 
-def test_a_given_law() -> None:
-    law = given_law(1.6, 0.05)
+def test_a_known_law() -> None:
+    law = known_law(1.6, 0.05)
     assert (law.l_inf, law.alpha, law.scale) == (1.6, 0.05, None)
     with pytest.raises(ValueError, match="no scale"):
         law.loss(1e15)
     with pytest.raises(ValueError, match="--l-inf must not be negative, got -1"):
-        given_law(-1, 0.1)
+        known_law(-1, 0.1)
     with pytest.raises(ValueError, match="--alpha must be positive, got 0"):
-        given_law(1, 0)
+        known_law(1, 0)
 
 
 @given(
@@ -92,7 +93,7 @@ def test_a_given_law() -> None:
     slower=st.floats(0.3, 1.5),
 )
 def test_identities_of_the_speed_up(alpha: float, compute: float, rate: float, gain: float, slower: float) -> None:
-    law, base = given_law(1.6, alpha), Point(3.0, 1e6, rate)
+    law, base = known_law(1.6, alpha), Point(3.0, 1e6, rate)
     assert speed_up(law, base, base) == 1
     # The same loss at another speed is worth the ratio of the speeds; twice the tokens for it, half as much.
     assert speed_up(law, base, Point(3.0, 1e6, rate * slower)) == pytest.approx(slower, rel=1e-9)
@@ -108,11 +109,13 @@ def test_identities_of_the_speed_up(alpha: float, compute: float, rate: float, g
 
 
 def test_losses_at_the_floor() -> None:
-    law = given_law(1.6, 0.1)
+    law = known_law(1.6, 0.1)
+    with pytest.raises(NoLaw, match="no throughput"):
+        speed_up(law, Point(3.0, 1, 0), Point(2.0, 1, 1))
     assert speed_up(law, Point(3.0, 1, 1), Point(1.6, 1, 1)) == math.inf
     with pytest.raises(NoLaw, match=r"1\.5000 is not above L_inf 1\.6"):
         speed_up(law, Point(1.5, 1, 1), Point(1.4, 1, 1))
-    found = speed_up_interval(law, {0: Point(3.0, 1, 1)}, {0: Point(1.0, 1, 1)})
+    found = speed_up_interval(Scaling(law=law, note=""), {0: Point(3.0, 1, 1)}, {0: Point(1.0, 1, 1)})
     assert (found.value, found.low) == (math.inf, None)
 
 
@@ -121,7 +124,7 @@ def points(values: dict[int, float], rate: float = 100.0) -> dict[int, Point]:
 
 
 def test_equal_runs_have_a_speed_up_of_one_without_doubt() -> None:
-    law = given_law(1.6, 0.1)
+    law = Scaling(law=known_law(1.6, 0.1), note="")
     same = points({0: 3.0, 1: 3.2, 2: 3.1})
     found = speed_up_interval(law, same, same)
     assert (found.value, found.low, found.high) == pytest.approx((1, 1, 1))
@@ -131,7 +134,7 @@ def test_equal_runs_have_a_speed_up_of_one_without_doubt() -> None:
 
 def planted(generator: np.random.Generator, seeds: int, noise: float) -> tuple[dict[str, dict[int, float]], Law]:
     """The baseline at four sizes, with noise of its own in every run."""
-    law = fit(SIZES, losses(2.0, 0.3, 2.0))
+    law = fit_law(SIZES, losses(2.0, 0.3, 2.0))
     return {str(c): {seed: law.loss(c) + noise * generator.normal() for seed in range(seeds)} for c in SIZES}, law
 
 
@@ -145,17 +148,13 @@ def test_intervals_hold_as_often_as_they_say(seeds: int) -> None:
         size = str(SIZES[1])
         truth = speed_up(law, Point(law.loss(SIZES[1]), 1e6, 100), Point(law.loss(SIZES[1]) - 0.05, 1e6, 90))
         mine = {seed: law.loss(SIZES[1]) - 0.05 + 0.004 * generator.normal() for seed in range(seeds)}
-        found = speed_up_interval(
-            fit_sizes(compute, base),
-            points(base[size]),
-            points(mine, 90.0),
-            sizes=base,
-            sizes_compute=compute,
-        )
+        scaling = find_law(compute, base)
+        found = speed_up_interval(scaling, points(base[size]), points(mine, 90.0))
         assert found.low is not None
         assert found.high is not None
         hits += found.low <= truth <= found.high
-        alpha = exponent_interval(compute, base)
+        alpha = scaling.exponent
+        assert alpha is not None
         assert alpha.low is not None
         assert alpha.high is not None
         exponents += alpha.low <= 0.3 <= alpha.high
@@ -168,11 +167,13 @@ def test_a_law_that_seeds_do_not_support_has_no_interval() -> None:
     generator = np.random.default_rng(0)
     compute = {str(c): c for c in SIZES}
     base = {str(c): {seed: 3.0 - 0.02 * i + 0.5 * generator.normal() for seed in range(3)} for i, c in enumerate(SIZES)}
-    try:
-        law = fit_sizes(compute, base)
-    except NoLaw:
-        law = given_law(1.0, 0.1)
+    scaling = find_law(compute, base)
+    assert (scaling.law, scaling.exponent) == (None, None)
+    assert scaling.note.startswith("needs --sizes: ")
     mine = {seed: loss - 0.05 for seed, loss in base[str(SIZES[0])].items()}
-    found = speed_up_interval(law, points(base[str(SIZES[0])]), points(mine), sizes=base, sizes_compute=compute)
+    with pytest.raises(NoLaw, match="needs --sizes: "):
+        speed_up_interval(scaling, points(base[str(SIZES[0])]), points(mine))
+    told = dataclasses.replace(scaling, law=known_law(1.0, 0.1))  # a law, and seeds that do not support one
+    found = speed_up_interval(told, points(base[str(SIZES[0])]), points(mine))
     assert found.low is None
     assert "draws of the seeds gave no law" in found.note

@@ -1,9 +1,10 @@
-"""Student's t against scipy; intervals, verdicts and how often they are wrong."""
+"""Intervals, verdicts and how often they are wrong."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,49 +17,31 @@ from twoaxis.comparison.statistics import (
     OPEN,
     WORSE,
     Difference,
-    compare,
-    incomplete_beta,
+    Sample,
+    judge,
     mean_interval,
     seeds_needed,
     t_quantile,
-    t_tail,
 )
 
 
-def by_seed(values: list[float]) -> dict[int, float | None]:
-    return dict(enumerate(values))
+def by_seed(values: list[float]) -> Sample:
+    return Sample(dict(enumerate(values)))
 
 
 def one(baseline: list[float], contender: list[float], others: int = 0, **options: bool | float) -> Difference:
     """The first of several contenders; the others only count for the correction."""
-    names = {"it": by_seed(contender), **{f"other {i}": {} for i in range(others)}}
-    return compare(by_seed(baseline), names, **options)["it"]  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 5, 9, 29, 200])
-def test_students_t_is_scipys(freedom: int) -> None:
-    stats = pytest.importorskip("scipy.stats")
-    for t in (0.0, 1e-3, 0.5, 2.0, 4.3, 9.9, 30.0, 1e3):
-        assert t_tail(t, freedom) == pytest.approx(stats.t.sf(t, freedom), rel=1e-10, abs=1e-300)
-        assert t_tail(-t, freedom) == pytest.approx(stats.t.sf(-t, freedom), rel=1e-10)
-    for level in (0.0, 0.5, 0.95, 0.995, 1 - 0.05 / 20, 1 - 1e-6):
-        assert t_quantile(level, freedom) == pytest.approx(stats.t.ppf(0.5 + level / 2, freedom), rel=1e-9, abs=1e-9)
-
-
-@given(x=st.floats(0, 1), a=st.floats(0.3, 60), b=st.floats(0.3, 60))
-def test_the_incomplete_beta_function_is_scipys(x: float, a: float, b: float) -> None:
-    special = pytest.importorskip("scipy.special")
-    assert incomplete_beta(x, a, b) == pytest.approx(float(special.betainc(a, b, x)), rel=1e-9, abs=1e-13)
+    names = {"it": by_seed(contender), **{f"other {i}": Sample({}) for i in range(others)}}
+    return judge(by_seed(baseline), names, **options)["it"]  # type: ignore[arg-type]
 
 
 def test_known_critical_values() -> None:
     assert t_quantile(0.95, 1) == pytest.approx(12.7062047, abs=1e-6)
     assert t_quantile(0.95, 2) == pytest.approx(4.3026527, abs=1e-6)
     assert t_quantile(0.99, 2) == pytest.approx(9.9248432, abs=1e-6)
-    with pytest.raises(ValueError, match="degree of freedom, got 0"):
-        t_tail(1.0, 0)
+    assert t_quantile(1 - 2.0**-40, 2) == pytest.approx(2**20, rel=1e-6)  # beyond t lies 1 / t^2 of the whole
     with pytest.raises(ValueError, match="between 0 and 1, got 1"):
-        compare({}, {"a": {}}, level=1.0)
+        judge(Sample({}), {"a": Sample({})}, level=1.0)
 
 
 def test_a_difference_is_the_paired_t_test() -> None:
@@ -102,7 +85,7 @@ def test_one_seed_resolves_nothing() -> None:
 
 
 def test_no_pair_at_all() -> None:
-    found = compare({0: 4.0}, {"a": {1: 3.0}})["a"]
+    found = judge(Sample({0: 4.0}), {"a": Sample({1: 3.0})})["a"]
     assert (found.mean, found.verdict, found.missing) == (None, OPEN, (0, 1))
 
 
@@ -113,7 +96,7 @@ def test_two_seeds_have_a_wide_interval() -> None:
 
 
 def test_missing_seeds_leave_pairs_only() -> None:
-    found = compare({0: 4.0, 1: 4.1, 3: 4.3}, {"a": {0: 3.9, 1: 4.01, 2: 2.0}}, seeds=(0, 1, 2, 3))["a"]
+    found = judge(Sample({0: 4.0, 1: 4.1, 3: 4.3}), {"a": Sample({0: 3.9, 1: 4.01, 2: 2.0})}, seeds=(0, 1, 2, 3))["a"]
     assert found.seeds == (0, 1)
     assert found.mean == pytest.approx(-0.095)
     assert found.missing == (2, 3)
@@ -122,20 +105,20 @@ def test_missing_seeds_leave_pairs_only() -> None:
 
 def test_diverged_runs_are_flagged_and_never_flatter() -> None:
     baseline = by_seed([4.0, 4.1, 4.2, 4.3])
-    good: dict[int, float | None] = {0: 3.0, 1: 3.11, 2: 3.2, 3: None}
-    found = compare(baseline, {"a": good})["a"]
+    good = Sample({0: 3.0, 1: 3.11, 2: 3.2, 3: None})
+    found = judge(baseline, {"a": good})["a"]
     assert found.high is not None
     assert found.high < 0
     assert (found.verdict, found.diverged) == (OPEN, (3,))
     assert "diverged at 1 of 4 seeds" in found.note
     assert "no fair sample" in found.note
-    bad: dict[int, float | None] = {0: 5.0, 1: 5.11, 2: 5.2, 3: None}
-    assert compare(baseline, {"a": bad})["a"].verdict == WORSE  # diverging would not have helped
-    assert compare(bad, {"a": baseline})["a"].verdict == BETTER
-    fallen = compare(good, {"a": baseline})["a"]
+    bad = Sample({0: 5.0, 1: 5.11, 2: 5.2, 3: None})
+    assert judge(baseline, {"a": bad})["a"].verdict == WORSE  # diverging would not have helped
+    assert judge(bad, {"a": baseline})["a"].verdict == BETTER
+    fallen = judge(good, {"a": baseline})["a"]
     assert (fallen.verdict, fallen.diverged) == (OPEN, ())
     assert "the baseline diverged at 1 of 4 seeds" in fallen.note
-    every = compare(baseline, {"a": dict.fromkeys(range(4))})["a"]
+    every = judge(baseline, {"a": Sample(dict.fromkeys(range(4)))})["a"]
     assert (every.mean, every.verdict, every.diverged) == (None, OPEN, (0, 1, 2, 3))
 
 
@@ -145,6 +128,30 @@ def test_no_variance() -> None:
     assert "the same at every seed" in same.note
     apart = one([4.0, 4.0], [5.0, 5.0])
     assert (apart.p, apart.verdict) == (0.0, WORSE)
+
+
+def test_rows_tell_how_far_another_held_out_sample_would_move_the_difference() -> None:
+    generator = np.random.default_rng(0)
+    rows = 4 + generator.normal(size=(2, 3, 50))  # contender and baseline, seeds, held-out rows
+    rows[:, :, 7] = rows[1, :, 7]  # a row on which they agree
+    samples = [Sample(dict(enumerate(its.mean(1))), dict(enumerate(its.tolist()))) for its in rows]
+    found = judge(samples[1], {"it": samples[0]})["it"]
+    apart = (rows[0] - rows[1]).mean(0)
+    assert found.row_error == pytest.approx(apart.std(ddof=1) / math.sqrt(50))
+    assert found.mean == pytest.approx(apart.mean())
+    bare = judge(samples[1]._replace(rows={}), {"it": samples[0]})["it"]
+    assert bare == found._replace(row_error=None)  # rows change no verdict
+    gaps = samples[0]._replace(rows={seed: [None, *row[1:]] for seed, row in samples[0].rows.items()})
+    assert judge(samples[1], {"it": gaps})["it"].row_error == pytest.approx(apart[1:].std(ddof=1) / math.sqrt(49))
+    half = samples[0]._replace(rows={0: samples[0].rows[0]})
+    assert judge(samples[1], {"it": half})["it"].row_error is None
+
+
+def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    with pytest.raises(ValueError, match=r"need scipy: pip install 'twoaxis\[lab\]'"):
+        one([4.0, 4.1], [4.0, 4.2])
+    assert one([4.0], [4.0]).mean == 0  # one seed has no interval
 
 
 def test_equal_rounded_values_are_no_certainty() -> None:
@@ -181,7 +188,7 @@ def false_positives(contenders: int, seeds: int, trials: int, *, share: float, s
     noise = common + generator.normal(size=(trials, contenders + 1, seeds))
     wrong = 0
     for trial in noise:
-        found = compare(by_seed(trial[0].tolist()), {str(i): by_seed(row.tolist()) for i, row in enumerate(trial[1:])})
+        found = judge(by_seed(trial[0].tolist()), {str(i): by_seed(row.tolist()) for i, row in enumerate(trial[1:])})
         wrong += any(difference.resolved for difference in found.values())
     return wrong / trials
 
@@ -215,7 +222,7 @@ def test_a_planted_difference_is_resolved_with_its_sign(sign: float, verdict: st
         noise = generator.normal(size=(5, 5)) * 0.01
         contenders = {str(i): by_seed((common + noise[i]).tolist()) for i in range(1, 4)}
         contenders["planted"] = by_seed((common + noise[4] + sign * 0.1).tolist())
-        found = compare(by_seed((common + noise[0]).tolist()), contenders)
+        found = judge(by_seed((common + noise[0]).tolist()), contenders)
         right += found["planted"].verdict == verdict
         wrong += found["planted"].resolved and found["planted"].verdict != verdict
     assert wrong == 0
@@ -250,20 +257,20 @@ def test_standard_against_itself_and_against_a_handicap(tmp_path: Path) -> None:
     )
     seeds = range(4)
 
-    def losses(shift: int, lr: float) -> dict[int, float | None]:
+    def losses(shift: int, lr: float) -> Sample:
         found: dict[int, float | None] = {}
         for seed in seeds:
             config = dataclasses.replace(base, seed=seed, init_seed=seed + shift, lr=lr)
             found[seed] = training.train(config, tmp_path / f"{shift}-{lr}-{seed}").loss
-        return found
+        return Sample(found)
 
     groups = {shift: losses(shift, base.lr) for shift in (0, 100, 200, 300, 400, 500)}
     handicap = losses(0, base.lr / 100)
     # Every group against every other as its single contender: 15 comparisons of equals, each wrong with 5%. They share
     # runs, so the bound on their number is generous: 5 or more of 15 have a probability below 1 in 1000 if independent.
-    resolved = [compare(groups[a], {"it": groups[b]})["it"].resolved for a in groups for b in groups if a < b]
+    resolved = [judge(groups[a], {"it": groups[b]})["it"].resolved for a in groups for b in groups if a < b]
     assert len(resolved) == 15
     assert sum(resolved) <= 4
-    together = compare(groups[0], {str(shift): groups[shift] for shift in groups if shift} | {"handicap": handicap})
+    together = judge(groups[0], {str(shift): groups[shift] for shift in groups if shift} | {"handicap": handicap})
     assert together["handicap"].verdict == WORSE
     assert sum(difference.resolved for name, difference in together.items() if name != "handicap") <= 1

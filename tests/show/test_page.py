@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from tests.show.samples import CONTENDERS, Sample, curves, everything
-from twoaxis.show import page
+from twoaxis.show import markdown, page
 from twoaxis.show.charts import Axis, Chart, Line, Mark, Panel, Row
 from twoaxis.show.document import Cell, Code, Column, Document, Facts, Heading, Items, Prose, table
 
@@ -123,3 +123,19 @@ def test_showing_needs_nothing_heavy_before_it_is_asked() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("href", "link"),
+    [
+        ("../runs/a b/model", "../runs/a%20b/model"),
+        ("javascript:alert(1)", "./javascript%3Aalert%281%29"),
+        ("//elsewhere.org/x", ".///elsewhere.org/x"),
+        ('../"><script>', "../%22%3E%3Cscript%3E"),
+    ],
+)
+def test_links_of_cells_stay_relative(href: str, link: str) -> None:
+    document = Document("", (table(["name", "loss"], [["a", Cell("4.1", 4.1, href=href)]]),))
+    links = [attributes["href"] for tag, attributes in Elements(page.render(document)).tags if tag == "a"]
+    assert links == [link]
+    assert f"[4.1]({link})" in markdown.render(document)

@@ -99,7 +99,8 @@ def test_loss_is_that_of_transformers_to_the_bit() -> None:
         assert torch.equal(ours, theirs)
         gradients = [torch.autograd.grad(loss, logits)[0] for loss in (ours, theirs)]
         assert torch.equal(*gradients)
-        nats, _, tokens = score(logits.detach(), labels).tolist()
+        (nats, _, tokens), rows = (part.tolist() for part in score(logits.detach(), labels))
+        assert [sum(column) for column in zip(*rows, strict=True)] == pytest.approx([nats, tokens], rel=1e-12)
         assert tokens == labelled(labels) == 3 * 4
         assert nats / tokens == pytest.approx(ours.item(), rel=1e-5)
 
@@ -166,6 +167,10 @@ def test_log_and_result(tmp_path: Path) -> None:
     assert (result.status, result.steps, result.tokens) == ("finished", 14, 14 * 6 * 24)
     assert (result.loss, result.accuracy) == (log[-1]["held_out_loss"], log[-1]["accuracy"])
     assert result.chance == load_data(run).chance == 1 / 32
+    assert result.row_losses is not None  # each example has as many answers
+    assert len(result.row_losses) == run.eval_examples
+    assert sum(row for row in result.row_losses if row is not None) / run.eval_examples == pytest.approx(result.loss)
+    assert load_result(tmp_path) == result
     assert result.train_loss == losses[-1]  # a tenth of 14 steps is one
     assert result.seconds == log[-1]["seconds"]
     assert result.tokens_per_second > 0

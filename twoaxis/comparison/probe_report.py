@@ -4,21 +4,26 @@ A gain is the loss of the one minus the loss of the other, on the same held-out 
 better. Intervals and verdicts are those of `twoaxis.comparison.statistics`: 95% for all rungs at once, over the seeds.
 
 Everything here is made from the files of the folder, so that a report can be made of a probe that is not finished.
+A column is added to GAINS, COSTS or `_site_columns`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from twoaxis.base.files import read_json, write_bytes, write_json, write_text
-from twoaxis.comparison.statistics import Difference, compare, mean_interval
-from twoaxis.comparison.tables import Cell, Grid, count, number, signed, tone
+from twoaxis.base.files import read_json
+from twoaxis.comparison.report import Col, make_table, tone
+from twoaxis.comparison.statistics import BETTER, Difference, Sample, judge, mean_interval
+from twoaxis.show.charts import Axis, Chart, Mark, Panel
+from twoaxis.show.document import Block, Cell, Document, Facts, Heading, Prose, Saved, Showable
+from twoaxis.show.numbers import count, difference, loss
 
 if TYPE_CHECKING:
     from twoaxis.comparison.ladder import Rung
 
-FILES = ("report.json", "report.md")
 LOWER_BOUND = (
     "Only the few new parameters learned, on frozen weights that have adapted to the plain residual, for a few steps: "
     "a gain here is a lower bound of what the method can give this model, and no gain is no proof that there is none."
@@ -30,7 +35,8 @@ class Gain(NamedTuple):
 
     Attributes:
         mean: in nats per token; None without a pair.
-        low, high: the interval; None with fewer than two seeds.
+        low: lower end of the interval; None with fewer than two seeds.
+        high: upper end of it.
         verdict: of `twoaxis.comparison.statistics`.
         note: what is missing or diverged.
     """
@@ -51,8 +57,8 @@ class Gain(NamedTuple):
     def text(self) -> str:
         """As `+0.0123 [+0.0100, +0.0146]`."""
         if self.low is None or self.high is None:
-            return signed(self.mean)
-        return f"{signed(self.mean)} [{signed(self.low)}, {signed(self.high)}]"
+            return difference(self.mean)
+        return f"{difference(self.mean)} [{difference(self.low)}, {difference(self.high)}]"
 
 
 class Sites(NamedTuple):
@@ -91,73 +97,105 @@ class Row(NamedTuple):
     seconds: float | None
 
 
-class Summary(NamedTuple):
-    """A probe's numbers.
+@dataclass(frozen=True, kw_only=True)
+class Probed(Showable):
+    """What a probe found: what `twoaxis.probe` returns."""
 
-    Attributes:
-        plan: as it stands in the folder.
-        loss: of the frozen source, mean over the seeds.
-        rows: the control first.
-        missing: runs that have not finished.
-    """
-
+    folder: Path
+    """Of the probe."""
     plan: dict[str, Any]
+    """As it stands in the folder."""
     loss: float | None
+    """Of the frozen source, mean over the seeds."""
     rows: tuple[Row, ...]
+    """The control first."""
     missing: int
+    """Number of runs that have not finished."""
+    failed: tuple[str, ...] = ()
+    """Runs that could not be made, and why."""
+
+    @staticmethod
+    def load(folder: str | Path) -> Probed:
+        """Read a probe, finished or not."""
+        from twoaxis.comparison.probe import PLAN, result_path, rungs_of
+
+        folder = Path(folder)
+        if not (folder / PLAN).is_file():
+            raise ValueError(f"{folder} holds no probe: there is no {PLAN} in it")
+        plan = read_json(folder / PLAN)
+        seeds, rungs = tuple(plan["seeds"]), rungs_of(plan)
+        if not rungs:
+            raise ValueError(f"the probe in {folder} has not chosen its learning rates yet; start it again")
+
+        def results(rung: Rung | None) -> dict[int, dict[str, Any]]:
+            paths = {seed: result_path(folder, rung, seed) for seed in seeds}
+            return {seed: read_json(path) for seed, path in paths.items() if path.is_file()}
+
+        frozen, found = results(None), {rung.key: results(rung) for rung in rungs}
+        samples = {key: _sample(of_rung) for key, of_rung in found.items()}
+        control = next(rung.key for rung in rungs if rung.control)
+        gains = judge(_sample(frozen), samples, seeds=seeds)
+        beyond = judge(samples[control], {k: v for k, v in samples.items() if k != control}, seeds=seeds)
+        rows = tuple(
+            Row(
+                rung=rung,
+                costs=plan["costs"][rung.key],
+                steps=plan["steps"][rung.key],
+                loss=_mean(samples[rung.key].values.values()),
+                gain=Gain.of(gains[rung.key]),
+                beyond=Gain.of(beyond[rung.key]) if rung.key in beyond else None,
+                sites={name: _sites(found[rung.key], name) for name in plan["groups"]},
+                seconds=_mean(result["cpu_seconds"] for result in found[rung.key].values()),
+            )
+            for rung in rungs
+        )
+        missing = len(seeds) * (1 + len(rungs)) - len(frozen) - sum(map(len, found.values()))
+        source = _mean(_sample(frozen).values.values())
+        return Probed(folder=folder, plan=plan, loss=source, rows=rows, missing=missing)
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a run could not be made."""
+        return 1 if self.failed else 0
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         rows = []
         for row in self.rows:
             entry = row._asdict() | {"rung": row.rung.to_dict(), "gain": row.gain._asdict()}
-            entry["beyond"] = None if row.beyond is None else row.beyond._asdict()
+            entry["beyond"] = row.beyond and row.beyond._asdict()
             entry["sites"] = {name: sites._asdict() for name, sites in row.sites.items()}
             rows.append(entry)
         return {"plan": self.plan, "loss": self.loss, "rows": rows, "missing": self.missing, "note": LOWER_BOUND}
 
+    def save(self, folder: str | Path | None = None, stem: str = "report") -> Saved:
+        """Write the report; None is the probe's own folder."""
+        return super().save(self.folder if folder is None else folder, stem)
 
-def summarise(out: str | Path) -> Summary:
-    """The numbers of a folder."""
-    from twoaxis.comparison.probe import PLAN, result_path, rungs_of
-
-    out = Path(out)
-    if not (out / PLAN).is_file():
-        raise ValueError(f"{out} holds no probe: there is no {PLAN} in it")
-    plan = read_json(out / PLAN)
-    seeds, rungs = tuple(plan["seeds"]), rungs_of(plan)
-    if not rungs:
-        raise ValueError(f"the probe in {out} has not chosen its learning rates yet; start it again")
-
-    def results(rung: Rung | None) -> dict[int, dict[str, Any]]:
-        paths = {seed: result_path(out, rung, seed) for seed in seeds}
-        return {seed: read_json(path) for seed, path in paths.items() if path.is_file()}
-
-    frozen = results(None)
-    found = {rung.key: results(rung) for rung in rungs}
-    losses = {key: {seed: r["loss"] for seed, r in of_rung.items()} for key, of_rung in found.items()}
-    source = {seed: r["loss"] for seed, r in frozen.items()}
-    control = next(rung.key for rung in rungs if rung.control)
-    gains = compare(source, losses, seeds=seeds)
-    beyond = compare(losses[control], {k: v for k, v in losses.items() if k != control}, seeds=seeds)
-    rows = [
-        Row(
-            rung=rung,
-            costs=plan["costs"][rung.key],
-            steps=plan["steps"][rung.key],
-            loss=_mean(losses[rung.key].values()),
-            gain=Gain.of(gains[rung.key]),
-            beyond=Gain.of(beyond[rung.key]) if rung.key in beyond else None,
-            sites={name: _sites(found[rung.key], name) for name in plan["groups"]},
-            seconds=_mean([r["cpu_seconds"] for r in found[rung.key].values()]),
+    def document(self) -> Document:
+        """The report."""
+        by_site = [row for row in self.rows if any(sites.rise is not None for sites in row.sites.values())]
+        seeds = len(self.plan["seeds"])
+        note = (
+            f"Nats per token on held-out text; the frozen source has {loss(self.loss)}. Intervals: 95% for all rungs "
+            f"at once, over {seeds} data seeds."
         )
-        for rung in rungs
-    ]
-    done = len(frozen) + sum(map(len, found.values()))
-    return Summary(plan, _mean(source.values()), tuple(rows), len(seeds) * (1 + len(rungs)) - done)
+        blocks: list[Block] = [Prose(headline(self)), Heading("Gains"), make_table(GAINS, self.rows, self, [note])]
+        if any(row.gain.mean is not None for row in self.rows):
+            blocks.append(_gain_chart(self))
+        if by_site:
+            blocks += [Heading("Sites"), make_table(_site_columns(self.plan["groups"]), by_site, self, SITE_NOTES)]
+            blocks.append(_site_chart(self, by_site))
+        blocks += [Heading("Costs"), make_table(COSTS, self.rows, self, COST_NOTES), Prose(LOWER_BOUND)]
+        return Document("Probe", (*blocks, Facts(facts(self))))
 
 
-def _mean(values: Any) -> float | None:
+def _sample(results: Mapping[int, dict[str, Any]]) -> Sample:
+    rows = {seed: result["windows"] for seed, result in results.items() if result.get("windows")}
+    return Sample({seed: result["loss"] for seed, result in results.items()}, rows)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
@@ -165,218 +203,187 @@ def _mean(values: Any) -> float | None:
 def _sites(results: dict[int, dict[str, Any]], name: str) -> Sites:
     rises = [r["off"][name] for r in results.values() if r["off"].get(name) is not None]
     interval = mean_interval(rises)
-    size = _mean([r["size"].get(name) for r in results.values()])
+    size = _mean(r["size"].get(name) for r in results.values())
     if interval is None:
         return Sites(None, size)
     mean, low, high = interval
     return Sites((mean, low, high) if len(rises) > 1 else (mean, None, None), size)
 
 
-# Tables
+# Tables.
 
 
-def grids(summary: Summary) -> tuple[Grid, ...]:
-    """The tables: gains, sites, costs."""
-    return tuple(grid for grid in (_gains(summary), _by_site(summary), _costs(summary)) if grid.rows)
+def _verdict(gain: Gain | None) -> Cell:
+    if gain is None:
+        return Cell("")
+    return Cell(gain.verdict + (f" ({gain.note})" if gain.note else ""), tone=tone(gain.verdict))
 
 
-def _gains(summary: Summary) -> Grid:
-    rows = []
-    for row in summary.rows:
-        beyond = row.beyond
-        rows.append(
-            (
-                Cell(row.rung.name),
-                Cell(row.rung.method),
-                Cell(count(row.costs["parameters"]), row.costs["parameters"]),
-                Cell(number(row.loss), row.loss),
-                Cell(row.gain.text, row.gain.mean),
-                _verdict(row.gain),
-                Cell("" if beyond is None else beyond.text, None if beyond is None else beyond.mean),
-                Cell("") if beyond is None else _verdict(beyond),
-            )
+def _gain(gain: Gain | None) -> Cell:
+    return Cell("") if gain is None else Cell(gain.text, gain.mean)
+
+
+def _cost(name: str, text: Callable[[Any], str]) -> Callable[[Row, Probed], Cell]:
+    return lambda row, found: Cell(text(row.costs[name]), row.costs[name])
+
+
+def _added(row: Row, found: Probed) -> Cell:
+    """The control trains parameters of the source."""
+    added = 0 if row.rung.control else row.costs["parameters"]
+    return Cell(count(added), added)
+
+
+NAME = Col("rung", lambda row, found: Cell(row.rung.name), words=True)
+GAINS = (
+    NAME,
+    Col("what learns", lambda row, found: Cell(row.rung.method), words=True),
+    Col("parameters", _cost("parameters", count)),
+    Col("loss", lambda row, found: Cell(loss(row.loss), row.loss)),
+    Col("gain over the source", lambda row, found: _gain(row.gain)),
+    Col("", lambda row, found: _verdict(row.gain), words=True),
+    Col("gain over the control", lambda row, found: _gain(row.beyond)),
+    Col("", lambda row, found: _verdict(row.beyond), words=True),
+)
+COSTS = (
+    NAME,
+    Col("a read may choose", lambda row, found: Cell(row.rung.what), words=True),
+    Col("added parameters", _added),
+    Col(
+        "FLOPs per token",
+        lambda row, found: Cell(f"{count(row.costs['flops'])} ({row.costs['flops_share']:+.2%})", row.costs["flops"]),
+    ),
+    Col("live", _cost("live", lambda value: f"{value:.3g}")),
+    Col("kept", _cost("kept", count)),
+    Col("steps", lambda row, found: Cell(str(row.steps), row.steps)),
+    Col("rate", lambda row, found: Cell(f"{row.rung.rate:.2g}", row.rung.rate)),
+    Col("CPU seconds", lambda row, found: Cell("" if row.seconds is None else f"{row.seconds:.0f}", row.seconds)),
+)
+SITE_NOTES = (
+    "Off: how much the loss rises when the sites of that part of the blocks are switched off in the trained model "
+    "(95% intervals, each for itself). The parts do not add up to the whole.",
+    "Size: how far a stream's reads there are from the plain residual, relative to it; for a mixer and the control "
+    "how far their parameters moved (root mean square).",
+)
+COST_NOTES = (
+    "By the formulas, beyond the source: operations of a forward pass; live: numbers per token alive across sites, "
+    "in widths (the plain residual has 1); kept: numbers per sequence kept between tokens. The learning rate "
+    "was chosen on training text. CPU seconds of a run are measured.",
+)
+
+
+def _site_columns(groups: list[str]) -> list[Col]:
+    """What a group of sites is good for, and how much it does."""
+
+    def off(name: str) -> Callable[[Row, Probed], Cell]:
+        return lambda row, found: _rise(row.sites[name].rise)
+
+    def size(name: str) -> Callable[[Row, Probed], Cell]:
+        return lambda row, found: Cell(
+            "" if row.sites[name].size is None else f"{row.sites[name].size:.2g}", row.sites[name].size
         )
-    heads = ("rung", "what learns", "parameters", "loss", "gain over the source", "", "gain over the control", "")
-    seeds = summary.plan["seeds"]
-    note = (
-        f"Nats per token on held-out text; the frozen source has {number(summary.loss)}. Intervals: 95% for all rungs "
-        f"at once, over {len(seeds)} data seeds."
-    )
-    return Grid("Gains", heads, tuple(rows), (note,))
+
+    return [
+        NAME,
+        *(Col(f"{name} off", off(name)) for name in groups),
+        *(Col(f"{name} size", size(name)) for name in groups),
+    ]
 
 
-def _verdict(gain: Gain) -> Cell:
-    text = gain.verdict if not gain.note else f"{gain.verdict} ({gain.note})"
-    return Cell(text, tone=tone(gain.verdict))
+def _rise(rise: tuple[float, float | None, float | None] | None) -> Cell:
+    if rise is None:
+        return Cell("")
+    mean, low, high = rise
+    half = "" if low is None or high is None else f" ± {difference((high - low) / 2)[1:]}"
+    return Cell(f"{difference(mean)}{half}", mean)
 
 
-def _by_site(summary: Summary) -> Grid:
-    groups, rows = summary.plan["groups"], []
-    for row in summary.rows:
-        if all(sites.rise is None for sites in row.sites.values()):
-            continue
-        rises = [Cell(_rise(row.sites[name]), (row.sites[name].rise or (None,))[0]) for name in groups]
-        sizes = [Cell(_size(row.sites[name].size), row.sites[name].size) for name in groups]
-        rows.append((Cell(row.rung.name), *rises, *sizes))
-    heads = ("rung", *(f"{name} off" for name in groups), *(f"{name} size" for name in groups))
-    notes = (
-        "Off: how much the loss rises when the sites of that part of the blocks are switched off in the trained model "
-        "(95% intervals, each for itself). The parts do not add up to the whole.",
-        "Size: how far a stream's reads there are from the plain residual, relative to it; for a mixer and the control "
-        "how far their parameters moved (root mean square).",
-    )
-    return Grid("Sites", heads, tuple(rows), notes)
+# Charts.
 
 
-def _rise(sites: Sites) -> str:
-    if sites.rise is None:
-        return ""
-    mean, low, high = sites.rise
-    return signed(mean) if low is None or high is None else f"{signed(mean)} ± {signed((high - low) / 2)[1:]}"
-
-
-def _size(size: float | None) -> str:
-    return "" if size is None else f"{size:.2g}"
-
-
-def _costs(summary: Summary) -> Grid:
-    rows = []
-    for row in summary.rows:
-        costs = row.costs
-        added = 0 if row.rung.control else costs["parameters"]
-        rows.append(
-            (
-                Cell(row.rung.name),
-                Cell(row.rung.what),
-                Cell(count(added), added),
-                Cell(f"{count(costs['flops'])} ({costs['flops_share']:+.2%})", costs["flops"]),
-                Cell(f"{costs['live']:.3g}", costs["live"]),
-                Cell(count(costs["kept"]), costs["kept"]),
-                Cell(str(row.steps), row.steps),
-                Cell(f"{row.rung.rate:.2g}", row.rung.rate),
-                Cell("" if row.seconds is None else f"{row.seconds:.0f}", row.seconds),
+def _gain_chart(found: Probed) -> Chart:
+    """Gains with their intervals, over the source and over the control."""
+    panels = []
+    for title, gains in (
+        ("gain over the frozen source", [(row, row.gain) for row in found.rows]),
+        ("gain over the control", [(row, row.beyond) for row in found.rows if row.beyond is not None]),
+    ):
+        marks = tuple(
+            Mark(
+                f"{row.rung.name} ({count(row.costs['parameters'])})",
+                *gain[:3],
+                tone(gain.verdict),
+                not tone(gain.verdict),
             )
+            for row, gain in gains
         )
-    heads = ("rung", "a read may choose", "added parameters", "FLOPs per token", "live", "kept", "steps", "rate")
-    heads += ("CPU seconds",)
-    note = (
-        "By the formulas, beyond the source: operations of a forward pass; live: numbers per token alive across sites, "
-        "in widths (the plain residual has 1); kept: numbers per sequence kept between tokens. The learning rate "
-        "was chosen on training text. CPU seconds of a run are measured."
-    )
-    return Grid("Costs", heads, tuple(rows), (note,))
+        if marks:
+            panels.append(Panel("intervals", title, Axis("nats per token", "difference", rule=0.0), Axis(), marks))
+    source = found.plan["source"]["name"].rpartition("/")[2]
+    title = f"Gains of frozen {source}, {len(found.plan['seeds'])} data seeds"
+    note = "95% intervals for all rungs at once; filled: resolved. In brackets the parameters that learn."
+    return Chart("gains", title, (tuple(panels),), note)
 
 
-# Words
+def _site_chart(found: Probed, rows: list[Row]) -> Chart:
+    """Rise of the loss without the sites of a third of the blocks."""
+    marks = [
+        Mark(row.rung.name, *rise, group=name)
+        for row in rows
+        for name in found.plan["groups"]
+        if (rise := row.sites[name].rise) is not None
+    ]
+    axis = Axis("rise of the loss (nats per token)", "difference", rule=0.0)
+    title = "Rise of the loss with the sites of a third of the blocks switched off, 95% intervals"
+    return Chart("sites", title, ((Panel("bars", "", axis, Axis(), tuple(marks)),),))
 
 
-def headline(summary: Summary) -> str:
+# Words.
+
+
+def headline(found: Probed) -> str:
     """The answer in a sentence or two."""
-    left = f"{summary.missing} runs have not finished. " if summary.missing else ""
-    sure = [row for row in summary.rows if row.beyond is not None and row.beyond.verdict == "resolved (better)"]
-    some = [row for row in summary.rows if row.beyond is not None and row.gain.verdict == "resolved (better)"]
+    left = f"{found.missing} runs have not finished. " if found.missing else ""
+    rows = [(row, row.beyond) for row in found.rows if row.beyond is not None]
+    sure = [(row, beyond) for row, beyond in rows if beyond.verdict == BETTER]
+    some = [row for row, _ in rows if row.gain.verdict == BETTER]
     if sure:
-        best = max(sure, key=lambda row: (row.beyond and row.beyond.mean) or 0.0)
-        assert best.beyond is not None
-        listed = ", ".join(row.rung.name for row in sure)
+        best, beyond = max(sure, key=lambda pair: pair[1].mean or 0.0)
         return (
-            f"{left}Resolved beyond the control: {listed}. The most: {best.rung.name} ({best.rung.method}), "
-            f"{signed(best.beyond.mean)} nats per token more than the norms' scales."
+            f"{left}Resolved beyond the control: {', '.join(row.rung.name for row, _ in sure)}. "
+            f"The most: {best.rung.name} ({best.rung.method}), {difference(beyond.mean)} nats per token more than the "
+            "norms' scales."
         )
     if some:
-        listed = ", ".join(row.rung.name for row in some)
         return (
             f"{left}Resolved over the frozen source, but not beyond what the norms' scales gain on the same text: "
-            f"{listed}."
+            f"{', '.join(row.rung.name for row in some)}."
         )
     return f"{left}No rung has a resolved gain over the frozen source."
 
 
-def facts(summary: Summary) -> list[tuple[str, str]]:
+def facts(found: Probed) -> tuple[tuple[str, str], ...]:
     """What the numbers were made of and with."""
-    plan = summary.plan
-    fixed, text = plan["fixed"], plan["text"]
-    found = [
-        ("source", f"{plan['source']['name']} ({plan['source']['family']}), {plan['blocks']} blocks, frozen"),
-        ("text", f"{text['name']}: {text['train']['documents']:,} documents to train on, "
-         f"{text['held_out']['documents']:,} held out"),
-        ("each run", f"{fixed['batch']} x {fixed['context']} tokens per step; measured on {fixed['held_out']} windows "
-         f"of {fixed['context']} tokens, by site on {fixed['site_windows']}"),
+    plan = found.plan
+    fixed, text, source = plan["fixed"], plan["text"], plan["source"]
+    documents = {side: f"{text[side]['documents']:,} documents" for side in ("train", "held_out")}
+    told = [
+        ("source", f"{source['name']} ({source['family']}), {plan['blocks']} blocks, frozen"),
+        ("text", f"{text['name']}: {documents['train']} to train on, {text['held_out']['documents']:,} held out"),
+        (
+            "each run",
+            f"{fixed['batch']} x {fixed['context']} tokens per step; measured on {fixed['held_out']} windows "
+            f"of {fixed['context']} tokens, by site on {fixed['site_windows']}",
+        ),
         ("data seeds", ", ".join(map(str, plan["seeds"]))),
         ("hardware", plan["hardware"]),
         ("versions", ", ".join(f"{name} {value}" for name, value in plan["versions"].items() if value)),
-    ]  # fmt: skip
-    if plan["command"]:
-        found.append(("command", plan["command"]))
-    if plan["shared_documents"]:
-        found.append(("note", f"{plan['shared_documents']} held-out documents serve more than once: seeds overlap"))
-    if text["note"]:
-        found.append(("note", text["note"]))
-    return found
-
-
-# Files
-
-
-def write_report(out: str | Path) -> Summary:
-    """Write the report of a folder: JSON, Markdown and, where matplotlib is there, figures."""
-    out = Path(out)
-    summary = summarise(out)
-    write_json(out / "report.json", summary.to_dict())
-    try:
-        from twoaxis.comparison.probe_plot import draw
-
-        figure = draw(summary)
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        figure = None
-    if figure is not None:
-        from twoaxis.comparison.plots import render
-
-        for kind in ("png", "svg"):
-            write_bytes(out / f"probe.{kind}", render(figure, kind))
-    write_text(out / "report.md", render_markdown(summary, figure is not None))
-    return summary
-
-
-def render_markdown(summary: Summary, figure: bool = False) -> str:
-    """The report as Markdown."""
-    from twoaxis.comparison.report import _escape, _markdown_table
-
-    lines = ["# Probe", "", _escape(headline(summary)), ""]
-    for grid in grids(summary):
-        lines += [
-            f"## {grid.title}",
-            "",
-            *_markdown_table(grid),
-            "",
-            *(f"{_escape(note)}  " for note in grid.notes),
-            "",
-        ]
-    lines += ["![gains and sites](probe.png)", ""] if figure else []
-    lines += [LOWER_BOUND, "", *(f"- {name}: `{value}`" for name, value in facts(summary))]
-    return "\n".join(lines) + "\n"
-
-
-def render_terminal(summary: Summary, *, width: int | None = None, colour: bool = False) -> str:
-    """The report as text.
-
-    Args:
-        summary: what to show.
-        width: columns; None is the terminal's, and 120 where there is none.
-        colour: with colours.
-    """
-    import shutil
-    import textwrap
-
-    from twoaxis.comparison.report import text_table
-
-    width = width or shutil.get_terminal_size((120, 24)).columns
-    parts = [textwrap.fill(headline(summary), width), ""]
-    for grid in grids(summary):
-        parts += [grid.title, text_table(grid, width, colour=colour)]
-        parts += [*(textwrap.fill(note, width) for note in grid.notes), ""]
-    parts += [textwrap.fill(LOWER_BOUND, width), ""]
-    parts += [textwrap.fill(f"{name}: {value}", width, break_long_words=False) for name, value in facts(summary)]
-    return "\n".join(parts) + "\n"
+        ("command", f"`{plan['command']}`" if plan["command"] else ""),
+        (
+            "note",
+            plan["shared_documents"]
+            and f"{plan['shared_documents']} held-out documents serve more than once: seeds overlap",
+        ),
+        ("note", text["note"]),
+        *(("failed", reason) for reason in found.failed),
+    ]
+    return tuple((name, str(value)) for name, value in told if value)

@@ -1,215 +1,636 @@
-"""The report of a comparison: the terminal table, and OUT/report/ with everything a reader or a program wants.
+"""The report of a comparison: what it found, as a document of tables, sentences and charts.
 
-    report.md              tables and what they say
-    report.html            the same as one page of its own: sortable tables, curves with toggles
-    table.json             every number, and the losses and curves they come from
-    curves*.png, .svg      held-out loss against tokens, operations and time
-    differences*.png, .svg differences to the baseline with their intervals
+Where to add something:
 
-The folder is made beside its place and takes it whole.
+    a column of a table     RESULT, COST, or a function that makes columns (`equal_columns`, ...)
+    a table                 TABLES
+    a sentence              SENTENCES, for conditions; `_verdicts` says what is settled
+    a chart                 CHARTS; a panel of it in the function that makes it
 """
 
 from __future__ import annotations
 
-import json
-import os
+import dataclasses
+import math
 import re
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from twoaxis.base.files import atomic_folder, write_bytes, write_text
-from twoaxis.comparison.document import to_document
-from twoaxis.comparison.summary import Summary, Table, summarise
-from twoaxis.comparison.tables import Cell, Grid, grids
-from twoaxis.comparison.words import closing, facts, headline
+from twoaxis.comparison.results import AXES, Comparison, Entry, Equal, Section, ratio
+from twoaxis.comparison.statistics import BETTER, WORSE, Difference
+from twoaxis.show.charts import Axis, Chart, Line, Mark, Panel, Tone
+from twoaxis.show.document import Block, Cell, Column, Document, Facts, Heading, Items, Prose, Table
+from twoaxis.show.numbers import NOTHING, count, loss, percent, si
+from twoaxis.show.numbers import difference as signed
+from twoaxis.training.results import MODEL
 
-REPORT = "report"
-NAME = 20
-"""Columns that the name of a contender keeps in a narrow terminal."""
-TONES = {"better": "32", "worse": "31", "warn": "33"}
-"""Colours of a terminal."""
-
-
-class Report(NamedTuple):
-    """What was written."""
-
-    summary: Summary
-    folder: Path
-    files: tuple[str, ...]
-    """Names in it."""
-    note: str
-    """What is left out and why, if something is."""
+NAMES = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}
+TITLES = {"tokens": "training tokens", "flops": "training FLOPs", "time": "training time"}
+UNITS = {"tokens": "count", "flops": "count", "time": "seconds"}
 
 
-def make_report(folder: str | Path, *, l_inf: float | None = None, alpha: float | None = None) -> Report:
-    """Summarise a comparison and write OUT/report/.
+def document(found: Comparison) -> Document:
+    """The whole report."""
+    blocks: list[Block] = [Prose(headline(found)), *map(Prose, closing(found))]
+    if found.failed:
+        blocks += [Heading("Runs that failed"), Items(found.failed)]
+    for number, section in enumerate(found.sections, start=1):
+        blocks.append(Heading(f"{section.data}, {section.size}"))
+        section = dataclasses.replace(section, home=found.home)
+        made = {table.title: table.make(section) for table in TABLES}
+        tables = [block for title, table in made.items() if table is not None for block in (Heading(title, 3), table)]
+        charts = [chart for make in CHARTS if (chart := make(section, _ending(found, number, section))) is not None]
+        blocks += [*tables[:2], *charts, *tables[2:]]  # the result, then what it looks like
+    return Document(f"Comparison {found.name}", (*blocks, Heading("How it was made"), Facts(facts(found))))
 
-    Args:
-        folder: the --out of `twoaxis compare`, finished or not.
-        l_inf: irreducible loss, for the effective speed-up.
-        alpha: exponent of the scaling law.
+
+def rows(found: Comparison) -> list[dict[str, Any]]:
+    """A row for every contender of every section, by the heads of the tables of all contenders."""
+    made: dict[Entry, dict[str, Any]] = {}
+    for section in found.sections:
+        for spec in TABLES:
+            table = spec.make(section)
+            for entry, cells in zip(spec.entries(section), () if table is None else table.rows, strict=False):
+                row = made.setdefault(entry, {"data": section.data, "size": section.size})
+                for column, cell in zip(() if table is None else table.columns, cells, strict=False):
+                    row[column.head] = cell.value if column.number and cell.value is not None else cell.text
+    return list(made.values())
+
+
+# Tables.
+
+
+class Col(NamedTuple):
+    """A column of a table about things of one kind, such as the entries of a section.
+
+    Attributes:
+        head: its title.
+        cell: what a thing of a whole has in it.
+        when: the wholes whose tables have it.
+        words: set to the left, and taken as text by `rows`.
     """
-    from twoaxis.comparison.page import render_page
 
-    summary = summarise(folder, l_inf=l_inf, alpha=alpha)
-    document = to_document(summary)
-    place = Path(folder) / REPORT
-    figures, note = _figures(summary)
-    with atomic_folder(place, replace=True) as made:
-        for name, content in figures.items():
-            write_bytes(made / name, content)
-        write_text(made / "table.json", json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
-        write_text(made / "report.md", render_markdown(summary, tuple(figures)))
-        write_text(made / "report.html", render_page(summary))
-    names = ("report.md", "report.html", "table.json", *figures)
-    return Report(summary, place, names, note)
+    head: str
+    cell: Callable[[Any, Any], Cell]
+    when: Callable[[Any], bool] = lambda whole: True
+    words: bool = False
 
 
-def _figures(summary: Summary) -> tuple[dict[str, bytes], str]:
-    """The figures by file name, and why there are none."""
-    try:
-        import matplotlib as _  # noqa: F401
-    except ImportError:
-        return {}, 'no plots: matplotlib is not installed; pip install "twoaxis[report]" brings it'
-    from twoaxis.comparison.plots import draw_curves, draw_differences, render
-
-    made = {}
-    for table in summary.tables:
-        if not any(entry.curves for entry in table.entries):
-            continue
-        end = figure_ending(summary, table)
-        figures = {f"curves{end}": draw_curves(summary, table)}
-        if table.contenders:
-            figures[f"differences{end}"] = draw_differences(summary, table)
-        for name, figure in figures.items():
-            for kind in ("png", "svg"):
-                made[f"{name}.{kind}"] = render(figure, kind)
-    return made, ""
+def make_table(
+    columns: Sequence[Col], things: Sequence[Any], whole: Any, notes: Sequence[str] = (), **more: Any
+) -> Table:
+    """A table with a row for each thing of a whole."""
+    shown = [column for column in columns if column.when(whole)]
+    heads = tuple(Column(column.head, number=not column.words) for column in shown)
+    rows = tuple(tuple(column.cell(thing, whole) for column in shown) for thing in things)
+    return Table(heads, rows, tuple(notes), **more)
 
 
-def figure_ending(summary: Summary, table: Table) -> str:
-    """What tells the files of a table apart; nothing where there is one table."""
-    if len(summary.tables) == 1:
+class TableOf(NamedTuple):
+    """A table of the entries of a section.
+
+    Attributes:
+        title: above it.
+        columns: behind the contender's name; fixed, or made for a section.
+        notes: sentences under it.
+        when: sections that have it.
+        entries: its rows.
+    """
+
+    title: str
+    columns: tuple[Col, ...] | Callable[[Section], list[Col]]
+    notes: Callable[[Section], list[str]] = lambda section: []
+    when: Callable[[Section], bool] = lambda section: True
+    entries: Callable[[Section], tuple[Entry, ...]] = lambda section: section.entries
+
+    def make(self, section: Section) -> Table | None:
+        """The table of a section; None where it has none."""
+        entries = self.entries(section)
+        if not entries or not self.when(section):
+            return None
+        columns = self.columns if isinstance(self.columns, tuple) else self.columns(section)
+        baseline = next((place for place, entry in enumerate(entries) if entry.baseline), None)
+        return make_table((NAME, *columns), entries, section, self.notes(section), baseline=baseline)
+
+
+def _name(entry: Entry, section: Section) -> Cell:
+    """The label, with a flag where runs diverged, and the way to the model of the first seed."""
+    flag = f" ({len(entry.diverged)} diverged)" if entry.diverged else ""
+    return Cell(entry.label + flag, href=_model(entry, section, min(entry.results, default=None)))
+
+
+def _model(entry: Entry, section: Section, seed: int | None) -> str:
+    """The way to a run's model, or to the run where no model was kept."""
+    run = None if seed is None else entry.runs.get(seed)
+    if section.home is None or run is None:
         return ""
-    plain = re.sub(r"[^A-Za-z0-9._=-]+", "-", f"{table.data}-{table.size}").strip("-.")[:60]
-    return f"-{summary.tables.index(table) + 1}-{plain}"
+    return f"{section.home}/{(run.folder / MODEL if run.model else run.folder).as_posix()}"
 
 
-def render_markdown(summary: Summary, figures: tuple[str, ...] = ()) -> str:
-    """The report as Markdown."""
-    lines = [f"# Comparison {_escape(summary.name)}", "", _escape(headline(summary)), ""]
-    for table in summary.tables:
-        lines += [f"## {_escape(table.data)}, {_escape(table.size)}", ""]
-        for grid in grids(summary, table):
-            lines += [f"### {grid.title}", "", *_markdown_table(grid), ""]
-            lines += [f"{_escape(note)}  " for note in grid.notes]
-            lines += [""] if grid.notes else []
-        end = figure_ending(summary, table)
-        for name in (f"curves{end}.png", f"differences{end}.png"):
-            if name in figures:
-                lines += [f"![{name.partition('.')[0]}]({name})", ""]
-    lines += ["## What this says", ""]
-    for paragraph in closing(summary):
-        lines += [_escape(paragraph), ""]
-    lines += [f"- {name}: `{value.replace('`', ' ')}`" for name, value in facts(summary)]
-    return "\n".join(lines) + "\n"
+def _seeds(entry: Entry, section: Section) -> Cell:
+    done, planned = len(entry.results), len(entry.seeds)
+    return Cell(f"{done}" if done == planned else f"{done} of {planned}", done, "" if done == planned else "warn")
 
 
-def _markdown_table(grid: Grid) -> list[str]:
-    rows = [[_escape(cell.text) for cell in row] for row in grid.rows]
-    head = "| " + " | ".join(grid.heads) + " |"
-    rule = "|---|" + "---:|" * (len(grid.heads) - 1)
-    return [head, rule, *("| " + " | ".join(row) + " |" for row in rows)]
+def _mean(name: str, text: Callable[[float | None], str]) -> Callable[[Entry, Section], Cell]:
+    """A cell with the mean of a field of the results."""
+    return lambda entry, section: Cell(text(entry.mean(name)), entry.mean(name))
 
 
-def _escape(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text.replace("\n", " "))
+def _difference(entry: Entry, section: Section) -> Cell:
+    return Cell(NOTHING) if entry.difference is None else Cell(signed(entry.difference.mean), entry.difference.mean)
 
 
-def render_terminal(summary: Summary, *, width: int | None = None, colour: bool | None = None) -> str:
-    """The report as text for a terminal.
-
-    Args:
-        summary: what to show.
-        width: columns; None is the terminal's, and 120 where there is none.
-        colour: with colours; None asks whether stdout is a terminal.
-    """
-    import shutil
-    import sys
-
-    width = width or shutil.get_terminal_size((120, 24)).columns
-    watched = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    paint = watched if colour is None else colour
-    parts = [_wrap(headline(summary), width), ""]
-    for table in summary.tables:
-        parts.append(f"{table.data}, {table.size}")
-        for grid in grids(summary, table):
-            parts += ["", grid.title, text_table(grid, width, colour=paint)]
-            parts += [_wrap(note, width) for note in grid.notes]
-        parts.append("")
-    parts += [_wrap(paragraph, width) + "\n" for paragraph in closing(summary)]
-    parts += [_wrap(f"{name}: {value}", width) for name, value in facts(summary)]
-    return "\n".join(parts) + "\n"
+def _interval(entry: Entry, section: Section) -> Cell:
+    found = entry.difference
+    if found is None or found.low is None:
+        return Cell(NOTHING)
+    return Cell(f"{signed(found.low)} to {signed(found.high)}", found.low)
 
 
-def _wrap(text: str, width: int) -> str:
-    import textwrap
-
-    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+def _verdict(entry: Entry, section: Section) -> Cell:
+    return Cell(entry.verdict, entry.difference and entry.difference.corrected_p, tone(entry.verdict))
 
 
-def text_table(grid: Grid, width: int, *, colour: bool = False) -> str:
-    """A table in columns; long cells go on in the next line."""
-    widths = _widths(grid, width)
-    heads = tuple(Cell(head) for head in grid.heads)
-    lines = [*_text_row(heads, widths, colour), "  ".join("─" * wide for wide in widths)]
-    for row in grid.rows:
-        lines += _text_row(row, widths, colour)
-    return "\n".join(lines)
+def _row_error(entry: Entry, section: Section) -> Cell:
+    error = entry.difference and entry.difference.row_error
+    return Cell(NOTHING if error is None else f"±{unsigned(error)}", error)
 
 
-def _text_row(cells: tuple[Cell, ...], widths: list[int], colour: bool) -> list[str]:
-    """The lines of a row: names to the left, everything else to the right."""
-    folded = [_fold(cell.text, wide) for cell, wide in zip(cells, widths, strict=True)]
-    lines = []
-    for number in range(max(len(parts) for parts in folded)):
-        line = ""
-        for place, (cell, parts, wide) in enumerate(zip(cells, folded, widths, strict=True)):
-            text = parts[number] if number < len(parts) else ""
-            room = " " * (wide - len(text))
-            painted = f"\x1b[{TONES[cell.tone]}m{text}\x1b[0m" if colour and text and cell.tone else text
-            line += f"  {room}{painted}" if place else painted + room
-        lines.append(line.rstrip())
-    return lines
+def _accuracy_difference(entry: Entry, section: Section) -> Cell:
+    found = entry.accuracy_difference
+    if found is None or found.mean is None:
+        return Cell(NOTHING)
+    text = f"{100 * found.mean:+.1f}"
+    if found.low is not None and found.high is not None:
+        text += f" ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+    return Cell(text, found.mean, tone(found.verdict))
 
 
-def _widths(grid: Grid, width: int) -> list[int]:
-    """Widths of the columns: what they need, less in the widest ones until the table fits."""
-    columns = [[head, *(row[i].text for row in grid.rows)] for i, head in enumerate(grid.heads)]
-    widths = [max(map(len, column)) for column in columns]
-    least = [max((len(word) for text in column for word in _pieces(text)), default=1) for column in columns]
-    while sum(widths) + 2 * (len(widths) - 1) > width:
-        able = [i for i in range(len(widths)) if widths[i] > least[i]]
-        if not able:
-            break
-        # The contender's name gives way first; then whatever is widest.
-        first = 0 in able and widths[0] > NAME
-        widths[0 if first else max(able, key=lambda i: widths[i])] -= 1
-    return widths
+def _speed_up(entry: Entry, section: Section) -> Cell:
+    found = entry.speed_up
+    if found is None:
+        return Cell(NOTHING)
+    interval = "" if found.low is None or found.high is None else f" ({found.low:.3g} to {found.high:.3g})"
+    return Cell(f"{found.value:.3g}{interval}", found.value)
 
 
-def _pieces(text: str) -> list[str]:
-    """Where a cell may be broken: behind spaces, colons and commas."""
-    return re.findall(r"[^ :,]+[:,]*|[:,]+", text)
+def _more(name: str) -> Callable[[Entry, Section], Cell]:
+    """A cell with a count and by how many percent it exceeds the baseline's."""
+
+    def cell(entry: Entry, section: Section) -> Cell:
+        value, part = getattr(entry.row, name), ratio(getattr(entry.row, name), getattr(section.baseline.row, name))
+        more = "" if part is None or part == 1 else f" {100 * (part - 1):+.1f}%"
+        return Cell(f"{count(value)}{more}", value)
+
+    return cell
 
 
-def _fold(text: str, width: int) -> list[str]:
-    """Lines of at most `width`, broken at pieces."""
-    lines, line = [], ""
-    for piece in re.findall(r"[^ :,]*[:,]* *", text):
-        if line and len((line + piece).rstrip()) > width:
-            lines.append(line.rstrip())
-            line = ""
-        line += piece
-    return [*lines, line.rstrip()] if line.strip() or not lines else lines
+def _times(name: str, unit: str = "") -> Callable[[Entry, Section], Cell]:
+    """A cell with a measure and how many times the baseline's it is."""
+
+    def cell(entry: Entry, section: Section) -> Cell:
+        value, base = getattr(entry, name), getattr(section.baseline, name)
+        part = ratio(value, base)
+        text = si(value, unit) if unit else count(value)
+        return Cell(text if part is None or value == base else f"{text} ×{part:.2f}", value)
+
+    return cell
+
+
+def _rate(entry: Entry, section: Section) -> Cell:
+    rate, edge = entry.row.lr, entry.row.lr_edge
+    if rate is None:
+        return Cell("not chosen", None, "warn")
+    return Cell(f"{rate:g} (edge)" if edge else f"{rate:g}", rate, "warn" if edge else "")
+
+
+def is_task(section: Section) -> bool:
+    """Whether answers are right or wrong."""
+    return section.chance is not None
+
+
+NAME = Col("contender", _name, words=True)
+RESULT = (
+    Col("seeds", _seeds),
+    Col("loss", _mean("loss", loss)),
+    Col("difference", _difference),
+    Col("95% interval", _interval, words=True),
+    Col("verdict", _verdict, words=True),
+    Col("held-out error", _row_error, lambda s: any(e.difference and e.difference.row_error for e in s.contenders)),
+    Col("accuracy", _mean("accuracy", percent), is_task),
+    Col("accuracy difference", _accuracy_difference, is_task),
+    Col("bits/byte", _mean("bits_per_byte", loss), lambda s: any(e.mean("bits_per_byte") for e in s.entries)),
+    Col("speed-up", _speed_up, lambda s: s.scaling.law is not None),
+)
+COST = (
+    Col("parameters", _more("parameters")),
+    Col("FLOPs/token", _more("flops_per_token")),
+    Col("tokens", _more("tokens")),
+    Col("tokens/s", _times("tokens_per_second")),
+    Col("peak memory", _times("peak_memory", "B")),
+    Col("lr", _rate),
+)
+
+
+def result_notes(section: Section) -> list[str]:
+    """What is missing, and where the speed-up comes from."""
+    law, notes = section.scaling.law, []
+    if section.chance is not None:
+        notes.append(f"Guessing scores {section.chance:.1%}. The verdict is about the loss.")
+    for entry in section.entries:
+        said = [entry.difference.note] if entry.difference is not None and entry.difference.note else []
+        if entry.baseline and (entry.diverged or entry.missing):
+            said.append(f"{len(entry.diverged)} runs diverged, {len(entry.missing)} not finished")
+        if law is not None and entry.speed_up_note:
+            said.append(f"speed-up: {entry.speed_up_note}")
+        if said:
+            notes.append(f"{entry.label}: {'; '.join(said)}.")
+    if RESULT[5].when(section):
+        notes.append("Held-out error: how far the difference would move with other held-out text, one standard error.")
+    if law is None:
+        return [*notes, f"Effective speed-up: {section.scaling.note}."]
+    exponent, interval = f"{law.alpha:.4g}", section.scaling.exponent
+    if interval is not None and interval.low is not None and interval.high is not None:
+        exponent += f" ({interval.low:.3g} to {interval.high:.3g})"
+    return [*notes, f"Speed-up by the law L = {law.l_inf:.4g} + A C^-alpha, alpha {exponent}; {section.scaling.note}."]
+
+
+def equal_columns(section: Section) -> list[Col]:
+    """Differences at equal tokens, operations and time."""
+
+    def cell(axis: str) -> Callable[[Entry, Section], Cell]:
+        return lambda entry, section: _equal(entry.equal.get(axis))
+
+    match = section.plan.match
+    return [Col(f"at equal {name}{' (matched)' * (axis == match)}", cell(axis)) for axis, name in NAMES.items()]
+
+
+def _equal(equal: Equal | None) -> Cell:
+    if equal is None or equal.difference.mean is None:
+        return Cell(NOTHING)
+    found = equal.difference
+    text = f"{signed(found.mean)}{'~' if equal.indicative else ''} {found.verdict}"
+    return Cell(text, found.mean, tone(found.verdict))
+
+
+def equal_notes(section: Section) -> list[str]:
+    """What the mark means, where there is one."""
+    if not any(equal.indicative for entry in section.contenders for equal in entry.equal.values()):
+        return []
+    return [
+        "~ The longer run is read where the shorter one ends, before its learning rate had come down, and looks "
+        "worse than a run of that length would: indicative only, and resolved only against that."
+    ]
+
+
+def cost_notes(section: Section) -> list[str]:
+    """How throughput was measured, and what the edge is."""
+    how = (
+        f"in turns before the runs, {CLOCK}"
+        if section.interleaved
+        else "in the runs themselves, in the same comparison"
+    )
+    notes = [f"Throughput was measured {how}."]
+    if any(entry.row.lr_edge for entry in section.entries):
+        notes.append("(edge): the best rate is the smallest or largest that was tried; a better one may lie beyond.")
+    return notes
+
+
+def seed_columns(section: Section) -> list[Col]:
+    """Loss of every seed, with the way to its model."""
+
+    def cell(seed: int) -> Callable[[Entry, Section], Cell]:
+        def made(entry: Entry, section: Section) -> Cell:
+            value = entry.losses.get(seed)
+            if value is not None:
+                return Cell(loss(value), value, href=_model(entry, section, seed))
+            return (
+                Cell("diverged", None, "warn", _model(entry, section, seed))
+                if seed in entry.diverged
+                else Cell(NOTHING)
+            )
+
+        return made
+
+    return [Col(f"seed {seed}", cell(seed)) for seed in section.plan.seeds]
+
+
+def rate_columns(section: Section) -> list[Col]:
+    """Mean loss by learning rate."""
+
+    def cell(rate: float) -> Callable[[Entry, Section], Cell]:
+        def made(entry: Entry, section: Section) -> Cell:
+            known = {float(name): value for name, value in entry.row.lr_losses.items()}
+            text = NOTHING if rate not in known else "diverged" if known[rate] is None else loss(known[rate])
+            return Cell(text + " *" * (rate == entry.row.lr), known.get(rate))
+
+        return made
+
+    return [Col(f"{rate:g}", cell(rate)) for rate in section.plan.lrs]
+
+
+def rate_notes(section: Section) -> list[str]:
+    """Which rate was chosen, and by what."""
+    seeds = ", ".join(map(str, section.plan.lr_seeds))
+    return [f"* chosen, by the mean held-out loss of seeds {seeds}, which the comparison does not use."]
+
+
+TABLES = (
+    TableOf("Result", RESULT, result_notes),
+    TableOf(
+        "Loss minus the baseline's at equal budgets",
+        equal_columns,
+        equal_notes,
+        entries=lambda section: section.contenders,
+    ),
+    TableOf("Cost", COST, cost_notes),
+    TableOf("Loss by seed", seed_columns),
+    TableOf("Loss by learning rate", rate_columns, rate_notes, when=lambda section: len(section.plan.lrs) > 1),
+)
+
+
+def unsigned(value: float) -> str:
+    """A difference without its sign."""
+    return signed(abs(value)).removeprefix("+")
+
+
+def tone(verdict: str) -> Tone:
+    """Colour of a verdict."""
+    return "better" if verdict == BETTER else "worse" if verdict == WORSE else ""
+
+
+# Charts.
+
+
+class Band(NamedTuple):
+    """A line with what seeds make of it; the spread is their standard deviation, zero for one seed."""
+
+    x: tuple[float, ...]
+    mean: tuple[float, ...]
+    spread: tuple[float, ...]
+
+
+def loss_band(entry: Entry, axis: str) -> Band | None:
+    """The mean held-out loss of a contender; None without a finished run or where the axis was not measured."""
+    scale = entry.scale(axis)
+    if scale is None or not entry.curves:
+        return None
+    curves = [dict(zip(curve.tokens, curve.loss, strict=True)) for curve in entry.curves.values()]
+    places = sorted(set.intersection(*map(set, curves)))
+    return _band([place * scale for place in places], [[curve[place] for curve in curves] for place in places])
+
+
+def difference_band(entry: Entry, baseline: Entry, axis: str) -> Band | None:
+    """The mean of the paired differences to the baseline, at the contender's evaluations until the shorter run ends."""
+    mine, theirs, curves = entry.scale(axis), baseline.scale(axis), baseline.curves
+    seeds = [seed for seed in entry.curves if seed in curves and curves[seed].tokens]
+    if mine is None or theirs is None or not seeds:
+        return None
+    x, rows = [], []
+    places = set.intersection(*(set(entry.curves[seed].tokens) for seed in seeds))
+    reach = min(curves[seed].tokens[-1] for seed in seeds) * theirs / mine
+    for place in sorted({min(place, reach) for place in places}):
+        pairs = [(entry.curves[s].at(place), curves[s].at(place * mine / theirs)) for s in seeds]
+        row = [ours - other for ours, other in pairs if ours is not None and other is not None]
+        if len(row) == len(seeds):
+            x.append(place * mine)
+            rows.append(row)
+    return _band(x, rows)
+
+
+def _band(x: list[float], rows: list[list[float]]) -> Band | None:
+    if not x:
+        return None
+    means = [math.fsum(row) / len(row) for row in rows]
+    squares = [math.fsum((v - mean) ** 2 for v in row) for row, mean in zip(rows, means, strict=True)]
+    spreads = [math.sqrt(square / max(1, len(row) - 1)) for square, row in zip(squares, rows, strict=True)]
+    return Band(tuple(x), tuple(means), tuple(spreads))
+
+
+def curves(section: Section, ending: str) -> Chart | None:
+    """Loss, and loss minus the baseline's, against tokens, operations and time: what was matched first."""
+    base = section.baseline
+    kinds: dict[str, Callable[[Entry, str], Band | None]] = {
+        "loss": loss_band,
+        f"loss minus {base.label}'s": lambda entry, axis: None if entry is base else difference_band(entry, base, axis),
+    }
+    match = section.plan.match
+    grid = []
+    for kind, band in kinds.items():
+        panels = []
+        for axis in sorted(AXES, key=lambda axis: axis != match):
+            bands = {entry: found for entry in section.entries if (found := band(entry, axis)) is not None}
+            if bands:
+                title = f"{kind}, against {TITLES[axis]}{' (matched)' * (axis == match)}"
+                panels.append(_curve_panel(kind, axis, title, bands, None if kind == "loss" else 0.0))
+        grid.append(tuple(panels))
+    if not grid[0]:
+        return None
+    note = "Mean over seeds; the band is one standard deviation. Time is tokens over the throughput in the table."
+    return Chart(f"curves{ending}", f"Held-out loss: {section.data}, {section.size}", tuple(filter(None, grid)), note)
+
+
+def _curve_panel(kind: str, axis: str, title: str, bands: dict[Entry, Band], rule: float | None) -> Panel:
+    """One pair of axes. The first fifth of the runs, whose fall would flatten the rest, is left out of the frame."""
+    ends = [] if rule is None else [rule]
+    for band in bands.values():
+        for mean, spread in list(zip(band.mean, band.spread, strict=True))[len(band.x) // 5 :]:
+            ends += [mean - spread, mean + spread]
+    room = 0.06 * (max(ends) - min(ends)) or 0.01
+    left = min(band.x[len(band.x) // 5] for band in bands.values())
+    x = Axis(TITLES[axis], UNITS[axis], "log", left / 1.03, 1.03 * max(band.x[-1] for band in bands.values()))
+    y = Axis("nats per token", low=min(ends) - room, high=max(ends) + room, rule=rule)
+    return Panel(
+        "lines",
+        title,
+        x,
+        y,
+        tuple(_line(*pair) for pair in bands.items()),
+        choice={"show": kind, "against": TITLES[axis]},
+    )
+
+
+def _line(entry: Entry, band: Band) -> Line:
+    pairs = list(zip(band.mean, band.spread, strict=True))
+    low, high = (tuple(mean + sign * spread for mean, spread in pairs) for sign in (-1, 1))
+    flag = f" ({len(entry.diverged)} diverged)" if entry.diverged else ""
+    return Line(entry.label + flag, band.x, band.mean, low, high, 0 if entry.baseline else None)
+
+
+def differences(section: Section, ending: str) -> Chart | None:
+    """The difference of each contender to the baseline with its interval, at equal tokens, operations and time."""
+    panels, rows = [], section.contenders
+    for axis in AXES:
+        marks = [Mark(entry.label, None) if axis not in entry.equal else _mark(entry, axis) for entry in rows]
+        if any(mark.value is not None for mark in marks):
+            title = f"at equal {NAMES[axis]}{' (matched)' * (axis == section.plan.match)}"
+            panels.append(Panel("intervals", title, Axis(unit="difference", rule=0.0), Axis(), tuple(marks)))
+    if not panels:
+        return None
+    several = ", all contenders at once" if len(rows) > 1 else ""
+    title = f"Loss minus {section.baseline.label}'s, 95% intervals{several}: {section.data}, {section.size}"
+    early = any(equal.indicative for entry in rows for equal in entry.equal.values())
+    note = "Open circles: a schedule had not ended; indicative only." if early else ""
+    return Chart(f"differences{ending}", title, (tuple(panels),), note)
+
+
+def _mark(entry: Entry, axis: str) -> Mark:
+    equal = entry.equal[axis]
+    found = equal.difference
+    return Mark(entry.label, found.mean, found.low, found.high, tone(found.verdict), equal.indicative)
+
+
+CHARTS: tuple[Callable[[Section, str], Chart | None], ...] = (curves, differences)
+
+
+def _ending(found: Comparison, number: int, section: Section) -> str:
+    """What tells the charts of a section apart; nothing where there is one section."""
+    if len(found.sections) == 1:
+        return ""
+    plain = re.sub(r"[^a-z0-9_-]+", "-", f"{section.data}-{section.size}".lower())
+    return f"-{number}-{plain[:60].strip('-')}"
+
+
+# Sentences.
+
+CLOCK = "in CPU time of the process where a run has one thread of a CPU, else by the clock"
+"""How `base.timer` measures."""
+
+
+def headline(found: Comparison) -> str:
+    """Seeds, what was matched, how intervals were made."""
+    seeds, rivals = found.plan.seeds, max((len(section.contenders) for section in found.sections), default=0)
+    text = f"{_count(len(seeds), 'seed')} ({', '.join(map(str, seeds))}), matched by {found.plan.match}. "
+    if rivals > 1:
+        return text + (
+            f"Intervals are 95% for the {rivals} contenders of a table together (Student's t on paired differences, "
+            f"Bonferroni); resolved means that the interval leaves zero out."
+        )
+    return text + "Intervals are 95% (Student's t on paired differences); resolved means that it leaves zero out."
+
+
+def facts(found: Comparison) -> tuple[tuple[str, str], ...]:
+    """Hardware, versions, commands."""
+    about = found.plan.about
+    versions = ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())
+    commands = [("command", f"`{command.replace('`', ' ')}`") for command in about.get("commands", ())]
+    hardware = about.get("hardware_line") or "not recorded"
+    return (("hardware", hardware), ("versions", versions or "not recorded"), *commands)
+
+
+def closing(found: Comparison) -> list[str]:
+    """Paragraphs in plain language: what is resolved, what is not, under which conditions."""
+    said = [_verdicts(section, several=len(found.sections) > 1) for section in found.sections]
+    return [*said, " ".join(filter(None, (sentence(found) for sentence in SENTENCES)))]
+
+
+def _verdicts(section: Section, *, several: bool) -> str:
+    """What one section settles."""
+    where = f"On {section.data} at {section.size}: " if several else ""
+    base, parts = section.baseline.label, []
+    for verdict, word in ((BETTER, "better"), (WORSE, "worse")):
+        named = [
+            _by(entry, entry.difference)
+            for entry in section.contenders
+            if entry.difference and entry.verdict == verdict
+        ]
+        if named:
+            parts.append(f"resolved as {word} than {base}: {', '.join(named)}")
+    still = [_open(e, e.difference) for e in section.contenders if e.difference and not e.difference.resolved]
+    if still:
+        parts.append(f"not resolved at this scale and with these seeds: {', '.join(still)}")
+    if not parts:
+        return f"{where}there is nothing but {base} to compare."
+    for axis, name in NAMES.items():
+        better = [entry for entry in section.contenders if entry.verdict == BETTER and axis in entry.equal]
+        worse = [entry.label for entry in better if entry.equal[axis].difference.verdict == WORSE]
+        still = [entry.label for entry in better if not entry.equal[axis].difference.resolved]
+        if worse:
+            parts.append(f"at equal {name} the opposite is resolved for {', '.join(worse)}")
+        if still:
+            parts.append(f"at equal {name} being better is not resolved for {', '.join(still)}: --match {axis} tells")
+    text = ". ".join(part[0].upper() + part[1:] for part in parts)
+    return f"{where}{text}."
+
+
+def _by(entry: Entry, found: Difference) -> str:
+    """By how much a resolved contender is better or worse."""
+    mean, *ends = (abs(value) for value in (found.mean, found.low, found.high) if value is not None)
+    low, high = map(unsigned, sorted(ends))
+    return f"{entry.label} by {unsigned(mean)} nats per token ({low} to {high})"
+
+
+def _open(entry: Entry, found: Difference) -> str:
+    """Why a contender is not resolved."""
+    reasons = [f"{_count(len(found.diverged), 'run')} diverged"] if found.diverged else []
+    if found.mean is None:
+        reasons.append("no pair of runs has finished")
+    elif found.low is None:
+        reasons.append("one seed tells nothing of chance")
+    elif entry.seeds_needed is not None and not found.diverged:
+        reasons.append(f"about {entry.seeds_needed} seeds would settle a difference of {unsigned(found.mean)}")
+    return f"{entry.label} ({'; '.join(reasons)})" if reasons else entry.label
+
+
+def rate_sentence(found: Comparison) -> str:
+    """How learning rates were chosen."""
+    if len(found.plan.lrs) > 1:
+        rates = ", ".join(f"{rate:g}" for rate in found.plan.lrs)
+        text = f"Each contender had the best of the learning rates {rates}, chosen on separate seeds."
+        every = {entry.label for entry in found.entries}
+        edge = {entry.label for entry in found.entries if entry.row.lr_edge}
+        whom = "every contender" if edge == every and len(edge) > 2 else ", ".join(sorted(edge))
+        return f"{text} The best rate lies at the edge of those tried for {whom}: widen --lr." if edge else text
+    if not found.shared_rate:
+        return "Contenders had learning rates of their own, as they were given."
+    rate = next((entry.row.lr for entry in found.entries if entry.row.lr is not None), None)
+    return (
+        f"All contenders had one shared learning rate{'' if rate is None else f' ({rate:g})'}, which favours the "
+        "one it was tuned for, most often the baseline; --lr a,b,c chooses one for each."
+    )
+
+
+def init_sentence(found: Comparison) -> str:
+    """How initial weights were scaled."""
+    inits = {
+        "paper": "Initial weights are rescaled as each paper prescribes (init=paper).",
+        "paired": "All contenders of a seed start from the same weights in what they have in common (init=paired).",
+    }
+    if len(found.inits) > 1:
+        return " and ".join(f"init={init}" for init in found.inits) + " were both used; see the tables."
+    return "".join(inits.get(init, f"{init}.") for init in found.inits)
+
+
+def match_sentence(found: Comparison) -> str:
+    """What was the same for all contenders."""
+    matched = {
+        "tokens": "Contenders were matched by training tokens; what they cost besides is in the tables.",
+        "flops": "Contenders were matched by training operations, within the rounding to whole steps.",
+        "time": f"Contenders were matched by time, by a throughput measured once before the runs, {CLOCK}.",
+    }
+    return matched[found.plan.match]
+
+
+def law_sentence(found: Comparison) -> str:
+    """What a speed-up needs."""
+    if any(scaling.law is not None for scaling in found.laws.values()):
+        return ""
+    return "The effective speed-up needs --sizes (three or more), or a law given by --l-inf and --alpha."
+
+
+def gap_sentence(found: Comparison) -> str:
+    """Runs that are not there."""
+    diverged, said = sum(len(entry.diverged) for entry in found.entries), []
+    if diverged:
+        said.append(f"{_count(diverged, 'run')} diverged.")
+    if found.missing:
+        said.append(f"{_count(found.missing, 'run')} had not finished when this was made: verdicts may change.")
+    return " ".join(said)
+
+
+SENTENCES = (rate_sentence, init_sentence, match_sentence, law_sentence, gap_sentence)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"

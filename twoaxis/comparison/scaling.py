@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from twoaxis.comparison.statistics import LEVEL, t_quantile
+from twoaxis.comparison.statistics import LEVEL, from_scipy, t_quantile
 
 ALPHAS = (0.005, 3.0)
 """Exponents looked at; a best one at either end means that the points tell nothing of the law."""
@@ -79,11 +80,11 @@ class Interval(NamedTuple):
         return self._asdict()
 
 
-def fit(compute: Sequence[float], losses: Sequence[float], *, l_inf: float | None = None) -> Law:
+def fit_law(compute: Sequence[float], losses: Sequence[float], *, l_inf: float | None = None) -> Law:
     """Fit the law by least squares.
 
-    For a fixed exponent the law is linear in L_inf and A, so the search is over the exponent alone: a grid, then finer
-    ones around its best. L_inf stays at or above zero and A above it.
+    For a fixed exponent the law is linear in L_inf and A, so the search is over the exponent alone: a grid, then
+    Brent's method around its best. L_inf stays at or above zero and A above it.
 
     Args:
         compute: training operations of each size.
@@ -112,12 +113,9 @@ def _fit(compute: tuple[float, ...], losses: tuple[float, ...], l_inf: float | N
     best = int(np.argmin(_solve(c / centre, y, grid, l_inf)[2]))
     if best in (0, len(grid) - 1):
         raise NoLaw(_edge(best, y))
-    low, high = float(grid[best - 1]), float(grid[best + 1])
-    while high - low > 1e-13 * high:  # narrow down to a tenth at a time
-        near = np.linspace(low, high, 21)
-        best = int(np.argmin(_solve(c / centre, y, near, l_inf)[2]))
-        low, high = float(near[max(best - 1, 0)]), float(near[min(best + 1, 20)])
-    alpha = (low + high) / 2
+    alpha = math.exp(
+        _minimum(lambda x: _solve(c / centre, y, np.exp([x]), l_inf)[2][0], np.log(grid[best - 1 : best + 2]))
+    )
     floor, scale, square = (float(value[0]) for value in _solve(c / centre, y, np.array([alpha]), l_inf))
     if scale <= 0:
         raise NoLaw("the loss does not fall with compute; more sizes or seeds are needed")
@@ -156,13 +154,19 @@ def _solve(
     return floor, scale, (rest * rest).sum(1)
 
 
+def _minimum(function: Callable[[float], float], bracket: np.ndarray) -> float:
+    """Where a function is least, between the ends of three places of which the middle one is lowest."""
+    options = {"bracket": tuple(bracket), "method": "brent", "options": {"xtol": 1e-12}}
+    return float(from_scipy("optimize").minimize_scalar(function, **options).x)
+
+
 def _edge(best: int, y: np.ndarray) -> str:
     if y[-1] >= y[0] or best:
         return "the losses do not follow a falling law that levels off; more sizes or seeds are needed"
     return "the losses do not bend: no exponent fits better than a straight line; add a size further off, or --l-inf"
 
 
-def given(l_inf: float, alpha: float) -> Law:
+def known_law(l_inf: float, alpha: float) -> Law:
     """A law known from elsewhere."""
     if l_inf < 0:
         raise ValueError(f"--l-inf must not be negative, got {l_inf:g}")
@@ -194,6 +198,8 @@ def speed_up(law: Law, baseline: Point, contender: Point) -> float:
     Returns:
         More than one if it pays in wall-clock time; infinite if the loss lies at or below L_inf.
     """
+    if not (baseline.throughput > 0 and contender.throughput > 0):
+        raise NoLaw("no throughput was measured")
     if baseline.loss <= law.l_inf:
         raise NoLaw(f"the baseline's loss {baseline.loss:.4f} is not above L_inf {law.l_inf:.4f}")
     if contender.loss <= law.l_inf:
@@ -203,90 +209,111 @@ def speed_up(law: Law, baseline: Point, contender: Point) -> float:
     return (needed / baseline.throughput) / (spent / contender.throughput)
 
 
-Losses = Mapping[str, Mapping[int, float]]
-"""Held-out loss by size and seed."""
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """The law of a data set and what it was fitted to: the baseline at every size."""
+
+    law: Law | None = None
+    """None without one."""
+    note: str
+    """Where it comes from, or why there is none."""
+    exponent: Interval | None = None
+    """Alpha with an interval over seeds, where it was fitted."""
+    compute: Mapping[str, float] = field(default_factory=dict)
+    """Training operations by size."""
+    losses: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """Held-out losses by size and seed."""
+    l_inf: float | None = None
+    """As it was given."""
+
+    @property
+    def seeds(self) -> set[int]:
+        """Those that every size has."""
+        return set.intersection(*(set(group) for group in self.losses.values())) if self.losses else set()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "law": self.law and self.law.to_dict(),
+            "alpha": self.exponent and self.exponent.to_dict(),
+            "note": self.note,
+            "flops": dict(self.compute),
+            "losses": dict(self.losses),
+        }
+
+    def law_of(self, sample: Sequence[int] | None = None) -> Law:
+        """The law through the mean losses of every size, of all seeds or of a sample of them."""
+        means = {
+            name: _mean([group[seed] for seed in sample] if sample is not None else list(group.values()))
+            for name, group in self.losses.items()
+        }
+        return fit_law([self.compute[name] for name in means], list(means.values()), l_inf=self.l_inf)
 
 
-def common_seeds(*groups: Mapping[int, float]) -> list[int]:
-    """Seeds that all have."""
-    return sorted(set.intersection(*(set(group) for group in groups))) if groups else []
-
-
-def fit_sizes(compute: Mapping[str, float], losses: Losses, *, l_inf: float | None = None) -> Law:
-    """The law through the mean losses of the baseline at each size."""
-    names = [name for name in losses if losses[name]]
-    return fit([compute[name] for name in names], [_mean(list(losses[name].values())) for name in names], l_inf=l_inf)
-
-
-def exponent_interval(compute: Mapping[str, float], losses: Losses, *, l_inf: float | None = None) -> Interval:
-    """The exponent of the fitted law with an interval over seeds."""
-    value = fit_sizes(compute, losses, l_inf=l_inf).alpha
-    seeds = common_seeds(*losses.values())
-
-    def draw(sample: list[int]) -> float:
-        means = {name: {0: _mean([group[seed] for seed in sample])} for name, group in losses.items()}
-        return math.log(fit_sizes(compute, means, l_inf=l_inf).alpha)
-
-    return _bootstrap(value, seeds, draw)
-
-
-def speed_up_interval(
-    law: Law,
-    baseline: Mapping[int, Point],
-    contender: Mapping[int, Point],
+def find_law(
+    compute: Mapping[str, float],
+    losses: Mapping[str, Mapping[int, float]],
     *,
-    sizes: Losses | None = None,
-    sizes_compute: Mapping[str, float] | None = None,
     l_inf: float | None = None,
-) -> Interval:
-    """The speed-up of the mean losses, with an interval over seeds.
+    alpha: float | None = None,
+) -> Scaling:
+    """The law that is given by both parameters, or fitted over the sizes that have losses.
+
+    Args:
+        compute: training operations of the baseline by size.
+        losses: its held-out losses by size and seed.
+        l_inf: irreducible loss; None fits it.
+        alpha: exponent; needs `l_inf`.
+    """
+    if l_inf is not None and alpha is not None:
+        law = known_law(l_inf, alpha)
+        return Scaling(law=law, note=law.note)
+    found = Scaling(
+        note="", compute=compute, losses={name: group for name, group in losses.items() if group}, l_inf=l_inf
+    )
+    try:
+        law = found.law_of()
+    except NoLaw as error:
+        return replace(found, note=f"{NEEDS_SIZES}: {error}")
+    exponent = _bootstrap(law.alpha, found.seeds, lambda sample: math.log(found.law_of(sample).alpha))
+    return replace(found, law=law, note=law.note, exponent=exponent)
+
+
+def speed_up_interval(scaling: Scaling, baseline: Mapping[int, Point], contender: Mapping[int, Point]) -> Interval:
+    """The speed-up of the mean losses, with an interval over seeds; `NoLaw` where there is none.
 
     Seeds are drawn with replacement, whole: the baseline's losses at every size, and with them the law, the contender's
     loss and both throughputs move together. The standard error of so few draws is too small by sqrt((n - 1) / n), which
     is made up for, and the interval is Student's, on the logarithm.
 
     Args:
-        law: fitted or given.
+        scaling: with a law, fitted or given.
         baseline: its points by seed.
         contender: the same of the contender.
-        sizes: the baseline's losses from which the law was fitted; None where it was given.
-        sizes_compute: their training operations.
-        l_inf: as the fit had it.
     """
-    seeds = sorted(set(baseline) & set(contender))
+    law, fitted = scaling.law, bool(scaling.losses)
+    if law is None:
+        raise NoLaw(scaling.note)
+    seeds = set(baseline) & set(contender)
     if not seeds:
         raise NoLaw("no seed has both the baseline and the contender")
 
-    def at(sample: list[int], its_law: Law) -> float:
-        ours, theirs = (
-            Point(
-                _mean([points[seed].loss for seed in sample]),
-                points[sample[0]].tokens,
-                _mean([points[seed].throughput for seed in sample]),
-            )
-            for points in (baseline, contender)
-        )
-        return speed_up(its_law, ours, theirs)
+    def at(sample: Sequence[int], its_law: Law) -> float:
+        return speed_up(its_law, *(_mean_point([points[seed] for seed in sample]) for points in (baseline, contender)))
 
-    value = at(seeds, law)
+    value = at(sorted(seeds), law)
     if not math.isfinite(value):
         return Interval(value, None, None, "its loss is not above L_inf")
-    if sizes is not None:
-        seeds = [seed for seed in seeds if seed in common_seeds(*sizes.values())]
-
-    def draw(sample: list[int]) -> float:
-        its_law = law
-        if sizes is not None and sizes_compute is not None:
-            means = {name: {0: _mean([group[seed] for seed in sample])} for name, group in sizes.items()}
-            its_law = fit_sizes(sizes_compute, means, l_inf=l_inf)
-        return math.log(at(sample, its_law))
-
-    return _bootstrap(value, seeds, draw)
+    return _bootstrap(
+        value,
+        seeds & scaling.seeds if fitted else seeds,
+        lambda sample: math.log(at(sample, scaling.law_of(sample) if fitted else law)),
+    )
 
 
-def _bootstrap(value: float, seeds: list[int], draw: Any) -> Interval:
+def _bootstrap(value: float, among: set[int], draw: Callable[[Sequence[int]], float]) -> Interval:
     """An interval around a positive value from draws of its logarithm."""
-    count = len(seeds)
+    seeds, count = sorted(among), len(among)
     if count < 2:
         return Interval(value, None, None, "one seed: no interval")
     generator = np.random.default_rng(0)
@@ -294,7 +321,7 @@ def _bootstrap(value: float, seeds: list[int], draw: Any) -> Interval:
     drawn = [tuple(sorted(seeds[index] for index in generator.integers(0, count, count))) for _ in range(DRAWS)]
     for sample in set(drawn):
         try:
-            known[sample] = draw(list(sample))
+            known[sample] = draw(sample)
         except (NoLaw, OverflowError):
             known[sample] = math.inf
     found = [known[sample] for sample in drawn if math.isfinite(known[sample])]
@@ -307,5 +334,9 @@ def _bootstrap(value: float, seeds: list[int], draw: Any) -> Interval:
         return Interval(value, value * math.exp(-half), float(value * np.exp(half)))
 
 
-def _mean(values: list[float]) -> float:
+def _mean_point(points: Sequence[Point]) -> Point:
+    return Point(_mean([p.loss for p in points]), points[0].tokens, _mean([p.throughput for p in points]))
+
+
+def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)

@@ -13,13 +13,15 @@ therefore simultaneous: with k contenders each is made at the level 1 - 0.05 / k
 together hold in 95% of comparisons whatever the correlation that the shared baseline brings. A difference is resolved
 exactly when its interval leaves zero out: the table and the verdict cannot disagree, which they could if Holm's steps
 gave the verdict. Variances are not pooled over contenders, because methods differ in how much seeds matter to them.
+
+Everything here is a function of numbers: nothing is read, nothing is planned. Quantiles are scipy's (extra `lab`).
 """
 
 from __future__ import annotations
 
-import functools
+import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 BETTER, WORSE, OPEN = "resolved (better)", "resolved (worse)", "not resolved"
@@ -28,35 +30,50 @@ BETTER, WORSE, OPEN = "resolved (better)", "resolved (worse)", "not resolved"
 LEVEL = 0.95
 """Of all intervals."""
 
-Values = Mapping[int, float | None]
-"""A measure by seed; None where the run diverged. A seed that is not there has not been run."""
+
+class Sample(NamedTuple):
+    """A measure of a contender's runs.
+
+    Attributes:
+        values: by seed; None where the run diverged. A seed that is not there has not been run.
+        rows: by seed, the same of every held-out row, where it was kept.
+    """
+
+    values: Mapping[int, float | None]
+    rows: Mapping[int, Sequence[float | None]] = {}
 
 
 class Difference(NamedTuple):
-    """A contender's measure minus the baseline's, over the seeds both have."""
+    """A contender's measure minus the baseline's, over the seeds both have.
+
+    Attributes:
+        seeds: with both values.
+        mean: of the differences; None without a pair.
+        spread: standard deviation of the differences; None with fewer than two pairs.
+        low: lower end of the simultaneous interval.
+        high: upper end of it.
+        p: probability of so large a difference by chance, for this contender alone.
+        corrected_p: the same for the largest of all contenders: below 0.05 exactly when the interval leaves zero out.
+        verdict: `resolved (better)`, `resolved (worse)` or `not resolved`.
+        note: why there is no interval, what is missing, which runs diverged.
+        diverged: seeds at which the contender diverged.
+        missing: seeds at which the contender or the baseline has not finished.
+        row_error: standard error of the mean over the held-out rows: how far another held-out sample would move it.
+            None where losses of rows are not known. Verdicts are about the held-out rows that there are.
+    """
 
     seeds: tuple[int, ...]
-    """Seeds with both values."""
     mean: float | None
-    """Mean difference; None without a pair."""
     spread: float | None
-    """Standard deviation of the differences; None with fewer than two pairs."""
     low: float | None
-    """Lower end of the simultaneous interval."""
     high: float | None
-    """Upper end of it."""
     p: float | None
-    """Probability of so large a difference by chance, for this contender alone."""
     corrected_p: float | None
-    """The same for the largest of all contenders: below 0.05 exactly when the interval leaves zero out."""
     verdict: str
-    """`resolved (better)`, `resolved (worse)` or `not resolved`."""
     note: str
-    """Why there is no interval, what is missing, which runs diverged."""
     diverged: tuple[int, ...]
-    """Seeds at which the contender diverged."""
     missing: tuple[int, ...]
-    """Seeds at which the contender or the baseline has not finished."""
+    row_error: float | None = None
 
     @property
     def resolved(self) -> bool:
@@ -68,9 +85,9 @@ class Difference(NamedTuple):
         return {key: list(value) if isinstance(value, tuple) else value for key, value in self._asdict().items()}
 
 
-def compare(
-    baseline: Values,
-    contenders: Mapping[str, Values],
+def judge(
+    baseline: Sample,
+    contenders: Mapping[str, Sample],
     *,
     seeds: tuple[int, ...] | None = None,
     lower_is_better: bool = True,
@@ -80,7 +97,7 @@ def compare(
     """Hold every contender against the baseline.
 
     Args:
-        baseline: its measure by seed.
+        baseline: its measure.
         contenders: theirs, by name. All of them count for the correction, also those that have not finished, so that a
             verdict does not weaken when the others arrive.
         seeds: those planned; None is all that occur.
@@ -90,18 +107,18 @@ def compare(
         level: probability that all intervals hold.
     """
     if seeds is None:
-        seeds = tuple(sorted({*baseline, *(seed for values in contenders.values() for seed in values)}))
+        seeds = tuple(sorted({*baseline.values, *(seed for sample in contenders.values() for seed in sample.values)}))
     return {
         name: difference(
-            baseline, values, seeds, family=len(contenders), lower_is_better=lower_is_better, step=step, level=level
+            baseline, sample, seeds, family=len(contenders), lower_is_better=lower_is_better, step=step, level=level
         )
-        for name, values in contenders.items()
+        for name, sample in contenders.items()
     }
 
 
 def difference(
-    baseline: Values,
-    values: Values,
+    baseline: Sample,
+    contender: Sample,
     seeds: tuple[int, ...],
     *,
     family: int,
@@ -109,17 +126,18 @@ def difference(
     step: float = 0.0,
     level: float = LEVEL,
 ) -> Difference:
-    """One contender of `family` against the baseline; see `compare`."""
+    """One contender of `family` against the baseline; see `judge`."""
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, got {level}")
+    values, others = contender.values, baseline.values
     pairs = {
         seed: mine - theirs
         for seed in seeds
-        if (mine := values.get(seed)) is not None and (theirs := baseline.get(seed)) is not None
+        if (mine := values.get(seed)) is not None and (theirs := others.get(seed)) is not None
     }
     diverged = tuple(seed for seed in seeds if seed in values and values[seed] is None)
-    fallen = tuple(seed for seed in seeds if seed in baseline and baseline[seed] is None)
-    missing = tuple(seed for seed in seeds if seed not in values or seed not in baseline)
+    fallen = tuple(seed for seed in seeds if seed in others and others[seed] is None)
+    missing = tuple(seed for seed in seeds if seed not in values or seed not in others)
     notes = []
     if diverged:
         notes.append(f"diverged at {len(diverged)} of {len(seeds)} seeds")
@@ -128,15 +146,13 @@ def difference(
     if missing:
         notes.append(f"{len(missing)} of {len(seeds)} seeds not finished")
     mean = spread = low = high = p = corrected = None
-    verdict = OPEN
-    differences = list(pairs.values())
-    count = len(differences)
+    verdict, count = OPEN, len(pairs)
     if count:
-        mean = math.fsum(differences) / count
+        mean, spread = _moments(list(pairs.values()))
     if count == 1:
+        spread = None
         notes.append("one seed: no interval")
-    elif mean is not None:
-        spread = math.sqrt(math.fsum((value - mean) ** 2 for value in differences) / (count - 1))
+    elif mean is not None and spread is not None:
         # A difference of two values rounded to the step has the variance 2 * step**2 / 12.
         error = max(spread, step / math.sqrt(6)) / math.sqrt(count)
         half = t_quantile(1 - (1 - level) / max(1, family), count - 1) * error
@@ -163,24 +179,43 @@ def difference(
         note="; ".join(notes),
         diverged=diverged,
         missing=missing,
+        row_error=_row_error(baseline, contender, tuple(pairs)),
     )
+
+
+def _row_error(baseline: Sample, contender: Sample, seeds: Sequence[int]) -> float | None:
+    """Standard error over held-out rows of the difference, each row's taken as its mean over the seeds."""
+    if not seeds or any(not (baseline.rows.get(seed) and contender.rows.get(seed)) for seed in seeds):
+        return None
+    columns = zip(*(zip(contender.rows[seed], baseline.rows[seed], strict=False) for seed in seeds), strict=False)
+    means = []
+    for pairs in columns:
+        apart = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
+        if apart:
+            means.append(math.fsum(apart) / len(apart))
+    return _moments(means)[1] / math.sqrt(len(means)) if len(means) > 1 else None
+
+
+def _moments(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation; the latter of one value is 0."""
+    mean = math.fsum(values) / len(values)
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))
 
 
 def _p(mean: float, error: float, freedom: int) -> float:
     """Two-sided probability of `mean`, and 1 or 0 where nothing varies."""
     if error == 0:
         return 1.0 if mean == 0 else 0.0
-    return 2 * t_tail(abs(mean) / error, freedom)
+    return 2 * float(from_scipy("special").stdtr(freedom, -abs(mean) / error))
 
 
 def mean_interval(values: list[float], level: float = LEVEL) -> tuple[float, float, float] | None:
     """Mean and interval of a sample, None where it is empty; of a single value the interval is the whole line."""
     if not values:
         return None
-    mean = math.fsum(values) / len(values)
+    mean, spread = _moments(values)
     if len(values) == 1:
         return mean, -math.inf, math.inf
-    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
     half = t_quantile(level, len(values) - 1) * spread / math.sqrt(len(values))
     return mean, mean - half, mean + half
 
@@ -199,68 +234,17 @@ def seeds_needed(difference: Difference, contenders: int, *, level: float = LEVE
     return None
 
 
-# Student's t distribution
-
-
-def t_tail(t: float, freedom: float) -> float:
-    """Probability that Student's t with `freedom` degrees of freedom exceeds `t`."""
-    if freedom <= 0:
-        raise ValueError(f"Student's t needs at least one degree of freedom, got {freedom}")
-    if t < 0:
-        return 1 - t_tail(-t, freedom)
-    return incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5) / 2
-
-
-@functools.lru_cache(maxsize=256)
 def t_quantile(level: float, freedom: float) -> float:
-    """The t within which, on both sides of zero, lies the part `level` of the distribution."""
+    """The t within which, on both sides of zero, lies the part `level` of Student's distribution."""
     if not 0 <= level < 1:
         raise ValueError(f"level must be at least 0 and below 1, got {level}")
-    tail = (1 - level) / 2
-    low, high = 0.0, 1.0
-    while t_tail(high, freedom) > tail:
-        low, high = high, 2 * high
-    for _ in range(200):  # halving ends when the two are neighbours among the floats
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        if t_tail(middle, freedom) > tail:
-            low = middle
-        else:
-            high = middle
-    return high
+    # the lower tail keeps its digits where `level` is close to 1
+    return -float(from_scipy("special").stdtrit(freedom, (1 - level) / 2))
 
 
-def incomplete_beta(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), by its continued fraction."""
-    if not 0 <= x <= 1:
-        raise ValueError(f"x must lie between 0 and 1, got {x}")
-    if x in (0.0, 1.0):
-        return x
-    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly, its mirror image converges fast
-        return 1 - incomplete_beta(1 - x, b, a)
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x) - math.log(a)
-    )
-    return front * _fraction(x, a, b)
-
-
-def _fraction(x: float, a: float, b: float) -> float:
-    """1 / (1 + d1 / (1 + d2 / (1 + ...))) by Lentz's method."""
-    tiny = 1e-300
-    value, c, d = 1.0, 1.0, 0.0
-    for index in range(1000):
-        m = index // 2
-        if index == 0:
-            term = 1.0
-        elif index % 2 == 0:
-            term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        else:
-            term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        d = 1 + term * d
-        d = 1 / (d if abs(d) > tiny else tiny)
-        c = 1 + term / (c if abs(c) > tiny else tiny)
-        value *= c * d
-        if abs(c * d - 1) < 1e-16:
-            break
-    return value - 1
+def from_scipy(name: str) -> Any:
+    """A part of scipy, imported when it is needed."""
+    try:
+        return importlib.import_module(f"scipy.{name}")
+    except ImportError as error:
+        raise ValueError("intervals and laws need scipy: pip install 'twoaxis[lab]'") from error

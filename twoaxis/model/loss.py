@@ -48,19 +48,24 @@ def auxiliary_loss(model: Any, output: Any) -> Tensor | None:
     return None if term is None else term * model.config.router_aux_loss_coef
 
 
-def score(logits: Tensor, labels: Tensor) -> Tensor:
+def score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Sums over the labelled tokens of a held-out batch, in float64: nats, tokens predicted right, tokens.
 
     Args:
         logits: (B, T, vocabulary).
         labels: (B, T).
+
+    Returns:
+        The three sums, and (B, 2) with the nats and the tokens of each row.
     """
     labels = labels[:, 1:]
     wanted = labels != IGNORED
     chosen, answers = logits[:, :-1][wanted].float(), labels[wanted]
     nats = F.cross_entropy(chosen, answers, reduction="none")
     right = chosen.argmax(-1) == answers
-    return torch.stack([nats.double().sum(), right.double().sum(), wanted.double().sum()])
+    sums = torch.stack([nats.double().sum(), right.double().sum(), wanted.double().sum()])
+    row_nats = nats.new_zeros(wanted.shape, dtype=torch.float64).masked_scatter(wanted, nats.double()).sum(1)
+    return sums, torch.stack([row_nats, wanted.double().sum(1)], dim=1)
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:

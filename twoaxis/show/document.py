@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from urllib.parse import quote
 
 from twoaxis.show.charts import Chart, Tone
 
@@ -53,11 +54,13 @@ class Cell(NamedTuple):
         text: what is shown.
         value: the number behind it, for sorting; None sorts by the text.
         tone: its colour by meaning.
+        href: a file or folder it leads to, relative to where the document is saved; nothing leads nowhere.
     """
 
     text: str
     value: float | None = None
     tone: Tone = ""
+    href: str = ""
 
 
 class Column(NamedTuple):
@@ -158,6 +161,12 @@ def slug(text: str) -> str:
     return re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-")
 
 
+def address(path: str) -> str:
+    """A relative path as a link; what would be an address elsewhere or a script leads into the folder instead."""
+    quoted = quote(path, safe="/")
+    return quoted if quoted.startswith(".") else f"./{quoted}"
+
+
 # What has a document.
 
 
@@ -175,6 +184,9 @@ class Saved(NamedTuple):
 
 class Showable:
     """Base class of results: whatever has a document can be printed, saved and seen in a notebook."""
+
+    data_file = ""
+    """Name of its JSON among the files that are saved; nothing is that of the others."""
 
     @property
     def exit_code(self) -> int:
@@ -218,7 +230,10 @@ class Showable:
         files = {
             f"{stem}.md": markdown.render(document, figures=None if note else f"{stem}-").encode(),
             f"{stem}.html": page.render(document).encode(),
-            f"{stem}.json": json.dumps(self.to_dict(), indent=1, allow_nan=False, ensure_ascii=False).encode() + b"\n",
+            self.data_file or f"{stem}.json": json.dumps(
+                self.to_dict(), indent=1, allow_nan=False, ensure_ascii=False
+            ).encode()
+            + b"\n",
             **drawn,
         }
         for name, data in files.items():

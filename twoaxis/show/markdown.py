@@ -17,6 +17,7 @@ from twoaxis.show.document import (
     Items,
     Prose,
     Table,
+    address,
     slug,
     spans,
 )
@@ -88,6 +89,8 @@ def _table(table: Table) -> str:
 def _cell(column: Column, cell: Cell) -> str:
     if column.code:
         return f"`{cell.text}`" if cell.text else ""
+    if cell.href:
+        return f"[{escape(cell.text)}]({address(cell.href)})"
     if column.link:
         return f"[{escape(cell.text)}](#{slug(cell.text)})"
     return f"**{words(cell.text)}**" if cell.tone in ("better", "worse") else words(cell.text)

@@ -14,7 +14,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.show.charts import PALETTE, Chart, legend
-from twoaxis.show.document import Document, Heading, slug, spans
+from twoaxis.show.document import Document, Heading, address, slug, spans
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -96,7 +96,7 @@ def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"words": _words, "breaks": _breaks, "slug": slug}
+    environment.filters |= {"words": _words, "breaks": _breaks, "slug": slug, "address": address}
     return environment.from_string(_part("page.html"))
 
 

@@ -62,6 +62,8 @@ class Job:
     """Called after every step."""
     evaluated: dict[str, Any] | None = None
     """Record of the last evaluation."""
+    row_losses: tuple[float | None, ...] = ()
+    """Loss of each held-out example at the last evaluation."""
 
 
 def fit(job: Job) -> bool:
@@ -112,7 +114,7 @@ def fit(job: Job) -> bool:
 
 def evaluate(job: Job) -> dict[str, float]:
     """Held-out nats per labelled token, and accuracy where there are answers; the training does not notice."""
-    nats, right, tokens = job.engine.score(job.held_out)
+    nats, right, tokens, job.row_losses = job.engine.score(job.held_out)
     if not tokens:
         raise ValueError("no token of the held-out examples is labelled; there is nothing to evaluate")
     _check_finite(nats / tokens, f"the held-out loss after step {job.counters.step}")

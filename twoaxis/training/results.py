@@ -45,6 +45,8 @@ class Result(Showable):
     """Bytes at the peak of a training step, where it was measured."""
     loss: float | None
     """Held-out nats per token at the end; None if it diverged."""
+    row_losses: tuple[float | None, ...] | None = None
+    """The same of each held-out example, to seven digits; None for an example without a labelled token."""
     bits_per_byte: float | None
     """The same per byte of text, where tokens stand for text."""
     accuracy: float | None
@@ -99,7 +101,8 @@ class Result(Showable):
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Result:
         """The inverse of `to_dict`."""
-        return Result(**values)
+        rows = values.get("row_losses")
+        return Result(**values | {"row_losses": None if rows is None else tuple(rows)})
 
 
 def save_result(folder: str | Path, result: Result) -> None:

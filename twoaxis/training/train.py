@@ -24,7 +24,7 @@ from twoaxis.model.load import quietly
 from twoaxis.training.engines.place import find_place, join_processes, warn, world
 from twoaxis.training.folder import RunFolder
 from twoaxis.training.loggers import check_loggers, make_loggers
-from twoaxis.training.results import Result, load_log
+from twoaxis.training.results import Result
 from twoaxis.training.setup import check, flops_per_token, make_model, make_optimizer, resolve, source_digest
 
 if TYPE_CHECKING:
@@ -227,6 +227,7 @@ def _train(job: Job, data: Data) -> Result:
 def _outcome(job: Job, data: Data) -> dict[str, Any]:
     """Keep the final model and measure it; it is safe to be killed in between."""
     from twoaxis.training.checkpoint import save_model, weights_digest
+    from twoaxis.training.loop import evaluate
 
     run, folder, model = job.run, job.folder, job.engine.model
     if run.save_model and job.engine.rank == 0:
@@ -235,10 +236,11 @@ def _outcome(job: Job, data: Data) -> dict[str, Any]:
             save_model(place, model)
             data.save_tokenizer(place)
             _stay_retrofit(run, place)
-    evaluated = job.evaluated or [r for r in load_log(folder.path) if "held_out_loss" in r][-1]
+    evaluated = job.evaluated or evaluate(job)  # a run that goes on behind its last step has evaluated nothing yet
     loss = evaluated["held_out_loss"]
     return {
         "loss": loss,
+        "row_losses": tuple(None if row is None else float(f"{row:.7g}") for row in job.row_losses),
         "bits_per_byte": None if data.bytes_per_token is None else loss / math.log(2) / data.bytes_per_token,
         "accuracy": evaluated.get("accuracy"),
         "chance": data.chance,
@@ -269,7 +271,7 @@ def _finish(job: Job, **outcome: Any) -> Result:
         "parameters": _learned(job.engine.model),
         "peak_memory": None if about is None else about["peak_memory"],
         "train_loss": counters.train_loss,
-        **dict.fromkeys(("loss", "bits_per_byte", "accuracy", "chance", "weights")),
+        **dict.fromkeys(("loss", "row_losses", "bits_per_byte", "accuracy", "chance", "weights")),
     }
     result = Result(**fields | outcome, folder=str(job.folder.path))
     if job.engine.rank == 0:

@@ -48,6 +48,22 @@ def load_batch(examples: Any, numbers: range, device: torch.device) -> Batch:
     return {name: torch.stack([item[name] for item in items]).to(device) for name in items[0]}
 
 
+class Scores(NamedTuple):
+    """Sums over the labelled tokens of held-out examples, of all processes.
+
+    Attributes:
+        nats: of their losses.
+        right: tokens predicted right.
+        tokens: labelled.
+        rows: mean loss of each example; None where nothing of it is labelled.
+    """
+
+    nats: float
+    right: float
+    tokens: float
+    rows: tuple[float | None, ...]
+
+
 class Engine:
     """A model on its device, with a replica in every process (DistributedDataParallel).
 
@@ -134,13 +150,14 @@ class Engine:
         return nn.utils.clip_grad_norm_(self.model.parameters(), largest or math.inf)
 
     @torch.no_grad()
-    def score(self, examples: Any) -> list[float]:
-        """Nats, tokens predicted right and labelled tokens of held-out examples, of all processes.
+    def score(self, examples: Any) -> Scores:
+        """Losses of held-out examples.
 
         Every process makes as many passes as the others, which a sharded model needs: one that has no examples left
         scores some whose labels are all ignored.
         """
-        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        sums = torch.zeros(3 + 2 * len(examples), dtype=torch.float64, device=self.device)
+        rows = sums[3:].view(-1, 2)  # nats and tokens of each example: one exchange has them all
         training = self.model.training
         self.model.eval()
         for first in range(0, len(examples), self.world * self.size):
@@ -152,9 +169,12 @@ class Engine:
                 labels.fill_(IGNORED)
             with autocast(self.run, self.device):
                 logits = self.model(**batch, use_cache=False).logits
-            sums += score(logits, labels)
+            batch_sums, batch_rows = score(logits, labels)
+            sums[:3] += batch_sums
+            rows[mine.start : mine.stop] = batch_rows[: len(mine)]
         self.model.train(training)
-        return self._sum(sums).tolist()
+        nats, right, tokens = self._sum(sums)[:3].tolist()
+        return Scores(nats, right, tokens, tuple(total / count if count else None for total, count in rows.tolist()))
 
     def mean(self, *values: Any) -> list[float]:
         """Numbers averaged over all processes, in one exchange."""

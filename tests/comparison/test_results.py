@@ -1,0 +1,394 @@
+"""Comparison folders with planted differences, costs, gaps and laws: the numbers come back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.comparison.fake_comparison import ALPHA, FAKES, L_INF, STANDARD, TOKENS, Fake, law, make_fake
+from twoaxis.base.files import read_json
+from twoaxis.comparison.report import difference_band, loss_band
+from twoaxis.comparison.results import Comparison, Curve, Entry
+from twoaxis.comparison.statistics import BETTER, OPEN, WORSE
+from twoaxis.show import markdown
+
+
+def named(found: Comparison, part: str) -> Entry:
+    return next(entry for entry in found.sections[0].entries if part in entry.label)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_fake(tmp_path_factory.mktemp("plain"))
+
+
+def test_a_curve_between_its_evaluations() -> None:
+    curve = Curve((100.0, 200.0, 400.0), (5.0, 4.0, 3.0))
+    assert curve.at(100) == 5.0
+    assert curve.at(400) == 3.0
+    assert curve.at(math.sqrt(100 * 200)) == pytest.approx(4.5)
+    assert curve.at(math.sqrt(200 * 400)) == pytest.approx(3.5)
+    assert curve.at(99) is None
+    assert curve.at(401) is None
+    assert Curve((), ()).at(1) is None
+    assert Curve((7.0,), (2.0,)).at(7) == 2.0
+
+
+def test_the_table(plain: Path) -> None:
+    found = Comparison.load(plain)
+    (section,) = found.sections
+    assert (section.data, section.size, section.chance, found.plan.match) == ("stdlib", "nano", None, "tokens")
+    assert [entry.baseline for entry in section.entries] == [True, False, False, False, False, False]
+    assert named(found, "attention_residuals").verdict == BETTER
+    assert named(found, "hyper_connections").verdict == OPEN
+    assert named(found, "write only").verdict == WORSE
+    base, mine = section.baseline, named(found, "attention_residuals")
+    assert mine.difference is not None
+    assert mine.difference.mean == pytest.approx(-0.06, abs=0.01)
+    expected = sum(mine.losses[seed] - base.losses[seed] for seed in range(4)) / 4
+    assert mine.difference.mean == pytest.approx(expected, abs=1e-12)
+    assert mine.row.parameters / base.row.parameters == pytest.approx(1.001)
+    assert mine.row.flops_per_token / base.row.flops_per_token == pytest.approx(1.02)
+    assert mine.row.tokens == base.row.tokens
+    assert mine.tokens_per_second is not None
+    assert base.tokens_per_second is not None
+    assert mine.tokens_per_second / base.tokens_per_second == pytest.approx(0.91, abs=0.04)
+    assert mine.peak_memory == round(300e6 * 1.12)
+    assert mine.mean("loss") is not None
+    assert mine.mean("bits_per_byte") == pytest.approx((mine.mean("loss") or 0) / math.log(2) / 3.1)
+    assert found.shared_rate
+    assert found.inits == ("paper",)
+
+
+def test_gaps_are_counted_and_named(plain: Path) -> None:
+    found = Comparison.load(plain)
+    diverged, missing = named(found, "write only"), named(found, "muddformer")
+    assert (tuple(diverged.results), diverged.diverged, diverged.missing) == ((0, 1, 3), (2,), ())
+    assert (tuple(missing.results), missing.diverged, missing.missing) == ((0, 1, 2), (), (3,))
+    assert diverged.difference is not None
+    assert diverged.difference.note == "diverged at 1 of 4 seeds"
+    assert missing.difference is not None
+    assert missing.difference.note == "1 of 4 seeds not finished"
+    assert found.missing == 1
+    assert all(len(entry.difference.seeds) == len(entry.results) for entry in found.sections[0].contenders)  # type: ignore[union-attr]
+
+
+def test_runs_are_paired_by_their_seed_across_a_gap(tmp_path: Path) -> None:
+    make_fake(tmp_path, (STANDARD, Fake("muddformer", noise=0.02, missing=(1,))))
+    found = Comparison.load(tmp_path)
+    base, mine = found.sections[0].baseline, named(found, "muddformer")
+    assert mine.difference is not None
+    assert mine.difference.seeds == (0, 2, 3)
+    pairs = [mine.losses[seed] - base.losses[seed] for seed in (0, 2, 3)]
+    assert mine.difference.mean == pytest.approx(sum(pairs) / 3)
+
+
+def test_equal_budgets_read_the_longer_curve_where_the_shorter_ends(plain: Path) -> None:
+    found = Comparison.load(plain)
+    base, mine = found.sections[0].baseline, named(found, "attention_residuals")
+    tokens, flops, time = (mine.equal[axis] for axis in ("tokens", "flops", "time"))
+    assert not tokens.indicative
+    assert tokens.difference == mine.difference
+    # 2% more operations per token: the baseline ends first, and the contender is read at 1 / 1.02 of its run.
+    assert flops.part == pytest.approx(1 / 1.02)
+    assert flops.indicative
+    assert flops.budget == pytest.approx(base.row.tokens * base.row.flops_per_token)
+    by_hand = [mine.curves[seed].at(mine.row.tokens / 1.02) for seed in range(4)]
+    assert flops.loss == pytest.approx(sum(loss for loss in by_hand if loss is not None) / 4)
+    assert flops.difference.mean == pytest.approx((flops.loss or 0) - (base.mean("loss") or 0))
+    assert time.part == pytest.approx((mine.tokens_per_second or 0) / (base.tokens_per_second or 1))
+    assert (time.difference.mean or 0) > (flops.difference.mean or 0) > (tokens.difference.mean or 0)
+
+
+def test_reading_a_schedule_early_resolves_nothing_by_itself(plain: Path, tmp_path: Path) -> None:
+    # Slower contenders are read early at equal time: worse may be the schedule's doing, better is in spite of it.
+    found = named(Comparison.load(plain), "muddformer").equal["time"]
+    assert found.early == "contender"
+    assert found.difference.low is not None
+    assert found.difference.low > 0
+    assert found.difference.verdict == OPEN
+    assert "one schedule had not ended" in found.difference.note
+    kept = named(Comparison.load(plain), "attention_residuals").equal["time"]
+    assert (kept.early, kept.difference.verdict) == ("contender", BETTER)
+    # Faster ones read the baseline early, which makes them look better.
+    quick = (STANDARD, Fake("denseformer", 0.0, speed=1.6), Fake("elc_bert", -0.5, speed=1.6))
+    same, bad = Comparison.load(make_fake(tmp_path / "x", quick)).sections[0].contenders
+    assert same.equal["time"].early == "baseline"
+    assert same.equal["time"].difference.high is not None
+    assert same.equal["time"].difference.high < 0
+    assert same.equal["time"].difference.verdict == OPEN
+    assert bad.equal["time"].difference.verdict == WORSE
+    # A constant rate is the same at every length.
+    constant = (STANDARD._replace(spelling="standard:train.schedule=constant"), quick[1])
+    free = Comparison.load(make_fake(tmp_path / "y", constant)).sections[0].contenders[0].equal["time"]
+    assert (free.early, free.indicative, free.difference.verdict) == ("", False, BETTER)
+
+
+@pytest.mark.parametrize("match", ["flops", "time"])
+def test_what_was_matched_is_taken_at_the_ends(tmp_path: Path, match: str) -> None:
+    fakes = (STANDARD, Fake("attention_residuals", 0.06, flops=1.25, speed=0.5))
+    found = Comparison.load(make_fake(tmp_path / "x", fakes, match=match))
+    base, mine = found.sections[0].entries
+    assert mine.row.tokens == pytest.approx(TOKENS * {"flops": 0.8, "time": 0.5}[match], rel=0.002)
+    assert mine.equal[match].difference == mine.difference
+    assert not mine.equal[match].indicative
+    # At equal tokens the baseline, which saw more, is read early.
+    assert mine.equal["tokens"].part == pytest.approx(mine.row.tokens / base.row.tokens)
+    early = [base.curves[seed].at(mine.row.tokens) for seed in range(4)]
+    expected = (mine.mean("loss") or 0) - sum(loss for loss in early if loss is not None) / 4
+    assert mine.equal["tokens"].difference.mean == pytest.approx(expected)
+    assert found.sections[0].interleaved == (match == "time")
+
+
+def test_a_folder_at_every_moment(plain: Path, tmp_path: Path) -> None:
+    """Runs vanish one by one: the found says what is missing and never fails."""
+    folder = tmp_path / "x"
+    shutil.copytree(plain, folder)
+    results = sorted(folder.glob("runs/*/*/*/*/*/result.json"))
+    assert len(results) == 4 * len(FAKES) - 1
+    for count, result in enumerate(results, start=1):
+        result.unlink()
+        if count % 3 == 0:
+            shutil.rmtree(result.parent)
+        if count % 4 == 0 or count == len(results):
+            found = Comparison.load(folder)
+            assert found.missing == 1 + count
+            json.dumps(found.to_dict(), allow_nan=False)
+    found = Comparison.load(folder)
+    assert all(entry.verdict == OPEN for entry in found.sections[0].contenders)
+    assert found.sections[0].baseline.mean("loss") is None
+
+
+def test_a_log_cut_short_and_an_unfinished_run(plain: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    shutil.copytree(plain, folder)
+    place = folder / Comparison.load(folder).entries[1].runs[1].folder
+    (place / "result.json").unlink()
+    with open(place / "log.jsonl", "a") as file:
+        file.write('{"step": 12, "held_out_l')
+    entry = named(Comparison.load(folder), "attention_residuals")
+    assert entry.missing == (1,)
+    assert 1 not in entry.curves
+    assert len(entry.runs[1].curve.tokens) == 10
+
+
+def test_tasks_have_accuracies(tmp_path: Path) -> None:
+    fakes = (STANDARD, Fake("attention_residuals", 3.2), Fake("denseformer", 0.0))
+    found = Comparison.load(make_fake(tmp_path / "x", fakes, data=(("task:recall",),)))
+    base, good, same = found.sections[0].entries
+    assert found.sections[0].chance == 0.1
+    assert base.mean("accuracy") == pytest.approx(0.1, abs=0.02)
+    assert good.mean("accuracy") is not None
+    assert (good.mean("accuracy") or 0) > 0.5
+    assert good.accuracy_difference is not None
+    assert good.accuracy_difference.verdict == BETTER
+    assert same.accuracy_difference is not None
+    assert same.accuracy_difference.verdict == OPEN
+    assert base.mean("bits_per_byte") is None
+
+
+def test_the_law_over_sizes_gives_speed_ups(tmp_path: Path) -> None:
+    fakes = (Fake("standard", noise=1e-5), Fake("attention_residuals", 0.05, noise=1e-5, speed=0.9))
+    found = Comparison.load(make_fake(tmp_path / "x", fakes, sizes=("a", "b", "c", "d"), spread=0.003))
+    scaling = found.laws["stdlib"]
+    assert scaling.law is not None
+    assert scaling.law.alpha == pytest.approx(ALPHA, abs=0.03)
+    assert scaling.law.l_inf == pytest.approx(L_INF, abs=0.6)
+    assert scaling.exponent is not None
+    assert scaling.exponent.low is not None
+    assert scaling.exponent.high is not None
+    assert scaling.exponent.low < ALPHA < scaling.exponent.high
+    for number, section in enumerate(found.sections):
+        base, mine = section.entries
+        loss = law(TOKENS * 8_000_000 * 4**number)
+        truth = ((loss - L_INF) / (loss - 0.05 - L_INF)) ** (1 / ALPHA) * 0.9
+        assert base.speed_up is not None
+        assert base.speed_up.value == 1
+        assert mine.speed_up is not None
+        assert mine.speed_up.value == pytest.approx(truth, rel=0.05)
+        assert mine.speed_up.low is not None
+        assert mine.speed_up.high is not None
+        assert mine.speed_up.low < mine.speed_up.value < mine.speed_up.high
+
+
+def test_without_sizes_there_is_no_speed_up(plain: Path, tmp_path: Path) -> None:
+    found = Comparison.load(plain)
+    assert all(entry.speed_up is None for entry in found.sections[0].entries)
+    assert named(found, "muddformer").speed_up_note == "needs --sizes"
+    two = make_fake(tmp_path / "two", FAKES[:2], sizes=("a", "b"))
+    assert "give three --sizes, or --l-inf" in Comparison.load(two).sections[0].entries[1].speed_up_note
+    fitted = Comparison.load(two, l_inf=L_INF)
+    assert fitted.laws["stdlib"].law is not None
+    assert fitted.laws["stdlib"].law.alpha == pytest.approx(ALPHA, abs=0.02)
+    told = named(Comparison.load(plain, l_inf=L_INF, alpha=ALPHA), "attention_residuals")
+    base = found.sections[0].baseline
+    assert told.speed_up is not None
+    ratio = ((base.mean("loss") or 0) - L_INF) / ((told.mean("loss") or 0) - L_INF)
+    speed = (told.tokens_per_second or 0) / (base.tokens_per_second or 1)
+    assert told.speed_up.value == pytest.approx(ratio ** (1 / ALPHA) * speed)
+    with pytest.raises(ValueError, match=r"--alpha 0\.1 needs --l-inf too"):
+        Comparison.load(plain, alpha=0.1)
+
+
+def test_learning_rates(tmp_path: Path) -> None:
+    found = Comparison.load(make_fake(tmp_path / "x", FAKES[:2], rates=(2e-3, 4e-3)))
+    assert not found.shared_rate
+    assert found.to_dict()["lr_seeds"] == [1000, 1001]
+    entry = found.sections[0].entries[1]
+    assert (entry.row.lr, entry.row.lr_edge, list(entry.row.lr_losses)) == (2e-3, True, ["0.002", "0.004"])
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere is not a folder; give the --out of twoaxis compare"):
+        Comparison.load(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"has no compare\.json"):
+        Comparison.load(tmp_path)
+    (tmp_path / "compare.json").write_text("{")
+    with pytest.raises(ValueError, match="is not a JSON document"):
+        Comparison.load(tmp_path)
+
+
+def test_the_document_has_what_a_table_is_made_of(plain: Path) -> None:
+    found = Comparison.load(plain)
+    document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    (table,) = document["tables"]
+    assert [entry["label"] for entry in table["contenders"]] == [entry.label for entry in found.sections[0].entries]
+    base, mine = table["contenders"][:2]
+    differences = [mine["losses"][seed] - base["losses"][seed] for seed in base["losses"]]
+    assert mine["difference"]["mean"] == pytest.approx(sum(differences) / 4)
+    assert mine["curves"]["0"]["loss"][-1] == pytest.approx(mine["losses"]["0"])
+    assert mine["ratios"]["flops_per_token"] == pytest.approx(1.02)
+    assert document["hardware"] == read_json(plain / "compare.json")["about"]["hardware_line"]
+    assert document["commands"]
+
+
+def test_bands_are_means_over_seeds_and_end_where_the_shorter_run_ends(plain: Path) -> None:
+    found = Comparison.load(plain)
+    base, mine = found.sections[0].baseline, named(found, "attention_residuals")
+    band = loss_band(mine, "flops")
+    assert band is not None
+    assert band.x[-1] == pytest.approx(mine.row.tokens * mine.row.flops_per_token)
+    assert band.mean[-1] == pytest.approx(mine.mean("loss"))
+    apart = difference_band(mine, base, "tokens")
+    assert apart is not None
+    assert mine.difference is not None
+    assert (apart.mean[-1], apart.spread[-1]) == pytest.approx((mine.difference.mean, mine.difference.spread))
+    for axis in ("flops", "time"):
+        apart = difference_band(mine, base, axis)
+        assert apart is not None
+        assert apart.x[-1] == pytest.approx(mine.equal[axis].budget)
+        assert apart.mean[-1] == pytest.approx(mine.equal[axis].difference.mean)
+    assert loss_band(dataclasses.replace(mine, runs={}), "tokens") is None
+    assert difference_band(mine, dataclasses.replace(base, runs={}), "time") is None
+
+
+def test_the_result_object(plain: Path, tmp_path: Path) -> None:
+    found = Comparison.load(plain)
+    assert found.losses["standard"] == found.sections[0].baseline.losses
+    assert found.verdicts["muddformer"] == BETTER
+    assert (found.exit_code, dataclasses.replace(found, failed=("a run",)).exit_code) == (0, 1)
+    several = Comparison.load(make_fake(tmp_path / "x", FAKES[:2], sizes=("a", "b")))
+    with pytest.raises(ValueError, match=r"there are 2 sections \(stdlib, a; stdlib, b\): ask one of \.sections"):
+        _ = several.losses
+    assert set(several.sections[1].losses) == {"standard", "attention_residuals:block_size=4"}
+
+
+def test_losses_of_rows_are_read(tmp_path: Path) -> None:
+    found = Comparison.load(make_fake(tmp_path / "x", FAKES[:2], held_out=64))
+    mine = named(found, "attention_residuals")
+    assert mine.difference is not None
+    assert mine.difference.row_error == pytest.approx(0.02 / 8, rel=0.5)  # noise of 0.04 at each of four seeds
+    assert mine.equal["tokens"].difference == mine.difference
+    assert mine.equal["time"].difference.row_error is None  # the curve before its end has no rows
+
+
+# Files that something else wrote.
+
+WRONG: list[Any] = [None, True, -1, 0, 2.5, 1e308, 10**400, float("nan"), "x", "", [], [1, None], {}, {"a": []}]
+"""Values in the place of others."""
+
+
+def spoil(document: Any, choices: list[int]) -> Any:
+    """The document with one value somewhere in it replaced, or its key removed; the numbers choose."""
+    path, place = [], document
+    while isinstance(place, dict | list) and place and len(path) < choices[0] % 6 + 1:
+        keys = sorted(place) if isinstance(place, dict) else range(len(place))
+        path.append(list(keys)[choices[len(path) + 1] % len(keys)])
+        place = place[path[-1]]
+    holder = document
+    for key in path[:-1]:
+        holder = holder[key]
+    if choices[-1] % 8 == 0:
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = WRONG[choices[-1] % len(WRONG)]
+    return document
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_fake(
+        tmp_path_factory.mktemp("few") / "x", (STANDARD, FAKES[3]), seeds=(1, 2), rates=(2e-3, 4e-3), held_out=3
+    )
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["compare.json", "result.json", "log.jsonl"]),
+    choices=st.lists(st.integers(0, 2**16), min_size=8, max_size=8),
+)
+def test_a_file_of_a_wrong_shape_is_named(few: Path, name: str, choices: list[int]) -> None:
+    """Whatever a file has in it, a report is made or the error says which file is wrong."""
+    (path,) = [few / name] if name == "compare.json" else sorted(few.glob(f"runs/*/*/*/lr-0.002/seed-1/{name}"))[:1]
+    kept = path.read_bytes()
+    try:
+        if name == "log.jsonl":
+            lines = [json.loads(line) for line in kept.splitlines()]
+            path.write_text("".join(json.dumps(line) + "\n" for line in spoil(lines, choices)))
+        else:
+            path.write_text(json.dumps(spoil(json.loads(kept), choices)))
+        told = name
+        try:
+            found = Comparison.load(few, l_inf=1.0, alpha=0.1)
+            json.dumps(found.to_dict(), allow_nan=False)
+            markdown.render(found.document())
+        except ValueError as error:
+            told = str(error)
+        assert name in told
+    finally:
+        path.write_bytes(kept)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("result.json", {"loss": "low"}, "result.json is damaged: loss must be"),
+        ("result.json", {"tokens_per_second": 1e40}, "tokens_per_second must be a number below 1e+30"),
+        ("result.json", {"status": "finnished"}, "did you mean"),
+        (
+            "log.jsonl",
+            {"tokens": 5, "held_out_loss": "low"},
+            "log.jsonl, line 21: held_out_loss must be a number, got 'low'",
+        ),
+        ("log.jsonl", {"tokens": [], "held_out_loss": 1}, "log.jsonl, line 21: tokens must be a number, got []"),
+    ],
+)
+def test_the_field_is_named(plain: Path, tmp_path: Path, name: str, change: dict[str, Any], told: str) -> None:
+    folder = tmp_path / "x"
+    shutil.copytree(plain, folder)
+    path = next(iter(sorted(folder.glob(f"runs/*/*/*/*/seed-0/{name}"))))
+    if name == "log.jsonl":
+        path.write_text(path.read_text() + json.dumps(change) + "\n")
+    else:
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
+    with pytest.raises(ValueError, match=re.escape(told)):
+        Comparison.load(folder)
