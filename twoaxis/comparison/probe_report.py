@@ -236,9 +236,9 @@ GAINS = (
     Col("parameters", _cost("parameters", count)),
     Col("loss", lambda row, found: Cell(loss(row.loss), row.loss)),
     Col("gain over the source", lambda row, found: _gain(row.gain)),
-    Col("", lambda row, found: _verdict(row.gain), words=True),
+    Col("verdict", lambda row, found: _verdict(row.gain), words=True),
     Col("gain over the control", lambda row, found: _gain(row.beyond)),
-    Col("", lambda row, found: _verdict(row.beyond), words=True),
+    Col("verdict", lambda row, found: _verdict(row.beyond), words=True),
 )
 COSTS = (
     NAME,
