@@ -15,12 +15,19 @@ from hypothesis import strategies as st
 from twoaxis.base.options import read_fields
 from twoaxis.comparison import plan as plans
 from twoaxis.comparison.budget import TOLERANCE, fits, make_rows, smallest
-from twoaxis.comparison.controls import controls, nearest, parse_spelled, pin, spelled_out
-from twoaxis.comparison.plan import Plan, make_contenders
-from twoaxis.comparison.rates import choose, settle
-from twoaxis.comparison.request import Request
-from twoaxis.comparison.request_file import make_request, merge_options, parse_seeds
-from twoaxis.comparison.sizes import parse_sizes
+from twoaxis.comparison.contenders import (
+    PER_CONTENDER,
+    controls,
+    freeze_references,
+    make_contenders,
+    nearest,
+    parse_spelled,
+    spelled_out,
+)
+from twoaxis.comparison.options import FIELDS, SET_HERE, SharedFields, merge, parse_seeds, parse_sizes
+from twoaxis.comparison.plan import Plan
+from twoaxis.comparison.rates import choose, choose_rates
+from twoaxis.comparison.run import read_options
 from twoaxis.model.variant import make_contender
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.results import Result
@@ -30,7 +37,7 @@ BASE: dict[str, Any] = {"batch": 4, "context": 32, "tokenizer": "bytes", "model"
 
 
 def make_plan(*streams: str, base: dict[str, Any] | None = None, **options: Any) -> Plan:
-    return make_request({"stream": list(streams), **BASE, **(base or {}), **options}).fresh()
+    return Plan.new({"stream": list(streams), **BASE, **(base or {}), **options})
 
 
 def make(plan: Plan, **options: Any) -> Plan:
@@ -78,18 +85,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"stream": ["deep_delta:train.batch=2"], "match": "time"},
         "with --match time batch, accumulate, dtype are the same",
     ),
-    ({"seeds": 0}, "at least one seed, got 0"),
+    ({"seeds": 0}, "at least one seed and at most 100,000, got 0"),
     ({"seeds": "a,b"}, "seeds are a number of them"),
     ({"seeds": [1, 1]}, "seeds names something twice: 1, 1"),
     ({"seeds": [-1]}, "seeds must not be negative, got -1"),
     ({"seeds": [1000, 1], "lr": "1e-3,2e-3"}, "seed 1000 is in both --seeds and --lr-seeds"),
     ({"lr": "1e-3,x"}, "lr must be a number, got 'x'"),
-    ({"lr": [0.0]}, "learning rates must be positive, got 0.0"),
+    ({"lr": [0.0]}, "lrs must be positive, got 0.0"),
     ({"match": "energy"}, "unknown match 'energy'"),
     ({"flops": 1e9}, "--flops is a budget for --match flops, and this comparison matches tokens"),
     ({"flops": 1e9, "match": "flops"}, "--flops and --steps or --tokens are two budgets"),
     ({"lr_sedes": 3}, "a comparison has no option 'lr_sedes' (did you mean 'lr_seeds'?)"),
-    ({"source": "x"}, "a comparison has no option 'source'"),
+    ({"source": "x"}, "a comparison has no option 'source' of its own; it has models trained from scratch"),
     ({"batch": 0}, "batch must be at least 1, got 0"),
     ({"contenders": [{"stream": "deep_delta", "colour": "red"}]}, "a contender has stream, mixer, label, model, train"),
     ({"stream": ["standard:wider=deep_delta,deeper=deep_delta"]}, "is to be both wider and deeper"),
@@ -110,13 +117,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("options", "message"), REFUSED)
 def test_what_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        make_request({"stream": ["deep_delta"], **BASE, **options}).fresh()
+        Plan.new({"stream": ["deep_delta"], **BASE, **options})
 
 
 def test_fields_that_a_comparison_sets_itself_are_named_with_their_place() -> None:
-    for name, place in {"stream": "--stream", "seed": "--seeds", "lr": "--lr", "data": "--data"}.items():
-        with pytest.raises(ValueError, match=f"no field '{name}' of its own; it has .*{place}"):
-            Request(base={name: 1})
+    with pytest.raises(ValueError, match=r"no option 'seed' of its own; it has the seeds \(--seeds\)"):
+        Plan.new({"stream": ["deep_delta"], "seed": 1})
 
 
 def test_runs_of_one_seed_are_paired() -> None:
@@ -234,7 +240,7 @@ def test_time_is_measured_once_and_then_kept() -> None:
     again = make(plan, old=made.rows, measure=measure_at(9.0))
     assert again.rows == made.rows
     assert len(asked) == 1
-    more = make_request({"stream": ["denseformer"]}).grow(plan)
+    more = plan.grow({"stream": ["denseformer"]})
     grown = make(more, old=made.rows, measure=measure_at(3.0))  # a faster day: what counts is the ratio
     assert asked[1] == ["standard", "denseformer"]
     assert grown.rows[:2] == made.rows
@@ -329,7 +335,7 @@ def test_controls_belong_to_the_contenders_that_are_there() -> None:
     everything = (*contenders, *found)
     assert controls(everything, "standard", lambda c: sizes.get(c.label, 1000)) == []
     made = make(make_plan(*["deep_delta:value_channels=4"]))
-    assert made.contenders == pin(made.contenders)
+    assert made.contenders == freeze_references(made.contenders)
 
 
 def test_the_best_rate_is_the_one_with_the_smallest_mean() -> None:
@@ -360,13 +366,13 @@ def test_rates_are_settled_row_by_row_when_all_their_runs_are_there() -> None:
     ]
     assert [run.label for run in made.runs()] == ["fixed"]
     losses = {"standard": {0.001: 3.0, 0.002: 2.0, 0.004: 2.5}, "deep_delta": {0.001: 3.0, 0.002: 2.0, 0.004: None}}
-    part = settle(made, lambda run: outcome(losses["standard"][run.lr]) if run.label == "standard" else None)
+    part = choose_rates(made, lambda run: outcome(losses["standard"][run.lr]) if run.label == "standard" else None)
     assert [row.lr for row in part.rows] == [0.002, None, 0.5]
-    whole = settle(part, lambda run: outcome(losses[run.label][run.lr]))
+    whole = choose_rates(part, lambda run: outcome(losses[run.label][run.lr]))
     assert [row.lr for row in whole.rows] == [0.002, 0.002, 0.5]
     assert whole.rows[1].lr_losses == {"0.001": 3.0, "0.002": 2.0, "0.004": None}
     assert whole.choosing_runs() == []
-    wider = make_request({"lr": "0.001,0.002,0.004,0.008"}).grow(plan)
+    wider = plan.grow({"lr": "0.001,0.002,0.004,0.008"})
     assert [row.lr for row in make(wider, old=whole.rows).rows] == [None, None, 0.5]
     assert make(plan, old=whole.rows).rows == whole.rows
 
@@ -387,7 +393,7 @@ def test_a_plan_is_the_same_after_a_file(tmp_path: Path) -> None:
     assert loaded is not None
     assert [c.key for c in loaded.contenders] == [c.key for c in plan.contenders]
     assert len(made.rows) == 3 * 3 * 2
-    assert make_request(json.loads((tmp_path / "compare.json").read_text())).fresh() == plan
+    assert Plan.new(read_options(str(tmp_path / "compare.json"), {})) == plan
     (tmp_path / "compare.json").write_text('{"format": 99}')
     with pytest.raises(ValueError, match="has format 99; this version of twoaxis reads format 1"):
         plans.Plan.load(tmp_path)
@@ -395,15 +401,15 @@ def test_a_plan_is_the_same_after_a_file(tmp_path: Path) -> None:
 
 def test_a_folder_grows_and_does_not_change() -> None:
     plan = make_plan("deep_delta", "standard:wider=deep_delta")
-    assert make_request({}).grow(plan) == plan
-    assert make_request({"stream": ["deep_delta", "standard:wider=deep_delta"], **BASE}).grow(plan) == plan
-    grown = make_request({"stream": ["denseformer"], "seeds": 5, "task": ["recall"], "sizes": "tiny"}).grow(plan)
+    assert plan.grow({}) == plan
+    assert plan.grow({"stream": ["deep_delta", "standard:wider=deep_delta"], **BASE}) == plan
+    grown = plan.grow({"stream": ["denseformer"], "seeds": 5, "task": ["recall"], "sizes": "tiny"})
     assert grown.labels == [*plan.labels, "denseformer"]
     assert grown.seeds == (0, 1, 2, 3, 4)
     assert grown.data == (("stdlib",), ("task:recall",))
     assert [size.label for size in grown.sizes] == ["nano", "tiny"]
-    assert make_request({"seeds": "7,"}).grow(plan).seeds == (0, 1, 2, 7)
-    assert make_request({"log_every": 3}).grow(plan).base.log_every == 3
+    assert plan.grow({"seeds": "7,"}).seeds == (0, 1, 2, 7)
+    assert plan.grow({"log_every": 3}).base.log_every == 3
     old, new = make(plan).rows, make(grown, old=make(plan).rows).rows
     assert all(row in new for row in old)
     changes: dict[str, Any] = {
@@ -415,15 +421,15 @@ def test_a_folder_grows_and_does_not_change() -> None:
         "lr": "1e-3",
     }
     with pytest.raises(ValueError, match="leave these options out to go on with it") as refused:
-        make_request(changes).grow(plan)
+        plan.grow(changes)
     for part in ("batch: 4 -> 8", "model: ", "steps: 100 -> 101", "match: 'tokens' -> 'flops'", "lr: 0.002 -> 0.001"):
         assert part in str(refused.value)
     with pytest.raises(ValueError, match="'deep_delta' and 'again' are the same"):
-        make_request({"stream": ["deep_delta:label=again"]}).grow(plan)
+        plan.grow({"stream": ["deep_delta:label=again"]})
     with pytest.raises(ValueError, match="two contenders are called 'deep_delta'"):
-        make_request({"stream": ["denseformer:label=deep_delta"]}).grow(plan)
+        plan.grow({"stream": ["denseformer:label=deep_delta"]})
     with pytest.raises(ValueError, match=r"steps: 100 -> None|tokens: None -> 5"):
-        make_request({"tokens": 5}).grow(plan)
+        plan.grow({"tokens": 5})
 
 
 def test_files_in_three_formats_say_the_same(tmp_path: Path) -> None:
@@ -435,14 +441,14 @@ def test_files_in_three_formats_say_the_same(tmp_path: Path) -> None:
     options = read_fields(tmp_path / "p.toml")
     (tmp_path / "p.json").write_text(json.dumps(options))
     (tmp_path / "p.yaml").write_text(json.dumps(options))  # JSON is YAML
-    plan = make_request(options).fresh()
-    assert [make_request(read_fields(tmp_path / f"p.{kind}")).fresh() for kind in ("json", "yaml")] == [plan, plan]
+    plan = Plan.new(options)
+    assert [Plan.new(read_fields(tmp_path / f"p.{kind}")) for kind in ("json", "yaml")] == [plan, plan]
     assert plan.labels == ["standard", "deep_delta", "mine"]
     assert plan.contenders[2].train == {"weight_decay": 0.0}
     assert (plan.seeds, plan.lrs, plan.base.steps) == ((0, 1), (1e-3, 2e-3), 5)
     assert plan.data == (("stdlib",), ("a", "b"))
     assert plan.base.model == {"hidden_size": 64}
-    merged = make_request(merge_options(options, {"tokens": 4096, "stream": ["elc_bert"], "seeds": "1"})).fresh()
+    merged = Plan.new(merge(options, {"tokens": 4096, "stream": ["elc_bert"], "seeds": "1"}))
     assert (merged.base.steps, merged.base.tokens, merged.seeds) == (None, 4096, (0,))
     assert merged.labels == ["standard", "deep_delta", "elc_bert", "mine"]
     for name, text, message in [
@@ -478,8 +484,7 @@ def test_a_method_that_does_not_exist_is_named_with_its_contender() -> None:
 
 
 def test_every_field_of_a_run_has_its_place() -> None:
-    from twoaxis.comparison.request_file import FIELDS
-
     fields = {field.name for field in dataclasses.fields(TrainConfig)}
-    assert set(FIELDS) | set(plans.OWN) | set(plans.FROM_SCRATCH) == fields
-    assert set(plans.PER_CONTENDER) <= fields
+    assert set(FIELDS) | set(SET_HERE) == fields
+    assert set(SharedFields.__annotations__) == set(FIELDS)
+    assert set(PER_CONTENDER) <= fields

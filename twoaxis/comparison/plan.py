@@ -197,12 +197,14 @@ class Plan(Options):
         baseline = said.get("baseline") or (same[0] if same else plain.label)
         if not same and baseline == plain.label:
             contenders = (plain, *contenders)
-        if len(contenders) < 2 and "sizes" not in said:
-            raise ValueError("there is only the baseline to run; name contenders with --stream or --mixer")
         defaults = {"data": (TrainConfig().data,), "seeds": (0, 1, 2), "match": "tokens", "lrs": (TrainConfig().lr,)}
+        alone = len(contenders) < 2 and "sizes" not in said
         sizes = parse_sizes(said.pop("sizes", base.preset), base.preset)
         fixed = {"base": base, "contenders": freeze_references(contenders), "baseline": baseline, "sizes": sizes}
-        return Plan(**defaults | said | fixed)
+        plan = Plan(**defaults | said | fixed)
+        if alone:
+            raise ValueError("there is only the baseline to run; name contenders with --stream or --mixer")
+        return plan
 
     def grow(self, options: Mapping[str, Any]) -> Plan:
         """The plan with what options add to it; more rows come when they are counted.
@@ -279,9 +281,9 @@ class Plan(Options):
         return next(r for r in self.rows if (r.data, r.size, r.contender) == (data, size, contender))
 
     def choosing_runs(self) -> list[Run]:
-        """Runs that choose learning rates, or have chosen them: seed by seed, row by row."""
+        """Runs that choose learning rates: seed by seed, row by row."""
         labels = {contender.key: contender.label for contender in self.contenders}
-        rows = [row for row in self.rows if row.lr is None or row.lr_losses]
+        rows = [row for row in self.rows if row.lr is None]
         return [
             Run(row, labels[row.contender], rate, seed, True)
             for seed in self.lr_seeds

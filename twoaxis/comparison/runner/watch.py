@@ -75,7 +75,7 @@ class Watch:
     ) -> None:
         self.console = Console(stderr=True, highlight=False) if console is None else console
         self.what, self.work, self.unit, self.changed = what, work, unit, changed
-        self.units = list(work.units())
+        self.units: list[Unit] = list(work.units())
         self.done = {unit.folder for unit in self.units if unit.outcome() is not None}
         self.failed: dict[Path, int] = {}
         self.first: dict[Path, float] = {}
@@ -143,7 +143,8 @@ class Watch:
     def _look(self, bar: Progress) -> None:
         """Read what has changed."""
         before = len(self.done)
-        self.units = list(self.work.units())
+        known = {unit.folder: unit for unit in self.units}  # runs that have chosen a rate are no units any more
+        self.units = list((known | {unit.folder: unit for unit in self.work.units()}).values())
         total = len(self.units) + len(self.work.later())
         notes, size = [], 0.0
         for unit in self.units:

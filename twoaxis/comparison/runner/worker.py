@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from twoaxis.base.files import PARTIAL, Claimed, FileError, file_errors, read_json, write_json
+from twoaxis.base.interrupt import allow, deferred
 from twoaxis.base.plugins import use_files
 
 PROGRESS, FAILED, OUTPUT = ".progress", "failed.json", "output.txt"
@@ -139,11 +140,12 @@ def work(name: str, folder: Path, jobs: int) -> int:
                 unit.folder.mkdir(parents=True, exist_ok=True)
                 (unit.folder / OUTPUT).write_bytes(b"")
             tries[unit.folder] += 1
-            if (pid := os.fork()) == 0:
-                become_run(unit, slot, life_line, held)
-            running[pid] = unit, slot
+            with deferred():  # a signal that comes here must not find the worker's handler in the run
+                if (pid := os.fork()) == 0:
+                    become_run(unit, slot, life_line, held)
+                running[pid] = unit, slot
             slots.remove(slot)
-        if not running and (stop.heard or not after) and looked:
+        if not running and (stop.heard or (looked and not after)):
             return DISK_REFUSED if refused else 0
         if stop.heard and not stop.passed_on:
             stop.passed_on = True
@@ -181,6 +183,7 @@ def become_run(unit: Unit, slot: int, life_line: int, held: int) -> NoReturn:
         threading.Thread(target=_end_with, args=(life_line,), daemon=True).start()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        allow()
         with open(os.devnull) as nothing, open(unit.folder / OUTPUT, "ab") as output:
             os.dup2(nothing.fileno(), 0)
             os.dup2(output.fileno(), 1)
