@@ -99,13 +99,13 @@ def test_equal_budgets_read_the_longer_curve_where_the_shorter_ends(plain: Path)
     assert not tokens.indicative
     assert tokens.difference == mine.difference
     # 2% more operations per token: the baseline ends first, and the contender is read at 1 / 1.02 of its run.
-    assert flops.part == pytest.approx(1 / 1.02)
+    assert flops.read_at == pytest.approx(1 / 1.02)
     assert flops.indicative
     assert flops.budget == pytest.approx(base.row.tokens * base.row.flops_per_token)
     by_hand = [mine.curves[seed].at(mine.row.tokens / 1.02) for seed in range(4)]
     assert flops.loss == pytest.approx(sum(loss for loss in by_hand if loss is not None) / 4)
     assert flops.difference.mean == pytest.approx((flops.loss or 0) - (base.mean("loss") or 0))
-    assert time.part == pytest.approx((mine.tokens_per_second or 0) / (base.tokens_per_second or 1))
+    assert time.read_at == pytest.approx((mine.tokens_per_second or 0) / (base.tokens_per_second or 1))
     assert (time.difference.mean or 0) > (flops.difference.mean or 0) > (tokens.difference.mean or 0)
 
 
@@ -142,7 +142,7 @@ def test_what_was_matched_is_taken_at_the_ends(tmp_path: Path, match: str) -> No
     assert mine.equal[match].difference == mine.difference
     assert not mine.equal[match].indicative
     # At equal tokens the baseline, which saw more, is read early.
-    assert mine.equal["tokens"].part == pytest.approx(mine.row.tokens / base.row.tokens)
+    assert mine.equal["tokens"].read_at == pytest.approx(mine.row.tokens / base.row.tokens)
     early = [base.curves[seed].at(mine.row.tokens) for seed in range(4)]
     expected = (mine.mean("loss") or 0) - sum(loss for loss in early if loss is not None) / 4
     assert mine.equal["tokens"].difference.mean == pytest.approx(expected)

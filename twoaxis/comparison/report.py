@@ -14,9 +14,10 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from twoaxis.comparison.results import AXES, Comparison, Entry, Equal, Section, ratio
+from twoaxis.comparison.results import AXES, Comparison, Entry, Section, ratio
 from twoaxis.comparison.statistics import BETTER, WORSE, Difference
 from twoaxis.show.charts import Axis, Chart, Line, Mark, Panel, Tone
 from twoaxis.show.document import Block, Cell, Column, Document, Facts, Heading, Items, Prose, Table
@@ -132,9 +133,9 @@ def _seeds(entry: Entry, section: Section) -> Cell:
     return Cell(f"{done}" if done == planned else f"{done} of {planned}", done, "" if done == planned else "warn")
 
 
-def _mean(name: str, text: Callable[[float | None], str]) -> Callable[[Entry, Section], Cell]:
-    """A cell with the mean of a field of the results."""
-    return lambda entry, section: Cell(text(entry.mean(name)), entry.mean(name))
+def _mean(name: str, text: Callable[[float | None], str], entry: Entry, section: Section) -> Cell:
+    """The mean of a field of the results."""
+    return Cell(text(entry.mean(name)), entry.mean(name))
 
 
 def _difference(entry: Entry, section: Section) -> Cell:
@@ -175,27 +176,13 @@ def _speed_up(entry: Entry, section: Section) -> Cell:
     return Cell(f"{found.value:.3g}{interval}", found.value)
 
 
-def _more(name: str) -> Callable[[Entry, Section], Cell]:
-    """A cell with a count and by how many percent it exceeds the baseline's."""
-
-    def cell(entry: Entry, section: Section) -> Cell:
-        value, part = getattr(entry.row, name), ratio(getattr(entry.row, name), getattr(section.baseline.row, name))
-        more = "" if part is None or part == 1 else f" {100 * (part - 1):+.1f}%"
-        return Cell(f"{count(value)}{more}", value)
-
-    return cell
-
-
-def _times(name: str, unit: str = "") -> Callable[[Entry, Section], Cell]:
-    """A cell with a measure and how many times the baseline's it is."""
-
-    def cell(entry: Entry, section: Section) -> Cell:
-        value, base = getattr(entry, name), getattr(section.baseline, name)
-        part = ratio(value, base)
-        text = si(value, unit) if unit else count(value)
-        return Cell(text if part is None or value == base else f"{text} ×{part:.2f}", value)
-
-    return cell
+def _cost(name: str, text: Callable[[float | None], str], entry: Entry, section: Section) -> Cell:
+    """A count and by how many percent it exceeds the baseline's, or a measure and how many times that it is."""
+    value, part = entry.costs[name], ratio(entry.costs[name], section.baseline.costs[name])
+    if part is None or part == 1:
+        return Cell(text(value), value)
+    more = f"×{part:.2f}" if name in ("tokens_per_second", "peak_memory") else f"{100 * (part - 1):+.1f}%"
+    return Cell(f"{text(value)} {more}", value)
 
 
 def _rate(entry: Entry, section: Section) -> Cell:
@@ -213,22 +200,22 @@ def is_task(section: Section) -> bool:
 NAME = Col("contender", _name, words=True)
 RESULT = (
     Col("seeds", _seeds),
-    Col("loss", _mean("loss", loss)),
+    Col("loss", partial(_mean, "loss", loss)),
     Col("difference", _difference),
     Col("95% interval", _interval, words=True),
     Col("verdict", _verdict, words=True),
     Col("held-out error", _row_error, lambda s: any(e.difference and e.difference.row_error for e in s.contenders)),
-    Col("accuracy", _mean("accuracy", percent), is_task),
+    Col("accuracy", partial(_mean, "accuracy", percent), is_task),
     Col("accuracy difference", _accuracy_difference, is_task),
-    Col("bits/byte", _mean("bits_per_byte", loss), lambda s: any(e.mean("bits_per_byte") for e in s.entries)),
+    Col("bits/byte", partial(_mean, "bits_per_byte", loss), lambda s: any(e.mean("bits_per_byte") for e in s.entries)),
     Col("speed-up", _speed_up, lambda s: s.scaling.law is not None),
 )
 COST = (
-    Col("parameters", _more("parameters")),
-    Col("FLOPs/token", _more("flops_per_token")),
-    Col("tokens", _more("tokens")),
-    Col("tokens/s", _times("tokens_per_second")),
-    Col("peak memory", _times("peak_memory", "B")),
+    Col("parameters", partial(_cost, "parameters", count)),
+    Col("FLOPs/token", partial(_cost, "flops_per_token", count)),
+    Col("tokens", partial(_cost, "tokens", count)),
+    Col("tokens/s", partial(_cost, "tokens_per_second", count)),
+    Col("peak memory", partial(_cost, "peak_memory", si)),
     Col("lr", _rate),
 )
 
@@ -258,15 +245,14 @@ def result_notes(section: Section) -> list[str]:
 
 def equal_columns(section: Section) -> list[Col]:
     """Differences at equal tokens, operations and time."""
-
-    def cell(axis: str) -> Callable[[Entry, Section], Cell]:
-        return lambda entry, section: _equal(entry.equal.get(axis))
-
     match = section.plan.match
-    return [Col(f"at equal {name}{' (matched)' * (axis == match)}", cell(axis)) for axis, name in NAMES.items()]
+    return [
+        Col(f"at equal {name}{' (matched)' * (axis == match)}", partial(_equal, axis)) for axis, name in NAMES.items()
+    ]
 
 
-def _equal(equal: Equal | None) -> Cell:
+def _equal(axis: str, entry: Entry, section: Section) -> Cell:
+    equal = entry.equal.get(axis)
     if equal is None or equal.difference.mean is None:
         return Cell(NOTHING)
     found = equal.difference
@@ -299,35 +285,25 @@ def cost_notes(section: Section) -> list[str]:
 
 def seed_columns(section: Section) -> list[Col]:
     """Loss of every seed, with the way to its model."""
+    return [Col(f"seed {seed}", partial(_seed, seed)) for seed in section.plan.seeds]
 
-    def cell(seed: int) -> Callable[[Entry, Section], Cell]:
-        def made(entry: Entry, section: Section) -> Cell:
-            value = entry.losses.get(seed)
-            if value is not None:
-                return Cell(loss(value), value, href=_model(entry, section, seed))
-            return (
-                Cell("diverged", None, "warn", _model(entry, section, seed))
-                if seed in entry.diverged
-                else Cell(NOTHING)
-            )
 
-        return made
-
-    return [Col(f"seed {seed}", cell(seed)) for seed in section.plan.seeds]
+def _seed(seed: int, entry: Entry, section: Section) -> Cell:
+    value, href = entry.losses.get(seed), _model(entry, section, seed)
+    if seed in entry.diverged:
+        return Cell("diverged", None, "warn", href)
+    return Cell(loss(value), value, href="" if value is None else href)
 
 
 def rate_columns(section: Section) -> list[Col]:
     """Mean loss by learning rate."""
+    return [Col(f"{rate:g}", partial(_rate_loss, rate)) for rate in section.plan.lrs]
 
-    def cell(rate: float) -> Callable[[Entry, Section], Cell]:
-        def made(entry: Entry, section: Section) -> Cell:
-            known = {float(name): value for name, value in entry.row.lr_losses.items()}
-            text = NOTHING if rate not in known else "diverged" if known[rate] is None else loss(known[rate])
-            return Cell(text + " *" * (rate == entry.row.lr), known.get(rate))
 
-        return made
-
-    return [Col(f"{rate:g}", cell(rate)) for rate in section.plan.lrs]
+def _rate_loss(rate: float, entry: Entry, section: Section) -> Cell:
+    known = {float(name): value for name, value in entry.row.lr_losses.items()}
+    text = NOTHING if rate not in known else "diverged" if known[rate] is None else loss(known[rate])
+    return Cell(text + " *" * (rate == entry.row.lr), known.get(rate))
 
 
 def rate_notes(section: Section) -> list[str]:
