@@ -24,8 +24,8 @@ from torch import Tensor
 from twoaxis.kernels.band import band_attention, band_pays, sink_softmax
 from twoaxis.kernels.dispatch import device_of
 from twoaxis.kernels.flex import flex_serves, flex_window
+from twoaxis.kernels.history import source_dots, weighted_sum
 from twoaxis.kernels.precision import full_precision, widen
-from twoaxis.kernels.weighted_sum import source_dots, weighted_sum
 from twoaxis.ring import Ring, check_window
 
 
