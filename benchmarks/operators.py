@@ -19,11 +19,10 @@ from benchmarks.timing import Run, exponent, interleave
 from twoaxis import window_attention
 from twoaxis.base.meter import Meter
 from twoaxis.kernels.dispatch import target
+from twoaxis.kernels.history import rms_logits, softmax_read, source_dots, weighted_sum
 from twoaxis.kernels.rewrite import delta_rewrite
-from twoaxis.kernels.softmax_read import open_source, softmax_read
 from twoaxis.kernels.streams import mix_streams
 from twoaxis.kernels.taps import depthwise_taps
-from twoaxis.kernels.weighted_sum import source_dots, weighted_sum
 
 Read = Callable[[Sequence[Tensor], Tensor], Tensor]
 
@@ -45,8 +44,7 @@ def fused_read(sources: Sequence[Tensor], query: Tensor) -> Tensor:
 
 def fixed_read(sources: Sequence[Tensor], query: Tensor, eps: float | None) -> Tensor:
     """The read with one query (D,) for all tokens; keys are RMS-normalised unless `eps` is None."""
-    states, logits = zip(*(open_source(s, query.view(1, 1, -1), eps) for s in sources), strict=True)
-    return softmax_read(states, [own[0] for own in logits]).flatten(-2)
+    return softmax_read(sources, [rms_logits(s, query.view(1, 1, -1), eps=eps)[..., 0] for s in sources])
 
 
 def depth_reads(scale: Scale) -> Table:

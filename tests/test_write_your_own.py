@@ -32,5 +32,5 @@ def test_the_example_passes_the_kit() -> None:
 
 def test_the_code_of_the_page_is_the_example() -> None:
     pieces = re.findall(r"^```text\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert len(pieces) == 10
+    assert len(pieces) == 7
     assert lines("\n".join(pieces)) == lines(EXAMPLE.read_text())

@@ -25,7 +25,7 @@ def test_window_bounds_what_is_carried() -> None:
     x = torch.randn(1, 2, 8, dtype=torch.float64)
     state = stream.open(x)
     for site in stream.sites:
-        assert len(state.value.ring.pieces) == min(site.index + 1, 3)
+        assert len(state.value.kept) == min(site.index + 1, 3)
         seen = stream.read(state, site)
         state = stream.write(state, site, x, seen, seen)
 

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import twoaxis
-from tests.golden_formats.base import trace
 from tests.support.numbers import randn
 from twoaxis.depth.stream import Stream
 
@@ -87,24 +86,6 @@ def check_gradients(stream: Stream, x: Tensor, want: Callable[[Tensor], Tensor])
     pairs = zip(torch.autograd.grad(ours, leaves, g), torch.autograd.grad(theirs, leaves, g), strict=True)
     for mine, other in pairs:
         assert (mine - other).abs().max() <= 1e-11 * max(other.abs().max().item(), 1e-3)
-
-
-def test_default_variant_is_zero() -> None:
-    close(run(make(), embedding()), run(make(variant="zero"), embedding()))
-    assert (run(make(), embedding()) - run(make(variant="base"), embedding())).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("kinds", [("attention", "mlp"), ("mixer", "attention", "mlp"), ("parallel",)])
-def test_switched_off_is_the_plain_residual_to_a_bit(variant: str, kinds: tuple[str, ...]) -> None:
-    stream = make(kinds, variant=variant, placement="none")
-    plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH, kinds=kinds)
-    assert torch.equal(run(stream, embedding()), run(plain, embedding()))
-    assert not list(stream.parameters())
-    assert stream.neutral == "bitwise"
-    stream.neutral_()
-    cost = stream.cost()
-    assert (cost.parameters, cost.flops, cost.reads, cost.live) == (0, 0, 0, WIDTH)
 
 
 def test_placement_on_mlps_alone_reads_no_mixture() -> None:
@@ -226,41 +207,6 @@ def test_neutral_class_is_none_and_blend_hides_the_method() -> None:
     assert torch.equal(run(blend, embedding()), run(method, embedding()))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("placement", ["all", "attention+mlp+out", "0-2", "1", "mixer"])
-def test_packs_at_every_block_boundary(variant: str, placement: str) -> None:
-    stream = make(("mixer", "attention", "mlp"), variant=variant, placement=placement)
-    functions = toys(len(stream.sites))
-    out, steps, _ = trace(stream, embedding(), functions)
-    boundaries = 0
-    for start, step in enumerate([*steps, None]):
-        site = stream.layout.sites[start]
-        if not site.first or step is None:
-            continue
-        state = stream.unpack([t.clone() for t in stream.pack(step["before"])], site)
-        for later in stream.sites[start:]:
-            seen = stream.read(state, later)
-            state = stream.write(state, later, functions[later.index](seen.x), seen, seen)
-        assert torch.equal(stream.close(state), out)
-        boundaries += 1
-    assert boundaries == BLOCKS
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("placement", ["all", "attention+mlp+out", "attention", "0-2", "mixer", "none"])
-def test_live_state_is_what_the_cost_says(variant: str, placement: str) -> None:
-    stream = make(("mixer", "attention", "mlp"), variant=variant, placement=placement)
-    _, steps, last = trace(stream, embedding(), toys(len(stream.sites)))
-    held = []
-    for state in [*(s["before"] for s in steps), last]:
-        value = state.value
-        tensors = [value.x, value.given, value.lead, *(slot.x for slot in value.slots)]
-        held.append(len({t.data_ptr() for t in tensors if t is not None}))
-    assert max(held) * WIDTH == stream.cost().live
-    read_out = variant == "weighted_output" and placement in ("all", "attention+mlp+out")
-    assert len(last.value.slots) == (BLOCKS + 1 if read_out else 0)
-
-
 def test_flops_of_each_variant() -> None:
     reads = BLOCKS * (BLOCKS + 1) // 2
     flops = {v: make(variant=v).cost().flops // WIDTH for v in VARIANTS}
@@ -278,26 +224,6 @@ def test_epsilon_belongs_to_the_layer_norm(eps: float) -> None:
     stored = a + mlp(norm(x + a))
     centred = stored - stored.mean(-1, keepdim=True)
     close(run(stream, x), centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt())
-
-
-def test_narrow_parameters_and_activations() -> None:
-    for variant in VARIANTS:
-        stream, x = make(variant=variant), embedding()
-        with torch.no_grad():
-            for parameter in stream.parameters():
-                parameter.copy_(parameter.bfloat16())
-        want = run(stream, x)
-        state = stream.bfloat16().open(x.bfloat16())
-        for site, f in zip(stream.sites, toys(2 * BLOCKS), strict=True):
-            seen = stream.read(state, site)
-            assert seen.x.dtype == torch.bfloat16
-            state = stream.write(state, site, f(norm(seen.x.double())).bfloat16(), seen, seen)
-        out = stream.close(state)
-        assert out.dtype == torch.bfloat16
-        assert (out.double() - want).abs().max() < 0.05 * want.abs().max()
-        weights = stream.weights(stream.open(x.bfloat16()), stream.sites[0])
-        assert weights is not None
-        assert weights.dtype == torch.float32
 
 
 def test_sources_are_named_where_a_mixture_is_read() -> None:

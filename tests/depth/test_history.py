@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.compiled_autograd as compiled_autograd
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
@@ -50,10 +52,9 @@ def make(name: str, options: Any, kinds: Sequence[str] = PLAIN_BLOCK, **more: An
 
 
 def act(site: Any, seen: Seen) -> Applied:
-    """A cheap sub-layer, another one at every site."""
-    ways = [way for way in seen[:4] if way is not None]
-    mixed = sum((i + 1) * way for i, way in enumerate(ways[1:])) if len(ways) > 1 else 0.0
-    return Applied(seen._replace(aux=None), torch.tanh(seen.x.roll(site.index + 1, -1) + 0.3 * mixed) * 0.5)
+    """A cheap sub-layer, another one at every site; it tells the ways apart."""
+    x, q, k, v = (seen.x if way is None else way for way in seen[:4])
+    return Applied(seen._replace(aux=None), 0.5 * torch.tanh(x.roll(site.index + 1, -1) + 0.3 * q - 0.2 * k + 0.4 * v))
 
 
 def run(stream: Stream, x: Tensor) -> Tensor:
@@ -89,7 +90,7 @@ def all_close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 # The plan.
 
 
-def brute_force(plan: Plan, layout: Layout, boundary: int) -> list[int]:
+def brute_force(plan: Plan, boundary: int) -> list[int]:
     """The sources alive at a boundary, by looking at every pair of a site and a source."""
     readers = [read for read in plan.reads[boundary:] if read is not None]
     return [
@@ -105,23 +106,23 @@ def brute_force(plan: Plan, layout: Layout, boundary: int) -> list[int]:
     window=st.one_of(st.none(), st.integers(1, 4)),
     first=st.booleans(),
     step=st.integers(1, 3),
+    late=st.integers(0, 2),
     reading=st.sets(st.integers(0, 12)),
 )
 def test_a_plan_knows_who_is_alive(
-    blocks: int, size: int, window: int | None, first: bool, step: int, reading: set[int]
+    blocks: int, size: int, window: int | None, first: bool, step: int, late: int, reading: set[int]
 ) -> None:
     layout = Layout.make(blocks, 4)
-
-    def reads(site: Any) -> Read | None:
-        newest = site.index // size
+    born = {index: n for n, index in enumerate(range(late, len(layout.sites), size))}
+    reads = {}
+    for index in reading & set(range(late, len(layout.sites))):
+        newest = (index - late) // size
         oldest = max(int(first), 0 if window is None else newest - window + 1)
-        return Read(range(oldest, newest + 1, step), first=first) if site.index in reading else None
-
-    plan = Plan.runs(layout, size, reads)
+        reads[index] = Read(range(oldest, newest + 1, step), first=first)
+    plan = Plan(layout, born, reads, [str(n) for n in born.values()])
     for boundary in range(len(layout.sites)):
         alive = plan.alive(boundary)
-        assert alive == brute_force(plan, layout, boundary)
-        assert [n for n in range(boundary // size + 1) if plan.lives(n, boundary)] == alive
+        assert alive == brute_force(plan, boundary)
         if plan.reads[boundary] is not None and boundary + 1 < len(layout.sites):
             gone = set(alive) - set(plan.alive(boundary + 1))
             assert plan.ends.get(boundary, set()) == gone
@@ -269,8 +270,14 @@ def test_optimiser_steps_inside_the_backward_pass(name: str, options: Any) -> No
     stream, x = make(name, options), randn(2, 3, WIDTH)
     before = {n: p.detach().clone() for n, p in stream.named_parameters()}
     wanted = gradients(stream, run(stream, x))
+
+    def step(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        with torch.no_grad():
+            parameter -= parameter.grad
+
     for parameter in stream.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: p.data.sub_(p.grad))  # type: ignore[arg-type]
+        parameter.register_post_accumulate_grad_hook(step)
     out = run(stream, x)
     (out * randn(*out.shape, seed=8)).sum().backward()
     all_close({n: before[n] - p.detach() for n, p in stream.named_parameters()}, wanted)
@@ -296,8 +303,10 @@ def test_batches_of_gradients_and_second_derivatives(name: str, options: Any) ->
 
     ours = second()
     with using("reference"):
-        for a, b in zip(ours, second(), strict=True):
-            close(a, b, least=1e-2)
+        theirs = second()
+    largest = max(b.abs().max().item() for b in theirs)  # the small ones are differences of large ones
+    for a, b in zip(ours, theirs, strict=True):
+        close(a, b, least=0.01 * largest)
 
 
 @every_stream
@@ -315,7 +324,7 @@ def test_transforms_of_functions(name: str, options: Any) -> None:
     wanted = gradients(whole, whole(x))
     all_close(torch.func.grad(loss)(own), wanted)
     moved = {n: randn(*p.shape, seed=3) for n, p in own.items()}
-    _, slope = torch.func.jvp(loss, (own,), (moved,))
+    slope = torch.func.jvp(loss, (own,), (moved,))[1]
     along = sum(((wanted[n] * moved[n]).sum() for n in own), torch.zeros((), dtype=torch.float64))
     close(slope, along, 1e-10)
 
@@ -331,7 +340,7 @@ class Whole(nn.Module):
 
 def test_data_parallelism_takes_two_steps() -> None:
     """A parameter outside the graph makes the second step fail."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         model = DistributedDataParallel(Whole(make("attention_residuals", {"query": "none"})))
         for _ in range(2):
@@ -346,7 +355,7 @@ def test_compiled_autograd(name: str) -> None:
     wanted = gradients(stream, run(stream, x))
     out = run(stream, x)
     torch._dynamo.reset()
-    with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
+    with compiled_autograd._enable(lambda graph: graph):
         (out * randn(*out.shape, seed=8)).sum().backward()
     all_close({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in stream.named_parameters()}, wanted)
 
@@ -356,13 +365,13 @@ def test_blocks_compiled_one_by_one(options: dict[str, Any]) -> None:
     stream, x = make("attention_residuals", options), randn(2, 3, WIDTH)
     wanted = gradients(stream, run(stream, x))
     torch._dynamo.reset()
-    blocks: list[Callable[[State], State]] = [
-        torch.compile(lambda state, sites=stream.sites_of(b): visit(stream, state, sites, act), backend="eager")
-        for b in range(BLOCKS)
-    ]
+
+    def block(number: int) -> Callable[[State], State]:
+        return torch.compile(lambda state: visit(stream, state, stream.sites_of(number), act), backend="eager")
+
     state = stream.open(x)
-    for block in blocks:
-        state = block(state)
+    for number in range(BLOCKS):
+        state = block(number)(state)
     out = stream.close(state)
     close(out, run(stream, x))
     all_close(gradients(stream, out), wanted)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Apply, Layout, Neutral, Seen, Stream, Tokens
-from twoaxis.kernels.weighted_sum import weighted_sum
+from twoaxis.kernels.history import weighted_sum
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,7 @@ class Plan:
         self.rest_first = min((max(self.last[n] + 1, index) for index, n in born.items()), default=0)
         """The boundary at which a source leaves the window for the first time."""
         self._span: list[range] = []
-        oldest, newest = 1, 0
+        oldest, newest = 1, -1
         for index in range(len(layout.sites)):
             newest = born.get(index, newest)
             while oldest <= newest and self.last[oldest] < index:
@@ -113,7 +113,7 @@ class Plan:
     def alive(self, boundary: int) -> list[int]:
         """Numbers of the sources that are complete at `boundary` and that a site from there on reads one by one."""
         recent = [n for n in self._span[boundary] if self.last[n] >= boundary]
-        return [0, *recent] if self.last and self.last[0] >= boundary else recent
+        return [0, *recent] if self.birth and self.birth[0] <= boundary <= self.last[0] else recent
 
     def wanted(self, boundary: int) -> bool:
         """Whether the source that is complete at `boundary` is used at all."""
