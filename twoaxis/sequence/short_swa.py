@@ -22,7 +22,11 @@ the token it stands on (0.87 for w = 16 and d_h = 32): W_k has the spread at whi
 W_q is W_k and a little noise.
 With the usual N(0, 0.02) for all of them (start="zero", or "normal" for W_o too) every logit is near zero and each
 token gets the mean over its window; as a sub-layer of its own the mixer adds that mean to embeddings of the size 0.02,
-and within a few steps the tokens of a window look alike. SHORT_RUNS
+and within a few steps the tokens of a window look alike. Held-out loss of `twoaxis train --tokens 120000 --context 64
+--batch 16 --lr 3e-3 --mixer short_swa:window=16` (nano, stdlib, seeds 0 and 1): plain 5.251 and 5.270, with the default
+start 5.128 and 5.101, with start="zero" 5.851 and with start="normal" 5.885 (seed 0). It is the mean over the
+window, not the place of the sub-layer: with window=1 the literal start gives 5.091, inside the branch, whose input is
+of size one, 5.242 (seed 0).
 """
 
 from __future__ import annotations
