@@ -118,7 +118,7 @@ def test_stages_share_what_one_device_keeps() -> None:
 
 
 def test_gradients_of_parameters_are_counted_once() -> None:
-    """A product and its sum: the backward pass needs the gradient of the loss, one number, beside that of the weight."""
+    """A product and its sum: beside the gradient of the weight, the backward pass needs that of the loss."""
     meter, weight = Meter(), torch.ones(8, requires_grad=True)
     with meter:
         meter.part = Part("mlp")
