@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.costs.helpers import MIXER_VARIANTS, STREAM_VARIANTS, WIDE_DELTA, Fields, label
+from twoaxis.base.meter import Meter
 from twoaxis.costs.costs import cost
 from twoaxis.costs.deployment import Deployment
+from twoaxis.costs.fuse import Part, highest
 from twoaxis.costs.memory import _activations, device_memory, in_flight
 from twoaxis.costs.pipeline import plan
 from twoaxis.costs.trace import meta_model, trace_training
@@ -112,6 +115,20 @@ def test_stages_share_what_one_device_keeps() -> None:
         # recomputing, neither stage counts what crosses as its own: it is the second's received state
         crossing = 0 if run is None else again.saved_by(1).stream
         assert kept[1] / 2 + kept[2] == kept[0] + received + rope - crossing
+
+
+def test_gradients_of_parameters_are_counted_once() -> None:
+    """A product and its sum: beside the gradient of the weight, the backward pass needs that of the loss."""
+    meter, weight = Meter(), torch.ones(8, requires_grad=True)
+    with meter:
+        meter.part = Part("mlp")
+        loss = (weight * torch.ones(8)).sum()
+        meter.take()
+        loss.backward()
+        backward = meter.take()
+    assert weight.grad is not None
+    assert highest(backward, set())["blocks"] == 4 + 4 * 8
+    assert highest(backward, {meter.allocation(weight.grad)}) == {"head": -math.inf, "blocks": 4}
 
 
 def test_chunks_in_flight() -> None:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from twoaxis.base.files import short_hash
 from twoaxis.depth.blend import Blend, Both
+from twoaxis.depth.counts import count
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Seen, Stream
 from twoaxis.model.flops import forward_flops
@@ -187,7 +188,7 @@ def costs(config: PreTrainedConfig, rung: Rung, context: int) -> Costs:
     with torch.device("meta"):
         model = TwoAxisForCausalLM(ours)
     of_rung, of_plain = forward_flops(ours, context).total, forward_flops(plain, context).total
-    stream = model.model.trunk.stream.cost()
+    stream = count(model.model.trunk.stream)
     kept = stream.kept + sum(local.cost().kept for _, local in locals_of(model.model.trunk))
     return Costs(
         parameters=sum(model.get_parameter(name).numel() for name in learning(model, rung)),

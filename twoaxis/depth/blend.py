@@ -20,7 +20,7 @@ from torch import Tensor
 
 from twoaxis.base.method import ParameterGroup, Quantity
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Cost, Neutral, Seen, State, Stream, Tokens
+from twoaxis.depth.stream import Neutral, Seen, State, Stream, Tokens
 from twoaxis.kernels.precision import widen
 
 
@@ -128,15 +128,11 @@ class Blend(Stream):
         groups = (g._replace(names=tuple(f"method.{n}" for n in g.names)) for g in self.method.parameter_groups())
         return (ParameterGroup(("gate",)), *groups)
 
-    def cost(self) -> Cost:
+    def flops(self) -> int | None:
         """The method's, the plain residual beside it and one interpolation per site and way."""
-        cost, width = self.method.cost(), self.layout.width
         ways = sum(max(1, len(self.ways(site))) for site in self.layout.sites)
-        return cost._replace(
-            parameters=cost.parameters + self.gate.numel(),
-            flops=cost.flops + 3 * width * ways + width * len(self.layout.sublayers),
-            live=cost.live + width,
-        )
+        own, width = self.method.flops(), self.layout.width
+        return None if own is None else own + 3 * width * ways + width * len(self.layout.sublayers)
 
 
 def _lerp(plain: Tensor, way: Tensor, gate: Tensor) -> Tensor:

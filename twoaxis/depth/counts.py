@@ -25,9 +25,14 @@ def count(stream: Stream) -> Cost:
     """The counts of a stream as it is built."""
     parameters = sum(p.numel() for p in stream.parameters())
     reads = sum(len(stream.sources(site)) for site in stream.layout.sites)
-    flops = stream.flops()
     blank = on_meta(stream)
-    return Cost(parameters, count_flops(blank) if flops is None else flops, reads, count_live(blank), _kept(blank))
+    return Cost(parameters, flops_of(stream), reads, count_live(blank), _kept(blank))
+
+
+def flops_of(stream: Stream) -> int:
+    """Operations per token: those that the method writes down, or counted."""
+    written = stream.flops()
+    return count_flops(on_meta(stream)) if written is None else written
 
 
 def on_meta(stream: Stream) -> Stream:

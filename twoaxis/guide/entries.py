@@ -13,6 +13,7 @@ import torch
 
 from twoaxis.base.method import Card
 from twoaxis.base.registry import Registry
+from twoaxis.depth.counts import count
 from twoaxis.depth.registry import STREAMS
 from twoaxis.depth.stream import Cost, Layout, Neutral, Stream
 from twoaxis.model.config import DecoderConfig
@@ -136,7 +137,7 @@ def _stream(name: str, shape: DecoderConfig, options: Mapping[str, Any]) -> Meas
     with torch.device("meta"):
         layout = Layout.make(shape.blocks, shape.width, shape.kinds())
         made = STREAMS.find(name)(STREAMS.config(name, dict(options)), layout)
-    return Measured(options, made.cost(), made.neutral, made.dead())
+    return Measured(options, count(made), made.neutral, made.dead())
 
 
 def _mixer(name: str, shape: DecoderConfig, options: Mapping[str, Any]) -> Measured:

@@ -112,8 +112,10 @@ def live(config: Any) -> int:
     """Numbers per token that are alive between two sites at their most."""
     import torch
 
+    from twoaxis.depth.counts import count_live
+
     with torch.device("meta"):
-        return config.make_stream().cost().live
+        return count_live(config.make_stream())
 
 
 def moved(method: str, width: int, window: int) -> int:

@@ -8,7 +8,8 @@ The unit is one token of a sequence of T tokens. A multiply-add is two operation
     scores       4 · heads · head width · min(window, T) per block          query times key, weight times value
     mlp          2 per weight of gate, up and down                          matrix products
     head         2 · width · vocabulary, tied or not                        a matrix product
-    stream       Stream.cost().flops + 4 · width per way beyond the first   all a method does, of any kind
+    stream       Stream.flops(), or counted, + 4 · width per way beyond     all a method does, of any kind
+                 the first
     mixer        LocalOperator.flops() per operator and way it runs on,     all a mixer does, of any kind
                  + 5 · width for a site of its own
 
@@ -17,7 +18,7 @@ backbone only matrix products count: its norms, softmax, rotary positions, activ
 are the same for all contenders of one shape. Of a method everything counts, so that none is cheaper for being
 element-wise: weighted sums, norms, gates. That includes what it makes the trunk do: a pre-norm for each further way
 (4 per channel: the mean square is two, the scaling and the learned scale one each), and for a mixer's own site a
-pre-norm and a residual addition. `Stream.cost` is beyond the plain additions, so nothing counts twice.
+pre-norm and a residual addition. `Stream.flops` is beyond the plain additions, so nothing counts twice.
 
 **Attention is the full square.** A token is charged min(window, T) keys, a full prefix being a window of T, also at
 the beginning of the sequence where fewer keys are there. Half of the square is masked; it counts because the usual
@@ -35,7 +36,7 @@ does not know T: it is charged its whole window even where the sequence is short
 what methods add is charged by the same rule. Activation checkpointing adds one more forward pass of the blocks it
 recomputes, and of the stream in proportion. (torch stops before a block's last product, whose result nobody needs.)
 
-Left out, as in `Stream.cost`: a method's work that does not grow with the width, such as the softmax over its sources
+Left out, as in `Stream.flops`: a method's work that does not grow with the width, such as the softmax over its sources
 or Sinkhorn's iterations; and the optimiser, which costs nothing per token.
 """
 
@@ -47,6 +48,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 import torch
 from torch import nn
 
+from twoaxis.depth.counts import flops_of
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Trunk
 from twoaxis.model.sublayers import MLP, Attention, MixerSublayer, SiteNorm
@@ -145,7 +147,7 @@ def forward_flops(config: TwoAxisConfig | DecoderConfig, tokens: int, *, trunk: 
     shape, trunk = _trunk(config, trunk)
     sublayers = _add(_block_flops(trunk, block, tokens) for block in range(shape.blocks))
     return sublayers._replace(
-        head=2 * shape.width * shape.vocabulary, stream=trunk.stream.cost().flops + _further_norms(trunk)
+        head=2 * shape.width * shape.vocabulary, stream=flops_of(trunk.stream) + _further_norms(trunk)
     )
 
 
