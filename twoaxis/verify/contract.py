@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from twoaxis.base.registry import did_you_mean
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Stream
+from twoaxis.depth.stream import Applied, Seen, State, Stream
+from twoaxis.depth.walk import visit
 from twoaxis.sequence.mixer import POINTS, LocalOperator
 from twoaxis.sequence.registry import mixer
 from twoaxis.verify.claim import (
@@ -183,19 +184,24 @@ def _describe(value: Any, path: str, found: dict[str, Any], depth: int) -> None:
 def inputs_unchanged(run: Run) -> list[str]:
     """A pass changes neither the embedding, nor an increment, nor a read, nor any earlier state."""
     method, x = run.stream, run.input()
-    held, state = [("the embedding", x, x.clone())], method.open(x)
+    held = [("the embedding", x, x.clone())]
 
     def hold(what: str, value: Any) -> None:
         held.extend((what, t, t.clone()) for t in tensors_of(value))
 
-    for step in run.steps(run.input())[0]:
-        site, y, seen = step.site, step.y.clone(), method.read(state, step.site)
-        parts = {"state before": state.value, "read of": seen, "normalised read of": step.c, "increment of": y}
-        for part, value in parts.items():
-            hold(f"the {part} site {site.index}", value)
-        state = method.write(state, site, y, seen, step.c)
-    hold("the last state", state.value)
-    method.close(state)
+    def watch(site: Site, state: State, seen: Seen) -> None:
+        hold(f"the state before site {site.index}", state.value)
+        hold(f"the read of site {site.index}", seen)
+
+    def act(site: Site, seen: Seen) -> Applied:
+        applied = run.act(site, seen)
+        hold(f"the normalised read of site {site.index}", applied.c)
+        hold(f"the increment of site {site.index}", applied.y)
+        return applied
+
+    last = visit(method, method.open(x), method.sites, act, watch)
+    hold("the last state", last.value)
+    method.close(last)
     run(run.input(offset=1))
     return [what for what, tensor, copied in held if not torch.equal(tensor, copied)]
 

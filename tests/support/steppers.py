@@ -1,0 +1,73 @@
+"""A transformers model as a `Stepper`, so that the claims along time can be measured on it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twoaxis.verify.time import Stepper
+
+
+class Memory:
+    """A cache of transformers as a value: what changes it works on a copy."""
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+
+    def changed(self, method: str, argument: Any) -> Memory:
+        cache = copy.deepcopy(self.cache)
+        getattr(cache, method)(argument)
+        return Memory(cache)
+
+    def trim(self, count: int) -> Memory:
+        return self.changed("crop", -count)
+
+    def reorder(self, index: Tensor) -> Memory:
+        return self.changed("reorder_cache", index)
+
+    def repeat(self, times: int) -> Memory:
+        return self.changed("batch_repeat_interleave", times)
+
+
+class Stepped:
+    """A causal model of transformers with the calls of a decoder."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, tokens: Tensor, reach: Tensor | None = None) -> Tensor:
+        # a token's place in its document: rotary positions are in float32, where a shift is not exact
+        return self.model(tokens, attention_mask=mask(reach, 0), position_ids=reach, use_cache=False).logits
+
+    def start(self, spare: int = 0) -> Memory:
+        from transformers import DynamicCache
+
+        return Memory(DynamicCache())
+
+    def step(self, tokens: Tensor, past: Memory, reach: Tensor | None = None) -> tuple[Tensor, Memory]:
+        cache = copy.deepcopy(past.cache)
+        allowed = mask(reach, cache.get_seq_length())
+        out = self.model(tokens, past_key_values=cache, attention_mask=allowed, position_ids=reach, use_cache=True)
+        return out.logits, Memory(cache)
+
+
+def mask(reach: Tensor | None, past: int) -> Tensor | None:
+    """(B, 1, T, past + T) whether a token sees a position: the `reach` before it and itself."""
+    if reach is None:
+        return None
+    here = past + torch.arange(reach.shape[1])
+    distance = here[:, None] - torch.arange(past + reach.shape[1])
+    return ((distance >= 0) & (distance <= reach[..., None])).unsqueeze(1)
+
+
+def transformers_stepper(model: Any) -> Stepper:
+    """A causal model of transformers as a stepper, in float64; its memory may grow."""
+
+    def draw(seed: int, batch: int, time: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(0, model.config.vocab_size, (batch, time), generator=generator)
+
+    return Stepper(Stepped(model.double().eval()), draw, lambda past: 0)
