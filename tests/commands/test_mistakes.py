@@ -48,10 +48,7 @@ MISTAKES = [
     (("--steps", "0"), "steps must be at least 1, got 0"),
     (("--seed", "-1"), "seed must not be negative, got -1"),
     (("--stream", "deep_delta:train.lr=1"), "give --lr 1"),
-    (
-        ("--mixer", "canon:train.eval_every=5"),
-        "sets train.eval_every, which only a comparison takes: give",
-    ),
+    (("--mixer", "canon:train.eval_every=5"), "give --eval-every 5"),
     (("--stream", "standard:train.isolate=true"), "give --isolate"),
     (("--stream", "standard:train.save_model=false"), "give --no-save-model"),
     (("--stream", "deep_delta:label=x"), "has a label, which names a row of a comparison: leave it out"),

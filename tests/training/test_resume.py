@@ -195,7 +195,19 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_checkpoint_is_passed_over(
+def test_damaged_checkpoint_is_passed_over(damage: str, half: Path) -> None:
+    newest, before = steps_of(half)[:2]
+    DAMAGE[damage](place(half, newest))
+    said: list[str] = []
+    found = saving.newest_checkpoint(half / "checkpoints", small(**RUN).key, said.append)
+    assert found is not None
+    assert found.step == before
+    assert len(said) == 1
+    assert said[0].startswith(f"step-{newest:08d} is damaged and passed over")
+
+
+@pytest.mark.parametrize("damage", ["another step", "moment changed in one bit"])
+def test_a_run_goes_on_from_the_one_before(
     damage: str, half: Path, whole: Whole, capfd: pytest.CaptureFixture[str]
 ) -> None:
     newest, before = steps_of(half)[:2]
