@@ -41,8 +41,6 @@ UPWARD: set[str] = set()
 """Upward imports that remain, as `importing module -> imported module`."""
 
 TO_GO: dict[str, int] = {
-    "comparison/probe.py": 466,
-    "comparison/probe_run.py": 186,
     "costs/pieces.py": 148,
     "costs/plots.py": 182,
     "costs/recorder.py": 376,

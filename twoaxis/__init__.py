@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from twoaxis.commands.check import check as check
     from twoaxis.commands.compare import compare as compare
     from twoaxis.commands.methods import methods as methods
+    from twoaxis.commands.probe import probe as probe
     from twoaxis.commands.report import report as report
     from twoaxis.commands.train import train as train
     from twoaxis.depth.blend import Blend as Blend
@@ -75,6 +76,7 @@ _HOMES = {
     "padding_reach": "twoaxis.window",
     "preset": "twoaxis.model.presets",
     "preset_names": "twoaxis.model.presets",
+    "probe": "twoaxis.commands.probe",
     "register": "twoaxis.depth.registry",
     "report": "twoaxis.commands.report",
     "retrofit": "twoaxis.pretrained.convert",

@@ -42,7 +42,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 def losses(out: Path) -> dict[str, Any]:
     """The numbers of every result; times differ from run to run."""
     found = {}
-    for path in sorted(out.glob("results/*/*.json")):
+    for path in sorted(out.glob("results/*/*/result.json")):
         document = json.loads(path.read_text())
         found[str(path.relative_to(out))] = {k: v for k, v in document.items() if not k.endswith("seconds")}
     return found
@@ -60,8 +60,10 @@ def test_in_processes_the_same_bits_as_in_one_and_a_second_call_redoes_nothing(
     assert first == losses(tmp_path / "b")
     assert forked.failed == ()
     assert forked.missing == 0
-    gone = sorted((tmp_path / "a" / "results").glob("*/seed-1.json"))[0]
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "a" / "results").glob("*/*.json") if path != gone}
+    gone = sorted((tmp_path / "a" / "results").glob("*/seed-1/result.json"))[0]
+    kept = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "a" / "results").glob("*/*/result.json") if path != gone
+    }
     gone.unlink()
     again = probe(folder, out=tmp_path / "a", jobs=1, **arguments)
     assert losses(tmp_path / "a") == first
@@ -80,7 +82,7 @@ def test_killed_and_started_again(folder: Path, text: str, tmp_path: Path) -> No
         while len(losses(tmp_path / "out")) < 3 and time.monotonic() < end and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/results/*/*.json")}
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/results/*/*/result.json")}
     assert 3 <= len(before) < 24
     left = Probed.load(tmp_path / "out")
     assert left.missing == 24 - len(before)
@@ -123,7 +125,7 @@ def test_the_seeds_are_paired_and_the_gain_is_the_difference(folder: Path, text:
     assert scalar.gain.mean == pytest.approx(sum(pairs) / 3, abs=1e-12)
     assert scalar.gain.low is not None
     assert scalar.gain.low < min(pairs)
-    windows = results["results/source/seed-1.json"]["windows"]
+    windows = results["results/source/seed-1/result.json"]["windows"]
     assert len(windows) == 3
     assert mean["source"][1] == pytest.approx(sum(windows) / 3)
 
@@ -143,7 +145,7 @@ def test_of_several_rates_the_best_on_a_seed_apart_is_taken(folder: Path, text: 
     config = ProbeConfig(data=(text,), seeds=(0,), **{**SMALL, "rates": (0.5, 20.0)})
     arguments: dict[str, Any] = {"streams": ["denseformer:dilation=2"], "mixers": ["canon:set=A"], "config": config}
     made = probe(folder, out=tmp_path, jobs=1, **arguments)
-    tried = {name: found for name, found in losses(tmp_path).items() if name.endswith("seed-1000.json")}
+    tried = {name: found for name, found in losses(tmp_path).items() if name.endswith("seed-1000/result.json")}
     rates = [
         sorted(r["rung"]["rate"] for r in tried.values() if r["rung"]["name"] == row.rung.name) for row in made.rows
     ]

@@ -174,7 +174,7 @@ class Reached(Exception):
 
 WORK = {
     "cost": "twoaxis.commands.cost._predict",
-    "compare": "twoaxis.commands.compare._compare",
+    "compare": "twoaxis.comparison.run.compare",
     "retrofit": "twoaxis.pretrained.convert.retrofit",
     "probe": "twoaxis.comparison.probe.probe",
     "train": "twoaxis.commands.train._train",

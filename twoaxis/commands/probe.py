@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -19,7 +19,7 @@ Spelling = Annotated[Sequence[str], Several, tyro.conf.arg(metavar="NAME[:k=v,..
 
 
 def probe(
-    source: Annotated[str | Path, tyro.conf.Positional, word("SOURCE")],
+    source: Annotated[Any, tyro.conf.Positional, word("SOURCE")],
     *,
     out: Annotated[str, tyro.conf.arg(metavar="DIR")],
     stream: Spelling = (),
@@ -43,7 +43,7 @@ def probe(
     was stopped; with more methods or seeds it adds them. Exit with 1 if a run failed.
 
     Args:
-        source: What retrofit takes: a folder with safetensors, a GGUF file, or a name on the hub.
+        source: What retrofit takes: a folder with safetensors, a GGUF file, a name on the hub, or in Python a model.
         out: Folder of the probe.
         stream: A residual stream to try instead of the ladder.
         mixer: A local mixer to try instead of the ladder.
@@ -74,7 +74,8 @@ def probe(
         "site_windows": site_windows,
     }
     config = ProbeConfig(data=tuple(data), seeds=parse_seeds(seeds), rates=_factors(rates), **amounts)
-    words = ["twoaxis", "probe", str(source), "--out", out, *(f"--stream={each}" for each in stream)]
+    named = source if isinstance(source, str | os.PathLike) else "MODEL"
+    words = ["twoaxis", "probe", str(named), "--out", out, *(f"--stream={each}" for each in stream)]
     words += [*(f"--mixer={each}" for each in mixer), *(("--data", *data) if tuple(data) != ("stdlib",) else ())]
     plain = ProbeConfig()
     words += [f"--{n.replace('_', '-')}={value}" for n, value in amounts.items() if value != getattr(plain, n)]
