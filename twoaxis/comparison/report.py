@@ -11,13 +11,14 @@ Where to add something:
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from twoaxis.comparison.results import AXES, Comparison, Entry, Section, ratio
+import numpy as np
+
+from twoaxis.comparison.results import AXES, Comparison, Entry, Equal, Section, ratio
 from twoaxis.comparison.statistics import BETTER, WORSE, Difference
 from twoaxis.show.charts import Axis, Chart, Line, Mark, Panel, Tone
 from twoaxis.show.document import Block, Cell, Column, Document, Facts, Heading, Items, Prose, Table
@@ -114,10 +115,14 @@ class TableOf(NamedTuple):
         return make_table((NAME, *columns), entries, section, self.notes(section), baseline=baseline)
 
 
+def flagged(entry: Entry) -> str:
+    """The label, and how many runs diverged."""
+    return f"{entry.label} ({len(entry.diverged)} diverged)" if entry.diverged else entry.label
+
+
 def _name(entry: Entry, section: Section) -> Cell:
-    """The label, with a flag where runs diverged, and the way to the model of the first seed."""
-    flag = f" ({len(entry.diverged)} diverged)" if entry.diverged else ""
-    return Cell(entry.label + flag, href=_model(entry, section, min(entry.results, default=None)))
+    """The label and the way to the model of the first seed."""
+    return Cell(flagged(entry), href=_model(entry, section, min(entry.results, default=None)))
 
 
 def _model(entry: Entry, section: Section, seed: int | None) -> str:
@@ -339,25 +344,17 @@ def tone(verdict: str) -> Tone:
 # Charts.
 
 
-class Band(NamedTuple):
-    """A line with what seeds make of it; the spread is their standard deviation, zero for one seed."""
-
-    x: tuple[float, ...]
-    mean: tuple[float, ...]
-    spread: tuple[float, ...]
-
-
-def loss_band(entry: Entry, axis: str) -> Band | None:
+def loss_line(entry: Entry, axis: str) -> Line | None:
     """The mean held-out loss of a contender; None without a finished run or where the axis was not measured."""
     scale = entry.scale(axis)
     if scale is None or not entry.curves:
         return None
     curves = [dict(zip(curve.tokens, curve.loss, strict=True)) for curve in entry.curves.values()]
     places = sorted(set.intersection(*map(set, curves)))
-    return _band([place * scale for place in places], [[curve[place] for curve in curves] for place in places])
+    return _line(entry, [place * scale for place in places], [[curve[place] for curve in curves] for place in places])
 
 
-def difference_band(entry: Entry, baseline: Entry, axis: str) -> Band | None:
+def difference_line(entry: Entry, baseline: Entry, axis: str) -> Line | None:
     """The mean of the paired differences to the baseline, at the contender's evaluations until the shorter run ends."""
     mine, theirs, curves = entry.scale(axis), baseline.scale(axis), baseline.curves
     seeds = [seed for seed in entry.curves if seed in curves and curves[seed].tokens]
@@ -372,73 +369,58 @@ def difference_band(entry: Entry, baseline: Entry, axis: str) -> Band | None:
         if len(row) == len(seeds):
             x.append(place * mine)
             rows.append(row)
-    return _band(x, rows)
+    return _line(entry, x, rows)
 
 
-def _band(x: list[float], rows: list[list[float]]) -> Band | None:
+def _line(entry: Entry, x: list[float], rows: list[list[float]]) -> Line | None:
+    """Means over the seeds of each row, in a band of one standard deviation."""
     if not x:
         return None
-    means = [math.fsum(row) / len(row) for row in rows]
-    squares = [math.fsum((v - mean) ** 2 for v in row) for row, mean in zip(rows, means, strict=True)]
-    spreads = [math.sqrt(square / max(1, len(row) - 1)) for square, row in zip(squares, rows, strict=True)]
-    return Band(tuple(x), tuple(means), tuple(spreads))
+    values = np.array(rows)
+    mean, spread = values.mean(1), values.std(1, ddof=1) if values.shape[1] > 1 else 0.0
+    y, low, high = (tuple(line.tolist()) for line in (mean, mean - spread, mean + spread))
+    return Line(flagged(entry), tuple(x), y, low, high, 0 if entry.baseline else None)
 
 
 def curves(section: Section, ending: str) -> Chart | None:
     """Loss, and loss minus the baseline's, against tokens, operations and time: what was matched first."""
-    base = section.baseline
-    kinds: dict[str, Callable[[Entry, str], Band | None]] = {
-        "loss": loss_band,
-        f"loss minus {base.label}'s": lambda entry, axis: None if entry is base else difference_band(entry, base, axis),
+    base, match = section.baseline, section.plan.match
+    kinds: dict[str, Callable[[Entry, str], Line | None]] = {
+        "loss": loss_line,
+        f"loss minus {base.label}'s": lambda entry, axis: None if entry is base else difference_line(entry, base, axis),
     }
-    match = section.plan.match
     grid = []
-    for kind, band in kinds.items():
+    for kind, line in kinds.items():
         panels = []
         for axis in sorted(AXES, key=lambda axis: axis != match):
-            bands = {entry: found for entry in section.entries if (found := band(entry, axis)) is not None}
-            if bands:
-                title = f"{kind}, against {TITLES[axis]}{' (matched)' * (axis == match)}"
-                panels.append(_curve_panel(kind, axis, title, bands, None if kind == "loss" else 0.0))
+            lines = [made for entry in section.entries if (made := line(entry, axis)) is not None]
+            title = f"{kind}, against {TITLES[axis]}{' (matched)' * (axis == match)}"
+            choice = {"show": kind, "against": TITLES[axis]}
+            if lines:
+                x, y = _frame(lines, axis, None if kind == "loss" else 0.0)
+                panels.append(Panel("lines", title, x, y, tuple(lines), choice=choice))
         grid.append(tuple(panels))
-    if not grid[0]:
-        return None
     note = "Mean over seeds; the band is one standard deviation. Time is tokens over the throughput in the table."
-    return Chart(f"curves{ending}", f"Held-out loss: {section.data}, {section.size}", tuple(filter(None, grid)), note)
+    title, rows = f"Held-out loss: {section.data}, {section.size}", tuple(filter(None, grid))
+    return Chart(f"curves{ending}", title, rows, note) if rows else None
 
 
-def _curve_panel(kind: str, axis: str, title: str, bands: dict[Entry, Band], rule: float | None) -> Panel:
-    """One pair of axes. The first fifth of the runs, whose fall would flatten the rest, is left out of the frame."""
+def _frame(lines: list[Line], axis: str, rule: float | None) -> tuple[Axis, Axis]:
+    """Axes without the first fifth of the runs, whose fall would flatten the rest."""
     ends = [] if rule is None else [rule]
-    for band in bands.values():
-        for mean, spread in list(zip(band.mean, band.spread, strict=True))[len(band.x) // 5 :]:
-            ends += [mean - spread, mean + spread]
+    for line in lines:
+        ends += [*line.low[len(line.x) // 5 :], *line.high[len(line.x) // 5 :]]
     room = 0.06 * (max(ends) - min(ends)) or 0.01
-    left = min(band.x[len(band.x) // 5] for band in bands.values())
-    x = Axis(TITLES[axis], UNITS[axis], "log", left / 1.03, 1.03 * max(band.x[-1] for band in bands.values()))
+    left, right = min(line.x[len(line.x) // 5] for line in lines), max(line.x[-1] for line in lines)
     y = Axis("nats per token", low=min(ends) - room, high=max(ends) + room, rule=rule)
-    return Panel(
-        "lines",
-        title,
-        x,
-        y,
-        tuple(_line(*pair) for pair in bands.items()),
-        choice={"show": kind, "against": TITLES[axis]},
-    )
-
-
-def _line(entry: Entry, band: Band) -> Line:
-    pairs = list(zip(band.mean, band.spread, strict=True))
-    low, high = (tuple(mean + sign * spread for mean, spread in pairs) for sign in (-1, 1))
-    flag = f" ({len(entry.diverged)} diverged)" if entry.diverged else ""
-    return Line(entry.label + flag, band.x, band.mean, low, high, 0 if entry.baseline else None)
+    return Axis(TITLES[axis], UNITS[axis], "log", left / 1.03, right * 1.03), y
 
 
 def differences(section: Section, ending: str) -> Chart | None:
     """The difference of each contender to the baseline with its interval, at equal tokens, operations and time."""
     panels, rows = [], section.contenders
     for axis in AXES:
-        marks = [Mark(entry.label, None) if axis not in entry.equal else _mark(entry, axis) for entry in rows]
+        marks = [_mark(entry, entry.equal.get(axis)) for entry in rows]
         if any(mark.value is not None for mark in marks):
             title = f"at equal {NAMES[axis]}{' (matched)' * (axis == section.plan.match)}"
             panels.append(Panel("intervals", title, Axis(unit="difference", rule=0.0), Axis(), tuple(marks)))
@@ -451,8 +433,9 @@ def differences(section: Section, ending: str) -> Chart | None:
     return Chart(f"differences{ending}", title, (tuple(panels),), note)
 
 
-def _mark(entry: Entry, axis: str) -> Mark:
-    equal = entry.equal[axis]
+def _mark(entry: Entry, equal: Equal | None) -> Mark:
+    if equal is None:
+        return Mark(entry.label, None)
     found = equal.difference
     return Mark(entry.label, found.mean, found.low, found.high, tone(found.verdict), equal.indicative)
 
