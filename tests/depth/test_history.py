@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
+from twoaxis.verify.properties import label
 
 import twoaxis
 from tests.support.numbers import close, randn
@@ -27,7 +28,6 @@ from twoaxis.depth.registry import STREAMS, stream_names
 from twoaxis.depth.stream import Applied, Layout, Seen, State, Stream
 from twoaxis.depth.walk import visit
 from twoaxis.kernels.operator import using
-from twoaxis.verify.properties import label
 
 WIDTH, BLOCKS = 16, 4
 PLAIN_BLOCK, MIXED_BLOCK = ("attention", "mlp"), ("mixer", "attention", "mlp")
