@@ -59,12 +59,17 @@ def test_matrix_products_as_torch_counts_them(fields: Fields) -> None:
 
 @pytest.mark.parametrize("fields", [*FIRST, {"mixer": "canon"}, {"mixer": "short_swa"}], ids=label)
 def test_meta_tensors_count_like_real_ones(fields: Fields) -> None:
-    """Every call of a real pass on the CPU with its bytes and operations, and none besides."""
+    """Every call of a real pass on the CPU with its bytes and operations, and none besides.
+
+    Only real tensors can be asked whether they are finite, which attention does by a sum.
+    """
     config = dataclasses.replace(SHAPE, **fields)
     meter = Meter()
     passes(config, 2, 24)(meter)
     real = Counter(Kernel.of(event) for event in meter.take() if isinstance(event, Call))
-    assert counted(config, 2, 24).work("all").eager == real
+    ours = counted(config, 2, 24).work("all").eager
+    assert not ours - real
+    assert {kernel.op for kernel in real - ours} <= {"sum"}
 
 
 @pytest.mark.parametrize("recompute", ["none", "block"])
