@@ -138,12 +138,16 @@ def learning(subject: Subject) -> Result:
             if perturb:
                 calls.append((other := run.redrawn(1), other.input(offset=10)))
             wrong = rows_at_fault(run.method, calls, start=not perturb)
-            x = run.input(grad=True)
-            (grad,) = torch.autograd.grad(run(x).square().sum(), x)
-            if perturb and not (torch.isfinite(grad).all() and (grad.abs().amax((0, 2)) > 0).all()):
+            if perturb and run.composed is None and not _every_input_counts(run):
                 wrong.append("some input gets no gradient")
             found += [f"{run.where}: {fault}" for fault in wrong]
     return faults(found)
+
+
+def _every_input_counts(run: Run) -> bool:
+    x = run.input(grad=True)
+    (grad,) = torch.autograd.grad(run(x).square().sum(), x)
+    return bool(torch.isfinite(grad).all() and (grad.abs().amax((0, 2)) > 0).all())
 
 
 def rows_at_fault(method: nn.Module, calls: Sequence[tuple[Run, Tensor]], *, start: bool = False) -> list[str]:
