@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeGuard, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from twoaxis.base.files import file_errors
 from twoaxis.base.registry import did_you_mean
@@ -290,7 +290,7 @@ def _fits(value: object, hint: Any) -> bool:
     return hint not in _WORDS or isinstance(value, hint)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
