@@ -147,8 +147,7 @@ class Watch:
     def _look(self, bar: Progress) -> None:
         """Read what has changed."""
         before = len(self.done)
-        known = {unit.folder: unit for unit in self.units}  # runs that have chosen a rate are no units any more
-        self.units = list((known | {unit.folder: unit for unit in self.work.units()}).values())
+        self.units = list(self.work.units())
         total = len(self.units) + len(self.work.later())
         notes, size = [], 0.0
         for unit in self.units:
