@@ -333,7 +333,7 @@ def test_controls_belong_to_the_contenders_that_are_there() -> None:
     ]
     assert found[0].stream_options == {"value_channels": 4, "update": "write"}
     everything = (*contenders, *found)
-    assert controls(everything, "standard", lambda c: sizes.get(c.label, 1000)) == []
+    assert controls(everything, "standard", lambda c: sizes.get(c.label, 2000)) == []  # none of their own
     made = make(make_plan(*["deep_delta:value_channels=4"]))
     assert made.contenders == freeze_references(made.contenders)
 
