@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -75,7 +76,8 @@ def compare(
         *("lr", "lr_seeds", "sizes", "use"),
     )
     own = locals()
-    said: Mapping[str, Any] = {name: own[name] for name in names if own[name] not in (None, (), False)} | dict(fields)
+    said: dict[str, Any] = {name: own[name] for name in names if own[name] is not False}
+    said = {name: value for name, value in said.items() if value not in (None, (), [])} | fields
     from twoaxis.comparison.run import read_options
     from twoaxis.model.load import quiet
 
@@ -87,8 +89,10 @@ def compare(
     from twoaxis.comparison.results import Comparison
     from twoaxis.comparison.run import compare, tell
 
-    tell(compare(options, out, jobs=jobs, command=command_line(out, file, said)), out)
-    found = Comparison.load(out)
+    outcome = compare(options, out, jobs=jobs, command=command_line(out, file, said))
+    tell(outcome, out)
+    failed = tuple(f"{name}: {message}" for name, message in outcome.failures) or tuple(outcome.missing)
+    found = dataclasses.replace(Comparison.load(out), failed=failed)
     if report:
         found.save()
     return found
