@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -87,8 +88,10 @@ def compare(
     from twoaxis.comparison.results import Comparison
     from twoaxis.comparison.run import compare, tell
 
-    tell(compare(options, out, jobs=jobs, command=command_line(out, file, said)), out)
-    found = Comparison.load(out)
+    outcome = compare(options, out, jobs=jobs, command=command_line(out, file, said))
+    tell(outcome, out)
+    failed = (*(f"{name}: {message}" for name, message in outcome.failures), *outcome.missing)
+    found = dataclasses.replace(Comparison.load(out), failed=failed)
     if report:
         found.save()
     return found
