@@ -91,7 +91,7 @@ def compare(
 
     outcome = compare(options, out, jobs=jobs, command=command_line(out, file, said))
     tell(outcome, out)
-    failed = tuple(f"{name}: {message}" for name, message in outcome.failures) or tuple(outcome.missing)
+    failed = (*(f"{name}: {message}" for name, message in outcome.failures), *outcome.missing)
     found = dataclasses.replace(Comparison.load(out), failed=failed)
     if report:
         found.save()
