@@ -145,8 +145,8 @@ DECODING = (
 
 MASKED = (
     "Memory against attention with a dense band mask: the library's kernel works on the tensors as they are and keeps "
-    "no logits; the band lays queries, keys and values out in each pass and keeps the weights of its tiles, c + w-1 per "
-    "query in chunks of c. Not counted is the mask itself, whose bytes grow with the square of the axis."
+    "no logits; the band lays queries, keys and values out in each pass and keeps the weights of its tiles, c + w-1 "
+    "per query in chunks of c. Not counted is the mask itself, whose bytes grow with the square of the axis."
 )
 
 
