@@ -24,9 +24,9 @@ With the usual N(0, 0.02) for all of them (start="zero", or "normal" for W_o too
 token gets the mean over its window; as a sub-layer of its own the mixer adds that mean to embeddings of the size 0.02,
 and within a few steps the tokens of a window look alike. Held-out loss of `twoaxis train --tokens 120000 --context 64
 --batch 16 --lr 3e-3 --mixer short_swa:window=16` (nano, stdlib, seeds 0 and 1): plain 5.251 and 5.270, with the default
-start 5.128 and 5.101, with start="zero" 5.851 and with start="normal" 5.885 (seed 0). It is the mean over the
-window, not the place of the sub-layer: with window=1 the literal start gives 5.091, inside the branch, whose input is
-of size one, 5.242 (seed 0).
+start 5.128 and 5.101 (the same distribution, drawn in another order), with start="zero" 5.851 and with start="normal"
+5.885 (seed 0). It is the mean over the window, not the place of the sub-layer: with window=1 the literal start gives
+5.091, inside the branch, whose input is of size one, 5.242 (seed 0).
 """
 
 from __future__ import annotations
