@@ -138,16 +138,18 @@ def test_a_refused_file_ends_everything(place: Path) -> None:
     out = place / "refused"
     plan_in(out, place, seeds=3)
     units = Runs(out).units()
-    units[0].folder.parent.parent.mkdir(parents=True)
-    units[0].folder.parent.write_text("")
+    (units[0].folder / "run.json").mkdir(parents=True)
     launcher = launched(out, jobs=1)
     try:
         wait_for(lambda: launcher.ended() is not None)
-        assert launcher.ended() == 74
-        assert "a part of the path is a file" in launcher.said()
+        assert launcher.ended() == 74, launcher.said()
+        assert "run.json cannot be read: Is a directory" in launcher.said()
     finally:
         launcher.close()
-    assert not any(load_result(unit.folder) for unit in units[1:])
+    found = failure(units[0])
+    assert found is not None
+    assert found[1] == 2  # it is not tried again
+    assert not any(unit.folder.exists() for unit in units[1:])
 
 
 def test_the_bar_counts_work_and_names_losses(place: Path) -> None:
