@@ -333,7 +333,7 @@ def test_controls_belong_to_the_contenders_that_are_there() -> None:
     ]
     assert found[0].stream_options == {"value_channels": 4, "update": "write"}
     everything = (*contenders, *found)
-    assert controls(everything, "standard", lambda c: sizes.get(c.label, 1000)) == []
+    assert controls(everything, "standard", lambda c: sizes.get(c.label, 2000)) == []  # none of their own
     made = make(make_plan(*["deep_delta:value_channels=4"]))
     assert made.contenders == freeze_references(made.contenders)
 
@@ -371,7 +371,8 @@ def test_rates_are_settled_row_by_row_when_all_their_runs_are_there() -> None:
     whole = choose_rates(part, lambda run: outcome(losses[run.label][run.lr]))
     assert [row.lr for row in whole.rows] == [0.002, 0.002, 0.5]
     assert whole.rows[1].lr_losses == {"0.001": 3.0, "0.002": 2.0, "0.004": None}
-    assert whole.choosing_runs() == []
+    assert {run.row.lr for run in whole.choosing_runs()} == {0.002}
+    assert choose_rates(whole, lambda run: None) is whole
     wider = plan.grow({"lr": "0.001,0.002,0.004,0.008"})
     assert [row.lr for row in make(wider, old=whole.rows).rows] == [None, None, 0.5]
     assert make(plan, old=whole.rows).rows == whole.rows

@@ -15,7 +15,8 @@ from tests.comparison.comparing import make_options
 from twoaxis.comparison.budget import make_rows
 from twoaxis.comparison.options import COMPARED, FIELDS
 from twoaxis.comparison.plan import Plan, data_label
-from twoaxis.comparison.run import prepare, read_options
+from twoaxis.comparison.probe import read_plan
+from twoaxis.comparison.run import Runs, prepare, read_options
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 OPTIONS: dict[str, Any] = {
@@ -138,3 +139,37 @@ def test_python_is_run_only_where_the_caller_names_it(tmp_path: Path) -> None:
     assert read_options(str(file), {"use": [str(own)]})["use"] == [str(own), str(own)]
     assert prepare({"use": [str(own)]}, out).use == (str(own),)
     assert ran.exists()
+
+
+def test_a_damaged_plan_of_a_probe_is_named_with_its_field(tmp_path: Path) -> None:
+    rung = {"name": "a", "what": "b", "stream": "denseformer", "mixer": None, "rate": 0.1}
+    tables, lists = ("source", "fixed", "costs", "steps"), ("groups", "data", "rungs", "tried")
+    good: dict[str, Any] = {"format": 2, "seeds": [0]} | {n: {} for n in tables} | {n: [] for n in lists}
+    for field, value in {
+        "seeds": ["x"],
+        "rungs": [{"name": 3}],
+        "tried": [3],
+        "fixed": [],
+        "steps": None,
+        "groups": "x",
+    }.items():
+        (tmp_path / "probe.json").write_text(json.dumps(good | {field: value}))
+        with pytest.raises(ValueError, match=rf"probe\.json is damaged at {field}: "):
+            read_plan(tmp_path)
+    (tmp_path / "probe.json").write_text(json.dumps(good | {"rungs": [rung]}))
+    with pytest.raises(ValueError, match=r"probe\.json is damaged at steps"):
+        read_plan(tmp_path)
+    (tmp_path / "probe.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"probe\.json is not the plan of a probe of this version"):
+        read_plan(tmp_path)
+
+
+def test_a_result_of_the_wrong_shape_is_named(document: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "compare.json").write_text(json.dumps(document))
+    runs = Runs(tmp_path)
+    first = runs.units()[0]
+    for content in ("[]", "{}", '{"loss": "low"}'):
+        first.folder.mkdir(parents=True, exist_ok=True)
+        (first.folder / "result.json").write_text(content)
+        with pytest.raises(ValueError, match=r"result\.json is damaged"):
+            runs.units()

@@ -19,6 +19,7 @@ from rich.console import Console
 
 pytest.importorskip("transformers")
 
+import twoaxis
 from tests.comparison.comparing import FRAGILE, arguments, make_options, results, stamps, start, weights
 from tests.support.commands import run as run_command
 from tests.support.processes import children, end, wait_for
@@ -395,6 +396,36 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, words: tuple[st
     assert message in said.err
     assert len(said.err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_and_python_say_the_same_and_nothing_unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[dict[str, Any]] = []
+
+    def hear(options: dict[str, Any], out: str, **_: Any) -> None:
+        heard.append(options)
+        raise ValueError("heard")
+
+    monkeypatch.setattr("twoaxis.comparison.run.compare", hear)
+    words = "--stream deep_delta --stream denseformer --data a b --data c --seeds 5,6 --lr 1e-3 --no-isolate --grid"
+    said = run_command("compare", "--out", "x", *words.split(), "--model", "hidden_size=64", "--tokens", "300k")
+    assert said.err == "twoaxis: heard\n"
+    with pytest.raises(ValueError, match="heard"):
+        twoaxis.compare(
+            out="x",
+            stream=["deep_delta", "denseformer"],
+            data=[["a", "b"], "c"],
+            seeds=[5, 6],
+            lr=1e-3,
+            isolate=False,
+            grid=True,
+            model={"hidden_size": 64},
+            tokens=300_000,
+        )
+    typed, python = heard
+    assert set(typed) == set(python) == {"stream", "data", "seeds", "lr", "isolate", "grid", "model", "tokens"}
+    assert Plan.new(typed) == Plan.new(python)
+    run_command("compare", "--out", "x")
+    assert heard[2] == {}
 
 
 def test_the_command_that_says_the_same(tmp_path: Path) -> None:

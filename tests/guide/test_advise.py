@@ -231,7 +231,7 @@ def test_the_model_of_a_retrofit_is_the_folder_that_was_given(monkeypatch: pytes
     source, *options = parse(monkeypatch, probe.text)
     assert source == parse(monkeypatch, retrofit.text)[0] == str(folder)
     given = dict(options)
-    assert given["mixers"] == tuple(choice.method for choice in advice.ranked[:2])
+    assert given["mixers"] == list(choice.method for choice in advice.ranked[:2])
     assert (given["streams"], given["out"]) == ((), "probes/advice")
     for spelled in given["mixers"]:
         assert read_method("standard", spelled).mixer == spelled.partition(":")[0]

@@ -76,7 +76,8 @@ def compare(
         *("lr", "lr_seeds", "sizes", "use"),
     )
     own = locals()
-    said: Mapping[str, Any] = {name: own[name] for name in names if own[name] not in (None, (), False)} | dict(fields)
+    said: dict[str, Any] = {name: own[name] for name in names if own[name] is not False}
+    said = {name: value for name, value in said.items() if value not in (None, (), [])} | fields
     from twoaxis.comparison.run import read_options
     from twoaxis.model.load import quiet
 
@@ -90,7 +91,7 @@ def compare(
 
     outcome = compare(options, out, jobs=jobs, command=command_line(out, file, said))
     tell(outcome, out)
-    failed = (*(f"{name}: {message}" for name, message in outcome.failures), *outcome.missing)
+    failed = tuple(f"{name}: {message}" for name, message in outcome.failures) or tuple(outcome.missing)
     found = dataclasses.replace(Comparison.load(out), failed=failed)
     if report:
         found.save()

@@ -179,10 +179,12 @@ def controls(contenders: Sequence[Contender], baseline: str, parameters: Callabl
     first = next(contender for contender in contenders if contender.label == baseline)
     plain = parameters(first)
     known = {contender.key for contender in freeze_references(contenders)}
+    explained = [contender for contender in contenders if contender is not first and target(contender) is None]
+    ablations = {control.key for contender in explained for control in _ablations(contender)}
     made = []
-    for contender in contenders:
-        if contender is first or target(contender) is not None:
-            continue
+    for contender in explained:
+        if contender.key in ablations:
+            continue  # a control has none of its own, so that the same command adds nothing the second time
         candidates = list(_ablations(contender))
         if parameters(contender) - plain >= WORTH * plain:
             options = first.stream_options | {"wider": spelled_out(contender)}

@@ -173,7 +173,7 @@ def parse(options: Mapping[str, Any]) -> dict[str, Any]:
     check_names(options, dict.fromkeys((*COMPARED, *FIELDS)), "a comparison")
     for name, kind in (("grid", bool), ("controls", bool), ("baseline", str | None), ("match", Match | None)):
         check_type(name, options.get(name, False if kind is bool else None), kind)
-    base = {name: options[name] for name in FIELDS if name in options}
+    base = {name: value for name, value in options.items() if name in FIELDS}
     if "model" in base:
         base["model"] = _model(base["model"])
     said: dict[str, Any] = {"base": base}

@@ -281,9 +281,9 @@ class Plan(Options):
         return next(r for r in self.rows if (r.data, r.size, r.contender) == (data, size, contender))
 
     def choosing_runs(self) -> list[Run]:
-        """Runs that choose learning rates: seed by seed, row by row."""
+        """Runs that choose learning rates or have chosen them: seed by seed, row by row."""
         labels = {contender.key: contender.label for contender in self.contenders}
-        rows = [row for row in self.rows if row.lr is None]
+        rows = [row for row in self.rows if row.lr is None or row.lr_losses]
         return [
             Run(row, labels[row.contender], rate, seed, True)
             for seed in self.lr_seeds

@@ -138,7 +138,7 @@ def probe(
         text = _text(found, tokenizer, config)
         plan = _plan(out, found, text, config, command)
         plan["place"] = place
-        known = [(rung.stream, rung.mixer) for rung in (*rungs_of(plan), *(entry.rung for entry in tried_of(plan)))]
+        known = [entry.method for entry in tried_of(plan)]
         new = [rung for rung in rungs if (rung.stream, rung.mixer) not in known]
         steps = _steps(found, text, new, config)
         for rung in new:
@@ -155,7 +155,7 @@ def probe(
         except Interrupted as stopped:
             raise Interrupted("stopped; the same command goes on from there", stopped.signal) from stopped
         work.keep_rates()
-        lost = [entry for entry in tried_of(work.plan()) if work.all_ended(entry)]
+        lost = [entry for entry in tried_of(work.plan()) if work.chosen(entry) is None and work.all_ended(entry)]
         if lost:
             told = next((each.message for each in failures), "every training diverged")
             method = lost[0].rung.method
@@ -188,7 +188,7 @@ def choose_rungs(streams: Sequence[str], mixers: Sequence[str]) -> tuple[Rung, .
 
 
 class Tried(NamedTuple):
-    """A rung whose learning rate is not chosen yet.
+    """A rung that was asked for, and the learning rates that are tried on it.
 
     Attributes:
         rung: with the rate of the ladder.
@@ -200,6 +200,11 @@ class Tried(NamedTuple):
     candidates: tuple[Rung, ...]
     costs: dict[str, Any]
 
+    @property
+    def method(self) -> tuple[str, str | None]:
+        """Its stream and mixer."""
+        return self.rung.stream, self.rung.mixer
+
 
 def rungs_of(plan: Mapping[str, Any]) -> list[Rung]:
     """The rungs of a plan whose rate is chosen, the control first."""
@@ -209,7 +214,7 @@ def rungs_of(plan: Mapping[str, Any]) -> list[Rung]:
 
 
 def tried_of(plan: Mapping[str, Any]) -> list[Tried]:
-    """The rungs of a plan whose rate is not chosen."""
+    """All rungs of a plan, with the rates that are tried."""
     from twoaxis.comparison.ladder import Rung
 
     found = []
@@ -406,9 +411,15 @@ class Probes:
     def units(self) -> list[ProbeUnit]:
         """Runs that choose rates, then every rung whose rate is known, seed by seed: whole seeds come first."""
         plan = self.plan()
-        tried = tried_of(plan)
-        units = [self._unit(plan, rung, RATE_SEED) for entry in tried for rung in entry.candidates if _several(entry)]
-        known = [*rungs_of(plan), *(rung for entry in tried if (rung := self.chosen(entry)) is not None)]
+        tried, decided = tried_of(plan), self._decided(plan)
+        choosing = [
+            (entry, self._unit(plan, rung, RATE_SEED))
+            for entry in tried
+            for rung in entry.candidates
+            if _several(entry)
+        ]
+        units = [unit for entry, unit in choosing if entry.method not in decided or unit.outcome() is not None]
+        known = [rung for entry in tried if (rung := self.chosen(entry)) is not None]
         for seed in plan["seeds"]:
             units += [self._unit(plan, rung, seed) for rung in (None, *known)]
         return units
@@ -423,6 +434,8 @@ class Probes:
         """The rung with the best rate, once all its runs have ended; None before, and where every one diverged."""
         if not _several(entry):
             return entry.candidates[0]
+        if (known := self._decided(self.plan()).get(entry.method)) is not None:
+            return known  # for good, even if a rate that failed could be tried again
         losses = {rung: self.loss(result_path(self.folder, rung, RATE_SEED)) for rung in entry.candidates}
         finite = {rung: loss for rung, loss in losses.items() if loss is not None}
         return min(finite, key=lambda rung: finite[rung]) if finite and self.all_ended(entry) else None
@@ -449,15 +462,19 @@ class Probes:
 
     def keep_rates(self) -> None:
         """Write the rungs whose rate is chosen into the plan, in the order in which they were asked for."""
-        plan, tried = self.plan(), tried_of(self.plan())
-        moved = 0
-        while moved < len(tried) and (rung := self.chosen(tried[moved])) is not None:
-            plan["rungs"].append(rung.to_dict())
-            plan["costs"][rung.key] = tried[moved].costs
-            moved += 1
-        if moved:
-            plan["tried"] = plan["tried"][moved:]
+        plan, rungs = self.plan(), []
+        for entry in tried_of(plan):
+            if (rung := self.chosen(entry)) is None:
+                break
+            rungs.append(rung.to_dict())
+            plan["costs"][rung.key] = entry.costs
+        if rungs != plan["rungs"]:
+            plan["rungs"] = rungs
             write_json(self.folder / PLAN, plan)
+
+    def _decided(self, plan: dict[str, Any]) -> dict[tuple[str, str | None], Rung]:
+        """Rungs whose rate stands in the plan, by their methods."""
+        return {(rung.stream, rung.mixer): rung for rung in rungs_of(plan)}
 
     def _unit(self, plan: dict[str, Any], rung: Rung | None, seed: int) -> ProbeUnit:
         from twoaxis.comparison.probe_run import Amounts

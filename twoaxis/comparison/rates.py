@@ -50,6 +50,8 @@ def choose_rates(plan: Plan, result: Callable[[Run], Result | None]) -> Plan:
     losses: dict[str, dict[float, list[float | None]]] = {}
     open_rows: set[str] = set()
     for run in plan.choosing_runs():
+        if run.row.lr is not None:
+            continue
         key, found = run.row.folder.as_posix(), result(run)
         if found is None:
             open_rows.add(key)

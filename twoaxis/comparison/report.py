@@ -52,9 +52,11 @@ def rows(found: Comparison) -> list[dict[str, Any]]:
     for section in found.sections:
         for spec in TABLES:
             table = spec.make(section)
-            for entry, cells in zip(spec.entries(section), () if table is None else table.rows, strict=False):
+            if table is None:
+                continue
+            for entry, cells in zip(spec.entries(section), table.rows, strict=True):
                 row = made.setdefault(entry, {"data": section.data, "size": section.size})
-                for column, cell in zip(() if table is None else table.columns, cells, strict=False):
+                for column, cell in zip(table.columns, cells, strict=True):
                     row[column.head] = cell.value if column.number and cell.value is not None else cell.text
     return list(made.values())
 

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from twoaxis.base.files import read_json
+from twoaxis.base.files import file_errors, read_json
 from twoaxis.base.interrupt import SIGNALS, Interrupted
 from twoaxis.base.progress import Progress
 from twoaxis.comparison.runner.launchers import Launcher
 from twoaxis.comparison.runner.worker import DISK_REFUSED, FAILED, OUTPUT, PROGRESS, TRIES, Unit, Work
 
-LOOK = 0.25
+LOOK = 0.5
 """Seconds between two looks at the folders."""
 
 
@@ -49,8 +49,13 @@ def tidy(units: Sequence[Unit]) -> None:
     """Remove what only an unfinished unit needs from the folders of finished ones."""
     for unit in units:
         if unit.outcome() is not None:
-            for left in (OUTPUT, FAILED, PROGRESS):
-                (unit.folder / left).unlink(missing_ok=True)
+            _remove(unit.folder, OUTPUT, FAILED, PROGRESS)
+
+
+def _remove(folder: Path, *names: str) -> None:
+    for name in names:
+        with file_errors(folder / name, "removed"):
+            (folder / name).unlink(missing_ok=True)
 
 
 class Watch:
@@ -108,8 +113,7 @@ class Watch:
         if self.done:
             self.say(f"{self.what}: {len(self.done):,} of {total:,} runs are there already")
         for unit in self.units:
-            (unit.folder / FAILED).unlink(missing_ok=True)  # of another attempt
-            (unit.folder / PROGRESS).unlink(missing_ok=True)
+            _remove(unit.folder, FAILED, PROGRESS)  # of another attempt
         if not self.finished:
             with contextlib.closing(launcher), on_signals(lambda: self._stop(launcher)):
                 launcher.start(name, folder.resolve(), jobs, use)
@@ -143,8 +147,7 @@ class Watch:
     def _look(self, bar: Progress) -> None:
         """Read what has changed."""
         before = len(self.done)
-        known = {unit.folder: unit for unit in self.units}  # runs that have chosen a rate are no units any more
-        self.units = list((known | {unit.folder: unit for unit in self.work.units()}).values())
+        self.units = list(self.work.units())
         total = len(self.units) + len(self.work.later())
         notes, size = [], 0.0
         for unit in self.units:
