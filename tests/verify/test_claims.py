@@ -16,14 +16,6 @@ from twoaxis.verify.contract import COMPILE
 from twoaxis.verify.run import FAMILIES, VERIFIED, claims
 from twoaxis.verify.subject import SUBJECTS, subjects
 
-FAILING: dict[str, tuple[str, ...]] = {
-    "gradients: optimiser steps inside backward": ("denseformer", "muddformer"),
-    "gradients: begun without, continued with them": ("attention_residuals", "muddformer"),
-    "gradients: continued on a deep copy": ("attention_residuals", "muddformer"),
-    "placement: none = standard": ("attention_residuals", "depth_attention"),
-}
-"""Claims that do not hold, and for which methods; a row that holds fails here, and is to be deleted."""
-
 
 def pairs(*, slow: bool) -> list[Any]:
     """Every method with every claim about it; a method's own are neighbours, so that its files are imported once."""
@@ -31,9 +23,8 @@ def pairs(*, slow: bool) -> list[Any]:
     for kind in SUBJECTS:
         for name in kind.registry.names():
             for claim in claims(kind.axis):
-                broken = pytest.mark.xfail(strict=True) if name in FAILING.get(claim.name, ()) else ()
                 if claim.slow == slow:
-                    found.append(pytest.param(name, claim.name, id=f"{name}-{claim.name}", marks=broken))
+                    found.append(pytest.param(name, claim.name, id=f"{name}-{claim.name}"))
     return found
 
 
@@ -44,11 +35,10 @@ def test_a_method_holds_what_is_claimed(name: str, claim: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "claim"), [pytest.param(*p.values, id=p.id) for p in pairs(slow=False)])
+@pytest.mark.parametrize(("name", "claim"), pairs(slow=False))
 def test_on_another_seed(name: str, claim: str) -> None:
-    if name not in FAILING.get(claim, ()):
-        (result,) = measure([CLAIMS[claim]], subjects(name, seed=1), name)
-        assert result.holds, result
+    (result,) = measure([CLAIMS[claim]], subjects(name, seed=1), name)
+    assert result.holds, result
 
 
 @pytest.mark.slow

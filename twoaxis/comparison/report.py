@@ -52,9 +52,11 @@ def rows(found: Comparison) -> list[dict[str, Any]]:
     for section in found.sections:
         for spec in TABLES:
             table = spec.make(section)
-            for entry, cells in zip(spec.entries(section), () if table is None else table.rows, strict=False):
+            if table is None:
+                continue
+            for entry, cells in zip(spec.entries(section), table.rows, strict=True):
                 row = made.setdefault(entry, {"data": section.data, "size": section.size})
-                for column, cell in zip(() if table is None else table.columns, cells, strict=False):
+                for column, cell in zip(table.columns, cells, strict=True):
                     row[column.head] = cell.value if column.number and cell.value is not None else cell.text
     return list(made.values())
 
@@ -202,6 +204,11 @@ def is_task(section: Section) -> bool:
     return section.chance is not None
 
 
+def has_row_errors(section: Section) -> bool:
+    """Whether losses of held-out rows are known."""
+    return any(entry.difference and entry.difference.row_error is not None for entry in section.contenders)
+
+
 NAME = Col("contender", _name, words=True)
 RESULT = (
     Col("seeds", _seeds),
@@ -209,7 +216,7 @@ RESULT = (
     Col("difference", _difference),
     Col("95% interval", _interval, words=True),
     Col("verdict", _verdict, words=True),
-    Col("held-out error", _row_error, lambda s: any(e.difference and e.difference.row_error for e in s.contenders)),
+    Col("held-out error", _row_error, has_row_errors),
     Col("accuracy", partial(_mean, "accuracy", percent), is_task),
     Col("accuracy difference", _accuracy_difference, is_task),
     Col("bits/byte", partial(_mean, "bits_per_byte", loss), lambda s: any(e.mean("bits_per_byte") for e in s.entries)),
@@ -238,7 +245,7 @@ def result_notes(section: Section) -> list[str]:
             said.append(f"speed-up: {entry.speed_up_note}")
         if said:
             notes.append(f"{entry.label}: {'; '.join(said)}.")
-    if RESULT[5].when(section):
+    if has_row_errors(section):
         notes.append("Held-out error: how far the difference would move with other held-out text, one standard error.")
     if law is None:
         return [*notes, f"Effective speed-up: {section.scaling.note}."]
