@@ -19,13 +19,13 @@ from twoaxis.verify.subject import SUBJECTS, subjects
 
 def pairs(*, slow: bool) -> list[Any]:
     """Every method with every claim about it; a method's own are neighbours, so that its files are imported once."""
-    found = []
-    for kind in SUBJECTS:
-        for name in kind.registry.names():
-            for claim in claims(kind.axis):
-                if claim.slow == slow:
-                    found.append(pytest.param(name, claim.name, id=f"{name}-{claim.name}"))
-    return found
+    return [
+        pytest.param(name, claim.name, id=f"{name}-{claim.name}")
+        for kind in SUBJECTS
+        for name in kind.registry.names()
+        for claim in claims(kind.axis)
+        if claim.slow == slow
+    ]
 
 
 @pytest.mark.parametrize(("name", "claim"), pairs(slow=False))
