@@ -73,8 +73,15 @@ class Run(nn.Module):
     def __init__(self, where: str, method: Stream | LocalOperator, composed: Composed | None, seed: int) -> None:
         super().__init__()
         self.where, self.seed = where, seed
-        self.method = method
         self.composed = composed
+        self.operator = method if composed is None else None  # a composed stream has its place in what was composed
+
+    @property
+    def method(self) -> Stream | LocalOperator:
+        """The stream or the operator."""
+        method = self.operator if self.composed is None else self.composed.stream
+        assert method is not None
+        return method
 
     @property
     def stream(self) -> Stream:
