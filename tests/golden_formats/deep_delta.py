@@ -52,6 +52,12 @@ def options(g: Golden, meta: dict[str, Any], width: int) -> dict[str, Any]:
     return found
 
 
+def original_state(state: State) -> Tensor:
+    """X as the original keeps it: (..., D, d_v), or a vector."""
+    h = state.value.h
+    return h.squeeze(-2) if h.shape[-2] == 1 else h.mT
+
+
 def check_deep_delta(g: Golden) -> None:
     meta = json.loads(str(g.arrays["meta"]))
     x0, w, norm_weight = (g.tensor(key, grad=True) for key in ("x0", "W", "norm_weight"))
@@ -66,19 +72,14 @@ def check_deep_delta(g: Golden) -> None:
         put(ours[name], g.tensor(theirs))
     norms = [rms_norm(norm_weight[i], meta["norm_eps"]) for i in range(count)]
     out, steps, _ = trace(stream, x0, [tanh_of(w[i]) for i in range(count)], norms)
-
-    def state_of(state: State) -> Tensor:
-        """X as the original keeps it: (..., D, d_v), or a vector."""
-        return state.value.h.mT if stream.wide else state.value.h.squeeze(-2)
-
-    g.equal("state_init", state_of(steps[0]["before"]))
+    g.equal("state_init", original_state(steps[0]["before"]))
     g.equal("x_in", stacked(steps, lambda s: s["seen"].x))
     g.equal("sub_in", stacked(steps, lambda s: s["c"].x))
     g.equal("sub_out", stacked(steps, lambda s: s["y"]))
-    g.equal("state", stacked(steps, lambda s: state_of(s["state"])))
+    g.equal("state", stacked(steps, lambda s: original_state(s["state"])))
     g.equal("beta", torch.stack([stream.gate(i, s["c"].x) for i, s in enumerate(steps)]))
     k = torch.stack([stream.direction(i, s["y"], s["c"].x) for i, s in enumerate(steps)])
-    before = torch.stack([state_of(s["before"]) for s in steps])
+    before = torch.stack([original_state(s["before"]) for s in steps])
     g.equal("k", k)
     g.equal("proj", torch.einsum("...d,...dv->...v" if stream.wide else "...d,...d->...", k, before))
     values = torch.stack([stream.values(i, s["seen"].x) for i, s in enumerate(steps)])
