@@ -90,6 +90,18 @@ def test_each_part_gets_its_own_backward_pass(stream: str, spared: bool, recompu
     assert {*forward, *backward} == {"embedding", "stream", "attention", "mlp", "head"}
 
 
+def test_a_blend_of_many_blocks_is_counted() -> None:
+    """As when advice is asked for a pretrained model: the method's state and the plain residual beside it."""
+    shape, deployment = dataclasses.replace(SHAPE, blocks=6), Deployment(context=8)
+    alone, blended = (
+        cost(shape, Contender(label="it", stream="hyper_connections", model={"blend": blend}), deployment)
+        for blend in (False, True)
+    )
+    assert blended.live_numbers == alone.live_numbers + shape.width
+    assert blended.parameters_added == alone.parameters_added + 13
+    assert blended.times.train.fused > alone.times.train.fused
+
+
 def test_copies_that_a_tensor_only_shows_are_no_bytes() -> None:
     one = torch.empty(2, 1, 8)
     assert extent(one) == extent(one.expand(2, 5, 8)) == 4 * 16
