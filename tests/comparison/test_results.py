@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.comparison.fake_comparison import ALPHA, FAKES, L_INF, STANDARD, TOKENS, Fake, law, make_fake
 from twoaxis.base.files import read_json
-from twoaxis.comparison.report import difference_band, loss_band
+from twoaxis.comparison.report import difference_line, loss_line
 from twoaxis.comparison.results import Comparison, Curve, Entry
 from twoaxis.comparison.statistics import BETTER, OPEN, WORSE
 from twoaxis.show import markdown
@@ -99,13 +99,13 @@ def test_equal_budgets_read_the_longer_curve_where_the_shorter_ends(plain: Path)
     assert not tokens.indicative
     assert tokens.difference == mine.difference
     # 2% more operations per token: the baseline ends first, and the contender is read at 1 / 1.02 of its run.
-    assert flops.part == pytest.approx(1 / 1.02)
+    assert flops.read_at == pytest.approx(1 / 1.02)
     assert flops.indicative
     assert flops.budget == pytest.approx(base.row.tokens * base.row.flops_per_token)
     by_hand = [mine.curves[seed].at(mine.row.tokens / 1.02) for seed in range(4)]
     assert flops.loss == pytest.approx(sum(loss for loss in by_hand if loss is not None) / 4)
     assert flops.difference.mean == pytest.approx((flops.loss or 0) - (base.mean("loss") or 0))
-    assert time.part == pytest.approx((mine.tokens_per_second or 0) / (base.tokens_per_second or 1))
+    assert time.read_at == pytest.approx((mine.tokens_per_second or 0) / (base.tokens_per_second or 1))
     assert (time.difference.mean or 0) > (flops.difference.mean or 0) > (tokens.difference.mean or 0)
 
 
@@ -142,7 +142,7 @@ def test_what_was_matched_is_taken_at_the_ends(tmp_path: Path, match: str) -> No
     assert mine.equal[match].difference == mine.difference
     assert not mine.equal[match].indicative
     # At equal tokens the baseline, which saw more, is read early.
-    assert mine.equal["tokens"].part == pytest.approx(mine.row.tokens / base.row.tokens)
+    assert mine.equal["tokens"].read_at == pytest.approx(mine.row.tokens / base.row.tokens)
     early = [base.curves[seed].at(mine.row.tokens) for seed in range(4)]
     expected = (mine.mean("loss") or 0) - sum(loss for loss in early if loss is not None) / 4
     assert mine.equal["tokens"].difference.mean == pytest.approx(expected)
@@ -271,24 +271,26 @@ def test_the_document_has_what_a_table_is_made_of(plain: Path) -> None:
     assert document["commands"]
 
 
-def test_bands_are_means_over_seeds_and_end_where_the_shorter_run_ends(plain: Path) -> None:
+def test_lines_are_means_over_seeds_and_end_where_the_shorter_run_ends(plain: Path) -> None:
     found = Comparison.load(plain)
     base, mine = found.sections[0].baseline, named(found, "attention_residuals")
-    band = loss_band(mine, "flops")
-    assert band is not None
-    assert band.x[-1] == pytest.approx(mine.row.tokens * mine.row.flops_per_token)
-    assert band.mean[-1] == pytest.approx(mine.mean("loss"))
-    apart = difference_band(mine, base, "tokens")
+    line = loss_line(mine, "flops")
+    assert line is not None
+    assert line.x[-1] == pytest.approx(mine.row.tokens * mine.row.flops_per_token)
+    assert line.y[-1] == pytest.approx(mine.mean("loss"))
+    apart = difference_line(mine, base, "tokens")
     assert apart is not None
     assert mine.difference is not None
-    assert (apart.mean[-1], apart.spread[-1]) == pytest.approx((mine.difference.mean, mine.difference.spread))
+    assert (apart.y[-1], apart.high[-1] - apart.low[-1]) == pytest.approx(
+        (mine.difference.mean, 2 * (mine.difference.spread or 0))
+    )
     for axis in ("flops", "time"):
-        apart = difference_band(mine, base, axis)
+        apart = difference_line(mine, base, axis)
         assert apart is not None
         assert apart.x[-1] == pytest.approx(mine.equal[axis].budget)
-        assert apart.mean[-1] == pytest.approx(mine.equal[axis].difference.mean)
-    assert loss_band(dataclasses.replace(mine, runs={}), "tokens") is None
-    assert difference_band(mine, dataclasses.replace(base, runs={}), "time") is None
+        assert apart.y[-1] == pytest.approx(mine.equal[axis].difference.mean)
+    assert loss_line(dataclasses.replace(mine, runs={}), "tokens") is None
+    assert difference_line(mine, dataclasses.replace(base, runs={}), "time") is None
 
 
 def test_the_result_object(plain: Path, tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def test_the_command_ends_with_one_when_a_run_failed(options: dict[str, Any], pl
     assert document["missing_runs"] == 1
     assert entries["broken"]["missing"] == [0]
     assert entries["denseformer"]["finished"] == [0]
-    process = start("--out", str(out), "--batch", "3")
+    process = start("--out", str(out), "--batch", "3", "--use", own)
     said, errors = process.communicate(timeout=300)
     assert (process.returncode, said) == (2, "")
     assert errors.startswith("twoaxis: the folder holds a comparison with other settings (batch: 2 -> 3)")

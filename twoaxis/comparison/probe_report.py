@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twoaxis.base.files import read_json
+from twoaxis.base.options import check_type
 from twoaxis.comparison.report import Col, make_table, tone
 from twoaxis.comparison.statistics import BETTER, Difference, Sample, judge, mean_interval
 from twoaxis.show.charts import Axis, Chart, Mark, Panel
@@ -30,35 +31,8 @@ LOWER_BOUND = (
 )
 
 
-class Gain(NamedTuple):
-    """How much lower a loss is, over the seeds.
-
-    Attributes:
-        mean: in nats per token; None without a pair.
-        low: lower end of the interval; None with fewer than two seeds.
-        high: upper end of it.
-        verdict: of `twoaxis.comparison.statistics`.
-        note: what is missing or diverged.
-    """
-
-    mean: float | None
-    low: float | None
-    high: float | None
-    verdict: str
-    note: str
-
-    @staticmethod
-    def of(found: Difference) -> Gain:
-        """A gain from a difference of losses: the other way round."""
-        mean, low, high = (None if v is None else -v for v in (found.mean, found.high, found.low))
-        return Gain(mean, low, high, found.verdict, found.note)
-
-    @property
-    def text(self) -> str:
-        """As `+0.0123 [+0.0100, +0.0146]`."""
-        if self.low is None or self.high is None:
-            return difference(self.mean)
-        return f"{difference(self.mean)} [{difference(self.low)}, {difference(self.high)}]"
+RESULT: dict[str, Any] = {"loss": float | None, "cpu_seconds": float, "off": dict[str, Any], "size": dict[str, Any]}
+"""What the result of a run has, and of which type."""
 
 
 class Sites(NamedTuple):
@@ -91,8 +65,8 @@ class Row(NamedTuple):
     costs: dict[str, Any]
     steps: int
     loss: float | None
-    gain: Gain
-    beyond: Gain | None
+    gain: Difference
+    beyond: Difference | None
     sites: dict[str, Sites]
     seconds: float | None
 
@@ -117,40 +91,41 @@ class Probed(Showable):
     @staticmethod
     def load(folder: str | Path) -> Probed:
         """Read a probe, finished or not."""
-        from twoaxis.comparison.probe import PLAN, result_path, rungs_of
+        from twoaxis.comparison.probe import PLAN, read_plan, result_path, rungs_of
 
         folder = Path(folder)
         if not (folder / PLAN).is_file():
             raise ValueError(f"{folder} holds no probe: there is no {PLAN} in it")
-        plan = read_json(folder / PLAN)
+        plan = read_plan(folder)
         seeds, rungs = tuple(plan["seeds"]), rungs_of(plan)
         if not rungs:
             raise ValueError(f"the probe in {folder} has not chosen its learning rates yet; start it again")
 
         def results(rung: Rung | None) -> dict[int, dict[str, Any]]:
             paths = {seed: result_path(folder, rung, seed) for seed in seeds}
-            return {seed: read_json(path) for seed, path in paths.items() if path.is_file()}
+            return {seed: _read(path) for seed, path in paths.items() if path.is_file()}
 
         frozen, found = results(None), {rung.key: results(rung) for rung in rungs}
         samples = {key: _sample(of_rung) for key, of_rung in found.items()}
         control = next(rung.key for rung in rungs if rung.control)
-        gains = judge(_sample(frozen), samples, seeds=seeds)
-        beyond = judge(samples[control], {k: v for k, v in samples.items() if k != control}, seeds=seeds)
+        others = {key: sample for key, sample in samples.items() if key != control}
+        gains = judge(_sample(frozen), samples, seeds=seeds, lower_is_better=False)
+        beyond = judge(samples[control], others, seeds=seeds, lower_is_better=False)
         rows = tuple(
             Row(
                 rung=rung,
                 costs=plan["costs"][rung.key],
                 steps=plan["steps"][rung.key],
-                loss=_mean(samples[rung.key].values.values()),
-                gain=Gain.of(gains[rung.key]),
-                beyond=Gain.of(beyond[rung.key]) if rung.key in beyond else None,
+                loss=_mean(result["loss"] for result in found[rung.key].values()),
+                gain=gains[rung.key],
+                beyond=beyond.get(rung.key),
                 sites={name: _sites(found[rung.key], name) for name in plan["groups"]},
                 seconds=_mean(result["cpu_seconds"] for result in found[rung.key].values()),
             )
             for rung in rungs
         )
         missing = len(seeds) * (1 + len(rungs)) - len(frozen) - sum(map(len, found.values()))
-        source = _mean(_sample(frozen).values.values())
+        source = _mean(result["loss"] for result in frozen.values())
         return Probed(folder=folder, plan=plan, loss=source, rows=rows, missing=missing)
 
     @property
@@ -162,8 +137,8 @@ class Probed(Showable):
         """For JSON."""
         rows = []
         for row in self.rows:
-            entry = row._asdict() | {"rung": row.rung.to_dict(), "gain": row.gain._asdict()}
-            entry["beyond"] = row.beyond and row.beyond._asdict()
+            entry = row._asdict() | {"rung": row.rung.to_dict(), "gain": row.gain.to_dict()}
+            entry["beyond"] = row.beyond and row.beyond.to_dict()
             entry["sites"] = {name: sites._asdict() for name, sites in row.sites.items()}
             rows.append(entry)
         return {"plan": self.plan, "loss": self.loss, "rows": rows, "missing": self.missing, "note": LOWER_BOUND}
@@ -190,9 +165,26 @@ class Probed(Showable):
         return Document("Probe", (*blocks, Facts(facts(self))))
 
 
+def _read(path: Path) -> dict[str, Any]:
+    """The result of a run; one whose values cannot be a run's is an error that names file and field."""
+    found = read_json(path)
+    try:
+        for name, hint in RESULT.items():
+            check_type(name, found.get(name) if isinstance(found, dict) else found, hint)
+        for name in ("off", "size"):
+            for group, value in found[name].items():
+                check_type(f"{name} of {group}", value, float | None)
+        check_type("windows", tuple(found.get("windows") or ()), tuple[float, ...])
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error}. Remove it, and the run is made again") from error
+    return found
+
+
 def _sample(results: Mapping[int, dict[str, Any]]) -> Sample:
-    rows = {seed: result["windows"] for seed, result in results.items() if result.get("windows")}
-    return Sample({seed: result["loss"] for seed, result in results.items()}, rows)
+    """Losses turned round, whose differences are gains."""
+    values = {seed: None if result["loss"] is None else -result["loss"] for seed, result in results.items()}
+    rows = {seed: [-loss for loss in result["windows"]] for seed, result in results.items() if result.get("windows")}
+    return Sample(values, rows)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -213,14 +205,18 @@ def _sites(results: dict[int, dict[str, Any]], name: str) -> Sites:
 # Tables.
 
 
-def _verdict(gain: Gain | None) -> Cell:
+def _verdict(gain: Difference | None) -> Cell:
     if gain is None:
         return Cell("")
     return Cell(gain.verdict + (f" ({gain.note})" if gain.note else ""), tone=tone(gain.verdict))
 
 
-def _gain(gain: Gain | None) -> Cell:
-    return Cell("") if gain is None else Cell(gain.text, gain.mean)
+def _gain(gain: Difference | None) -> Cell:
+    """As `+0.0123 [+0.0100, +0.0146]`."""
+    if gain is None:
+        return Cell("")
+    interval = "" if gain.low is None else f" [{difference(gain.low)}, {difference(gain.high)}]"
+    return Cell(difference(gain.mean) + interval, gain.mean)
 
 
 def _cost(name: str, text: Callable[[Any], str]) -> Callable[[Row, Probed], Cell]:
@@ -240,9 +236,9 @@ GAINS = (
     Col("parameters", _cost("parameters", count)),
     Col("loss", lambda row, found: Cell(loss(row.loss), row.loss)),
     Col("gain over the source", lambda row, found: _gain(row.gain)),
-    Col("", lambda row, found: _verdict(row.gain), words=True),
+    Col("verdict", lambda row, found: _verdict(row.gain), words=True),
     Col("gain over the control", lambda row, found: _gain(row.beyond)),
-    Col("", lambda row, found: _verdict(row.beyond), words=True),
+    Col("verdict", lambda row, found: _verdict(row.beyond), words=True),
 )
 COSTS = (
     NAME,
@@ -310,7 +306,9 @@ def _gain_chart(found: Probed) -> Chart:
         marks = tuple(
             Mark(
                 f"{row.rung.name} ({count(row.costs['parameters'])})",
-                *gain[:3],
+                gain.mean,
+                gain.low,
+                gain.high,
                 tone(gain.verdict),
                 not tone(gain.verdict),
             )

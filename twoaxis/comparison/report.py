@@ -11,10 +11,12 @@ Where to add something:
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from twoaxis.comparison.results import AXES, Comparison, Entry, Equal, Section, ratio
 from twoaxis.comparison.statistics import BETTER, WORSE, Difference
@@ -50,9 +52,11 @@ def rows(found: Comparison) -> list[dict[str, Any]]:
     for section in found.sections:
         for spec in TABLES:
             table = spec.make(section)
-            for entry, cells in zip(spec.entries(section), () if table is None else table.rows, strict=False):
+            if table is None:
+                continue
+            for entry, cells in zip(spec.entries(section), table.rows, strict=True):
                 row = made.setdefault(entry, {"data": section.data, "size": section.size})
-                for column, cell in zip(() if table is None else table.columns, cells, strict=False):
+                for column, cell in zip(table.columns, cells, strict=True):
                     row[column.head] = cell.value if column.number and cell.value is not None else cell.text
     return list(made.values())
 
@@ -113,10 +117,14 @@ class TableOf(NamedTuple):
         return make_table((NAME, *columns), entries, section, self.notes(section), baseline=baseline)
 
 
+def flagged(entry: Entry) -> str:
+    """The label, and how many runs diverged."""
+    return f"{entry.label} ({len(entry.diverged)} diverged)" if entry.diverged else entry.label
+
+
 def _name(entry: Entry, section: Section) -> Cell:
-    """The label, with a flag where runs diverged, and the way to the model of the first seed."""
-    flag = f" ({len(entry.diverged)} diverged)" if entry.diverged else ""
-    return Cell(entry.label + flag, href=_model(entry, section, min(entry.results, default=None)))
+    """The label and the way to the model of the first seed."""
+    return Cell(flagged(entry), href=_model(entry, section, min(entry.results, default=None)))
 
 
 def _model(entry: Entry, section: Section, seed: int | None) -> str:
@@ -132,9 +140,9 @@ def _seeds(entry: Entry, section: Section) -> Cell:
     return Cell(f"{done}" if done == planned else f"{done} of {planned}", done, "" if done == planned else "warn")
 
 
-def _mean(name: str, text: Callable[[float | None], str]) -> Callable[[Entry, Section], Cell]:
-    """A cell with the mean of a field of the results."""
-    return lambda entry, section: Cell(text(entry.mean(name)), entry.mean(name))
+def _mean(name: str, text: Callable[[float | None], str], entry: Entry, section: Section) -> Cell:
+    """The mean of a field of the results."""
+    return Cell(text(entry.mean(name)), entry.mean(name))
 
 
 def _difference(entry: Entry, section: Section) -> Cell:
@@ -175,27 +183,13 @@ def _speed_up(entry: Entry, section: Section) -> Cell:
     return Cell(f"{found.value:.3g}{interval}", found.value)
 
 
-def _more(name: str) -> Callable[[Entry, Section], Cell]:
-    """A cell with a count and by how many percent it exceeds the baseline's."""
-
-    def cell(entry: Entry, section: Section) -> Cell:
-        value, part = getattr(entry.row, name), ratio(getattr(entry.row, name), getattr(section.baseline.row, name))
-        more = "" if part is None or part == 1 else f" {100 * (part - 1):+.1f}%"
-        return Cell(f"{count(value)}{more}", value)
-
-    return cell
-
-
-def _times(name: str, unit: str = "") -> Callable[[Entry, Section], Cell]:
-    """A cell with a measure and how many times the baseline's it is."""
-
-    def cell(entry: Entry, section: Section) -> Cell:
-        value, base = getattr(entry, name), getattr(section.baseline, name)
-        part = ratio(value, base)
-        text = si(value, unit) if unit else count(value)
-        return Cell(text if part is None or value == base else f"{text} ×{part:.2f}", value)
-
-    return cell
+def _cost(name: str, text: Callable[[float | None], str], entry: Entry, section: Section) -> Cell:
+    """A count and by how many percent it exceeds the baseline's, or a measure and how many times that it is."""
+    value, part = entry.costs[name], ratio(entry.costs[name], section.baseline.costs[name])
+    if part is None or part == 1:
+        return Cell(text(value), value)
+    more = f"×{part:.2f}" if name in ("tokens_per_second", "peak_memory") else f"{100 * (part - 1):+.1f}%"
+    return Cell(f"{text(value)} {more}", value)
 
 
 def _rate(entry: Entry, section: Section) -> Cell:
@@ -210,25 +204,30 @@ def is_task(section: Section) -> bool:
     return section.chance is not None
 
 
+def has_row_errors(section: Section) -> bool:
+    """Whether losses of held-out rows are known."""
+    return any(entry.difference and entry.difference.row_error is not None for entry in section.contenders)
+
+
 NAME = Col("contender", _name, words=True)
 RESULT = (
     Col("seeds", _seeds),
-    Col("loss", _mean("loss", loss)),
+    Col("loss", partial(_mean, "loss", loss)),
     Col("difference", _difference),
     Col("95% interval", _interval, words=True),
     Col("verdict", _verdict, words=True),
-    Col("held-out error", _row_error, lambda s: any(e.difference and e.difference.row_error for e in s.contenders)),
-    Col("accuracy", _mean("accuracy", percent), is_task),
+    Col("held-out error", _row_error, has_row_errors),
+    Col("accuracy", partial(_mean, "accuracy", percent), is_task),
     Col("accuracy difference", _accuracy_difference, is_task),
-    Col("bits/byte", _mean("bits_per_byte", loss), lambda s: any(e.mean("bits_per_byte") for e in s.entries)),
+    Col("bits/byte", partial(_mean, "bits_per_byte", loss), lambda s: any(e.mean("bits_per_byte") for e in s.entries)),
     Col("speed-up", _speed_up, lambda s: s.scaling.law is not None),
 )
 COST = (
-    Col("parameters", _more("parameters")),
-    Col("FLOPs/token", _more("flops_per_token")),
-    Col("tokens", _more("tokens")),
-    Col("tokens/s", _times("tokens_per_second")),
-    Col("peak memory", _times("peak_memory", "B")),
+    Col("parameters", partial(_cost, "parameters", count)),
+    Col("FLOPs/token", partial(_cost, "flops_per_token", count)),
+    Col("tokens", partial(_cost, "tokens", count)),
+    Col("tokens/s", partial(_cost, "tokens_per_second", count)),
+    Col("peak memory", partial(_cost, "peak_memory", si)),
     Col("lr", _rate),
 )
 
@@ -246,7 +245,7 @@ def result_notes(section: Section) -> list[str]:
             said.append(f"speed-up: {entry.speed_up_note}")
         if said:
             notes.append(f"{entry.label}: {'; '.join(said)}.")
-    if RESULT[5].when(section):
+    if has_row_errors(section):
         notes.append("Held-out error: how far the difference would move with other held-out text, one standard error.")
     if law is None:
         return [*notes, f"Effective speed-up: {section.scaling.note}."]
@@ -258,15 +257,14 @@ def result_notes(section: Section) -> list[str]:
 
 def equal_columns(section: Section) -> list[Col]:
     """Differences at equal tokens, operations and time."""
-
-    def cell(axis: str) -> Callable[[Entry, Section], Cell]:
-        return lambda entry, section: _equal(entry.equal.get(axis))
-
     match = section.plan.match
-    return [Col(f"at equal {name}{' (matched)' * (axis == match)}", cell(axis)) for axis, name in NAMES.items()]
+    return [
+        Col(f"at equal {name}{' (matched)' * (axis == match)}", partial(_equal, axis)) for axis, name in NAMES.items()
+    ]
 
 
-def _equal(equal: Equal | None) -> Cell:
+def _equal(axis: str, entry: Entry, section: Section) -> Cell:
+    equal = entry.equal.get(axis)
     if equal is None or equal.difference.mean is None:
         return Cell(NOTHING)
     found = equal.difference
@@ -299,35 +297,25 @@ def cost_notes(section: Section) -> list[str]:
 
 def seed_columns(section: Section) -> list[Col]:
     """Loss of every seed, with the way to its model."""
+    return [Col(f"seed {seed}", partial(_seed, seed)) for seed in section.plan.seeds]
 
-    def cell(seed: int) -> Callable[[Entry, Section], Cell]:
-        def made(entry: Entry, section: Section) -> Cell:
-            value = entry.losses.get(seed)
-            if value is not None:
-                return Cell(loss(value), value, href=_model(entry, section, seed))
-            return (
-                Cell("diverged", None, "warn", _model(entry, section, seed))
-                if seed in entry.diverged
-                else Cell(NOTHING)
-            )
 
-        return made
-
-    return [Col(f"seed {seed}", cell(seed)) for seed in section.plan.seeds]
+def _seed(seed: int, entry: Entry, section: Section) -> Cell:
+    value, href = entry.losses.get(seed), _model(entry, section, seed)
+    if seed in entry.diverged:
+        return Cell("diverged", None, "warn", href)
+    return Cell(loss(value), value, href="" if value is None else href)
 
 
 def rate_columns(section: Section) -> list[Col]:
     """Mean loss by learning rate."""
+    return [Col(f"{rate:g}", partial(_rate_loss, rate)) for rate in section.plan.lrs]
 
-    def cell(rate: float) -> Callable[[Entry, Section], Cell]:
-        def made(entry: Entry, section: Section) -> Cell:
-            known = {float(name): value for name, value in entry.row.lr_losses.items()}
-            text = NOTHING if rate not in known else "diverged" if known[rate] is None else loss(known[rate])
-            return Cell(text + " *" * (rate == entry.row.lr), known.get(rate))
 
-        return made
-
-    return [Col(f"{rate:g}", cell(rate)) for rate in section.plan.lrs]
+def _rate_loss(rate: float, entry: Entry, section: Section) -> Cell:
+    known = {float(name): value for name, value in entry.row.lr_losses.items()}
+    text = NOTHING if rate not in known else "diverged" if known[rate] is None else loss(known[rate])
+    return Cell(text + " *" * (rate == entry.row.lr), known.get(rate))
 
 
 def rate_notes(section: Section) -> list[str]:
@@ -363,25 +351,17 @@ def tone(verdict: str) -> Tone:
 # Charts.
 
 
-class Band(NamedTuple):
-    """A line with what seeds make of it; the spread is their standard deviation, zero for one seed."""
-
-    x: tuple[float, ...]
-    mean: tuple[float, ...]
-    spread: tuple[float, ...]
-
-
-def loss_band(entry: Entry, axis: str) -> Band | None:
+def loss_line(entry: Entry, axis: str) -> Line | None:
     """The mean held-out loss of a contender; None without a finished run or where the axis was not measured."""
     scale = entry.scale(axis)
     if scale is None or not entry.curves:
         return None
     curves = [dict(zip(curve.tokens, curve.loss, strict=True)) for curve in entry.curves.values()]
     places = sorted(set.intersection(*map(set, curves)))
-    return _band([place * scale for place in places], [[curve[place] for curve in curves] for place in places])
+    return _line(entry, [place * scale for place in places], [[curve[place] for curve in curves] for place in places])
 
 
-def difference_band(entry: Entry, baseline: Entry, axis: str) -> Band | None:
+def difference_line(entry: Entry, baseline: Entry, axis: str) -> Line | None:
     """The mean of the paired differences to the baseline, at the contender's evaluations until the shorter run ends."""
     mine, theirs, curves = entry.scale(axis), baseline.scale(axis), baseline.curves
     seeds = [seed for seed in entry.curves if seed in curves and curves[seed].tokens]
@@ -396,73 +376,58 @@ def difference_band(entry: Entry, baseline: Entry, axis: str) -> Band | None:
         if len(row) == len(seeds):
             x.append(place * mine)
             rows.append(row)
-    return _band(x, rows)
+    return _line(entry, x, rows)
 
 
-def _band(x: list[float], rows: list[list[float]]) -> Band | None:
+def _line(entry: Entry, x: list[float], rows: list[list[float]]) -> Line | None:
+    """Means over the seeds of each row, in a band of one standard deviation."""
     if not x:
         return None
-    means = [math.fsum(row) / len(row) for row in rows]
-    squares = [math.fsum((v - mean) ** 2 for v in row) for row, mean in zip(rows, means, strict=True)]
-    spreads = [math.sqrt(square / max(1, len(row) - 1)) for square, row in zip(squares, rows, strict=True)]
-    return Band(tuple(x), tuple(means), tuple(spreads))
+    values = np.array(rows)
+    mean, spread = values.mean(1), values.std(1, ddof=1) if values.shape[1] > 1 else 0.0
+    y, low, high = (tuple(line.tolist()) for line in (mean, mean - spread, mean + spread))
+    return Line(flagged(entry), tuple(x), y, low, high, 0 if entry.baseline else None)
 
 
 def curves(section: Section, ending: str) -> Chart | None:
     """Loss, and loss minus the baseline's, against tokens, operations and time: what was matched first."""
-    base = section.baseline
-    kinds: dict[str, Callable[[Entry, str], Band | None]] = {
-        "loss": loss_band,
-        f"loss minus {base.label}'s": lambda entry, axis: None if entry is base else difference_band(entry, base, axis),
+    base, match = section.baseline, section.plan.match
+    kinds: dict[str, Callable[[Entry, str], Line | None]] = {
+        "loss": loss_line,
+        f"loss minus {base.label}'s": lambda entry, axis: None if entry is base else difference_line(entry, base, axis),
     }
-    match = section.plan.match
     grid = []
-    for kind, band in kinds.items():
+    for kind, line in kinds.items():
         panels = []
         for axis in sorted(AXES, key=lambda axis: axis != match):
-            bands = {entry: found for entry in section.entries if (found := band(entry, axis)) is not None}
-            if bands:
-                title = f"{kind}, against {TITLES[axis]}{' (matched)' * (axis == match)}"
-                panels.append(_curve_panel(kind, axis, title, bands, None if kind == "loss" else 0.0))
+            lines = [made for entry in section.entries if (made := line(entry, axis)) is not None]
+            title = f"{kind}, against {TITLES[axis]}{' (matched)' * (axis == match)}"
+            choice = {"show": kind, "against": TITLES[axis]}
+            if lines:
+                x, y = _frame(lines, axis, None if kind == "loss" else 0.0)
+                panels.append(Panel("lines", title, x, y, tuple(lines), choice=choice))
         grid.append(tuple(panels))
-    if not grid[0]:
-        return None
     note = "Mean over seeds; the band is one standard deviation. Time is tokens over the throughput in the table."
-    return Chart(f"curves{ending}", f"Held-out loss: {section.data}, {section.size}", tuple(filter(None, grid)), note)
+    title, rows = f"Held-out loss: {section.data}, {section.size}", tuple(filter(None, grid))
+    return Chart(f"curves{ending}", title, rows, note) if rows else None
 
 
-def _curve_panel(kind: str, axis: str, title: str, bands: dict[Entry, Band], rule: float | None) -> Panel:
-    """One pair of axes. The first fifth of the runs, whose fall would flatten the rest, is left out of the frame."""
+def _frame(lines: list[Line], axis: str, rule: float | None) -> tuple[Axis, Axis]:
+    """Axes without the first fifth of the runs, whose fall would flatten the rest."""
     ends = [] if rule is None else [rule]
-    for band in bands.values():
-        for mean, spread in list(zip(band.mean, band.spread, strict=True))[len(band.x) // 5 :]:
-            ends += [mean - spread, mean + spread]
+    for line in lines:
+        ends += [*line.low[len(line.x) // 5 :], *line.high[len(line.x) // 5 :]]
     room = 0.06 * (max(ends) - min(ends)) or 0.01
-    left = min(band.x[len(band.x) // 5] for band in bands.values())
-    x = Axis(TITLES[axis], UNITS[axis], "log", left / 1.03, 1.03 * max(band.x[-1] for band in bands.values()))
+    left, right = min(line.x[len(line.x) // 5] for line in lines), max(line.x[-1] for line in lines)
     y = Axis("nats per token", low=min(ends) - room, high=max(ends) + room, rule=rule)
-    return Panel(
-        "lines",
-        title,
-        x,
-        y,
-        tuple(_line(*pair) for pair in bands.items()),
-        choice={"show": kind, "against": TITLES[axis]},
-    )
-
-
-def _line(entry: Entry, band: Band) -> Line:
-    pairs = list(zip(band.mean, band.spread, strict=True))
-    low, high = (tuple(mean + sign * spread for mean, spread in pairs) for sign in (-1, 1))
-    flag = f" ({len(entry.diverged)} diverged)" if entry.diverged else ""
-    return Line(entry.label + flag, band.x, band.mean, low, high, 0 if entry.baseline else None)
+    return Axis(TITLES[axis], UNITS[axis], "log", left / 1.03, right * 1.03), y
 
 
 def differences(section: Section, ending: str) -> Chart | None:
     """The difference of each contender to the baseline with its interval, at equal tokens, operations and time."""
     panels, rows = [], section.contenders
     for axis in AXES:
-        marks = [Mark(entry.label, None) if axis not in entry.equal else _mark(entry, axis) for entry in rows]
+        marks = [_mark(entry, entry.equal.get(axis)) for entry in rows]
         if any(mark.value is not None for mark in marks):
             title = f"at equal {NAMES[axis]}{' (matched)' * (axis == section.plan.match)}"
             panels.append(Panel("intervals", title, Axis(unit="difference", rule=0.0), Axis(), tuple(marks)))
@@ -475,8 +440,9 @@ def differences(section: Section, ending: str) -> Chart | None:
     return Chart(f"differences{ending}", title, (tuple(panels),), note)
 
 
-def _mark(entry: Entry, axis: str) -> Mark:
-    equal = entry.equal[axis]
+def _mark(entry: Entry, equal: Equal | None) -> Mark:
+    if equal is None:
+        return Mark(entry.label, None)
     found = equal.difference
     return Mark(entry.label, found.mean, found.low, found.high, tone(found.verdict), equal.indicative)
 

@@ -115,14 +115,14 @@ class Equal(NamedTuple):
         budget: tokens, operations or seconds.
         loss: the contender's mean.
         difference: to the baseline at the same budget.
-        part: how far the less finished of the two runs had come, 1 at the end.
+        read_at: how far the less finished of the two runs had come, 1 at the end.
         early: whose learning rate had not come down yet: contender, baseline, or nobody's.
     """
 
     budget: float
     loss: float | None
     difference: Difference
-    part: float
+    read_at: float
     early: str
 
     @property
@@ -226,46 +226,32 @@ class Entry:
         read = {seed: None if run.diverged else run.curve.at(part * self.row.tokens) for seed, run in ended.items()}
         return Sample({seed: loss for seed, loss in read.items() if loss is not None or ended[seed].diverged})
 
+    @property
+    def costs(self) -> dict[str, float | None]:
+        """Counted and measured."""
+        counted = {name: getattr(self.row, name) for name in ("parameters", "flops_per_token", "tokens")}
+        return counted | {"tokens_per_second": self.tokens_per_second, "peak_memory": self.peak_memory}
+
     def to_dict(self, base: Entry) -> dict[str, Any]:
         """For JSON, with the ratios of its costs to the baseline's."""
-        means = {name: self.mean(name) for name in ("loss", "bits_per_byte", "accuracy")}
-        costs = {name: getattr(self.row, name) for name in ("parameters", "flops_per_token", "tokens", "steps")}
-        costs |= {"tokens_per_second": self.tokens_per_second, "peak_memory": self.peak_memory}
-        ratios = ("parameters", "flops_per_token", "tokens", "tokens_per_second", "peak_memory")
-        theirs = {name: getattr(base.row, name, None) for name in ratios} | {
-            "tokens_per_second": base.tokens_per_second,
-            "peak_memory": base.peak_memory,
-        }
+        equal = {axis: it._asdict() | {"difference": it.difference.to_dict()} for axis, it in self.equal.items()}
         return {
             "key": self.row.contender,
-            **{name: getattr(self, name) for name in ("label", "baseline", "init", "losses")},
-            **means,
-            **costs,
-            **{name: getattr(self.row, name) for name in ("lr", "lr_edge", "lr_losses")},
+            **{name: getattr(self, name) for name in ("label", "baseline", "init", "losses", "verdict")},
+            **{name: self.mean(name) for name in ("loss", "bits_per_byte", "accuracy")},
+            **self.costs,
+            **{name: getattr(self.row, name) for name in ("steps", "lr", "lr_edge", "lr_losses")},
             "finished": list(self.results),
             "diverged": list(self.diverged),
             "missing": list(self.missing),
-            "ratios": {name: ratio(costs[name], theirs[name]) for name in ratios},
-            "verdict": self.verdict,
+            "ratios": {name: ratio(value, base.costs[name]) for name, value in self.costs.items()},
             "difference": self.difference and self.difference.to_dict(),
             "accuracy_difference": self.accuracy_difference and self.accuracy_difference.to_dict(),
-            "equal": {
-                axis: {
-                    "budget": equal.budget,
-                    "loss": equal.loss,
-                    "difference": equal.difference.to_dict(),
-                    "read_at": equal.part,
-                    "indicative": equal.indicative,
-                    "early": equal.early,
-                }
-                for axis, equal in self.equal.items()
-            },
-            "speed_up": self.speed_up and self.speed_up.to_dict(),
+            "equal": {axis: values | {"indicative": bool(values["early"])} for axis, values in equal.items()},
+            "speed_up": self.speed_up and self.speed_up._asdict(),
             "speed_up_note": self.speed_up_note,
             "seeds_needed": self.seeds_needed,
-            "curves": {
-                seed: {"tokens": list(curve.tokens), "loss": list(curve.loss)} for seed, curve in self.curves.items()
-            },
+            "curves": {seed: curve._asdict() for seed, curve in self.curves.items()},
         }
 
 
@@ -474,24 +460,13 @@ def ratio(mine: float | None, theirs: float | None) -> float | None:
 
 def _entries(folder: Path, plan: Plan) -> list[Entry]:
     """The rows of a plan with the runs that have begun."""
-    runs: dict[tuple[str, str, str], dict[int, RunRecord]] = {}
-    for planned in plan.runs():
-        if (folder / planned.folder).is_dir():
-            row = planned.row
-            runs.setdefault((row.data, row.size, row.contender), {})[planned.seed] = _record(folder, planned.folder)
-    entries = []
+    entries, planned = [], plan.runs()
     for row in plan.rows:
-        contender = plan.contender(row.contender)
-        entries.append(
-            Entry(
-                row=row,
-                contender=contender,
-                baseline=row.contender == plan.baseline_key,
-                init=str(contender.model.get("init", plan.base.model.get("init", "paper"))),
-                seeds=plan.seeds,
-                runs=runs.get((row.data, row.size, row.contender), {}),
-            )
-        )
+        mine = {run.seed: run.folder for run in planned if run.row is row and (folder / run.folder).is_dir()}
+        runs = {seed: _record(folder, place) for seed, place in mine.items()}
+        contender, baseline = plan.contender(row.contender), row.contender == plan.baseline_key
+        init = str(contender.model.get("init", plan.base.model.get("init", "paper")))
+        entries.append(Entry(row=row, contender=contender, baseline=baseline, init=init, seeds=plan.seeds, runs=runs))
     return entries
 
 
@@ -541,9 +516,10 @@ def _law(plan: Plan, data: str, entries: Sequence[Entry], l_inf: float | None, a
 
 def _section(plan: Plan, data: str, size: str, entries: list[Entry], scaling: Scaling) -> Section:
     """One data set at one size."""
-    if not all(entry.row.tokens_per_second is not None for entry in entries):
-        # a throughput of some contenders only, measured apart from the others' runs, is none to compare by
-        entries = [replace_row(entry, tokens_per_second=None) for entry in entries]
+    if any(entry.row.tokens_per_second is None for entry in entries):
+        # throughputs of some contenders only, measured apart from the others' runs, are none to compare by
+        bare = [dataclasses.replace(entry.row, tokens_per_second=None) for entry in entries]
+        entries = [dataclasses.replace(entry, row=row) for entry, row in zip(entries, bare, strict=True)]
     base = next((entry for entry in entries if entry.baseline), None)
     if base is None:
         raise ValueError(f"{PLAN}: rows of {data}, {size} have no {plan.baseline!r}, which is the baseline")
@@ -572,14 +548,9 @@ def _section(plan: Plan, data: str, size: str, entries: list[Entry], scaling: Sc
     return Section(plan=plan, data=data, size=size, entries=tuple(judged), scaling=scaling)
 
 
-def replace_row(entry: Entry, **changes: Any) -> Entry:
-    """The entry with another row."""
-    return dataclasses.replace(entry, row=dataclasses.replace(entry.row, **changes))
-
-
 def _accuracies(entry: Entry) -> Sample:
-    ended = {seed: run.result for seed, run in entry.runs.items() if run.result is not None}
-    return Sample({s: None if entry.runs[s].diverged else result.accuracy for s, result in ended.items()})
+    right = {seed: result.accuracy for seed, result in entry.results.items()}
+    return Sample(dict.fromkeys(entry.diverged) | right)
 
 
 def _equal(entry: Entry, base: Entry, plan: Plan, family: int) -> dict[str, Equal]:
@@ -600,7 +571,7 @@ def _equal(entry: Entry, base: Entry, plan: Plan, family: int) -> dict[str, Equa
         if apart.verdict == {"contender": WORSE, "baseline": BETTER}.get(early):
             apart = apart._replace(verdict=OPEN, note="; ".join(filter(None, (apart.note, EARLY))))
         loss = _mean([loss for loss in ours.values.values() if loss is not None])
-        found[axis] = Equal(budget=budget, loss=loss, difference=apart, part=min(parts), early=early)
+        found[axis] = Equal(budget=budget, loss=loss, difference=apart, read_at=min(parts), early=early)
     return found
 
 

@@ -58,10 +58,6 @@ class Law(NamedTuple):
             raise ValueError("a law given by l_inf and alpha alone has no scale; its losses are relative to a point")
         return self.l_inf + self.scale * compute**-self.alpha
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return self._asdict()
-
 
 class NoLaw(ValueError):
     """The points do not determine a law; the message says why."""
@@ -74,10 +70,6 @@ class Interval(NamedTuple):
     low: float | None
     high: float | None
     note: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return self._asdict()
 
 
 def fit_law(compute: Sequence[float], losses: Sequence[float], *, l_inf: float | None = None) -> Law:
@@ -234,8 +226,8 @@ class Scaling:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "law": self.law and self.law.to_dict(),
-            "alpha": self.exponent and self.exponent.to_dict(),
+            "law": self.law and self.law._asdict(),
+            "alpha": self.exponent and self.exponent._asdict(),
             "note": self.note,
             "flops": dict(self.compute),
             "losses": dict(self.losses),

@@ -163,8 +163,7 @@ def slug(text: str) -> str:
 
 def address(path: str) -> str:
     """A relative path as a link; what would be an address elsewhere or a script leads into the folder instead."""
-    quoted = quote(path, safe="/")
-    return quoted if quoted.startswith(".") else f"./{quoted}"
+    return ("" if path.startswith(".") else "./") + quote(path, safe="/")
 
 
 # What has a document.
@@ -185,8 +184,7 @@ class Saved(NamedTuple):
 class Showable:
     """Base class of results: whatever has a document can be printed, saved and seen in a notebook."""
 
-    data_file = ""
-    """Name of its JSON among the files that are saved; nothing is that of the others."""
+    data_file = ""  # name of its JSON among the files that are saved; nothing is that of the others
 
     @property
     def exit_code(self) -> int:
