@@ -122,6 +122,7 @@ def test_no_process_outlives_a_killed_one(place: Path, victim: str) -> None:
         "import sys, time; from pathlib import Path; from twoaxis.comparison.runner.launchers import LocalLauncher\n"
         f"made = LocalLauncher(); made.start({WORK!r}, Path(sys.argv[1]), 2); time.sleep(600)"
     )
+    family: list[int] = []
     with subprocess.Popen([sys.executable, "-c", script, str(out)], env=environment()) as parent:
         try:
             units = Runs(out).units()
@@ -132,6 +133,8 @@ def test_no_process_outlives_a_killed_one(place: Path, victim: str) -> None:
             wait_for(lambda: not any(alive(pid) for pid in family), seconds=20)
         finally:
             parent.kill()
+            for pid in filter(alive, family):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_refused_file_ends_everything(place: Path) -> None:
