@@ -49,7 +49,7 @@ from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
 from twoaxis.kernels.history import source_dots
-from twoaxis.kernels.precision import full_precision, routing_dtype, widen
+from twoaxis.kernels.precision import full_precision, product, routing_dtype, widen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +230,7 @@ class AttentionResiduals(AheadStream):
     def _input_logits(self, sources: list[Tensor], row: int) -> tuple[Tensor, ...]:
         """Logits (..., H) of a query made from the newest source."""
         assert self.query_map is not None
-        q = widen(sources[-1]) @ widen(self.query_map[row]).mT * self.config.scale
+        q = product(widen(sources[-1]), widen(self.query_map[row]).mT) * self.config.scale
         q = q if self.norm_weight is None else q * widen(self.norm_weight[row])
         heads = (self.config.heads, -1)
         dots = source_dots(q.unflatten(-1, heads).unsqueeze(-2), [s.unflatten(-1, heads) for s in sources]).squeeze(-2)

@@ -52,7 +52,7 @@ from twoaxis.depth.plan import Plan, Read, qkv_ways
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Apply, Layout, Neutral
 from twoaxis.kernels.history import rms_logits
-from twoaxis.kernels.precision import full_precision, widen
+from twoaxis.kernels.precision import full_precision, product, widen
 
 POST_START = 0.001
 """Where the scale of the post-norm starts."""
@@ -213,7 +213,7 @@ class MuddFormer(HistoryStream):
         u = rms_logits(x, inner.unsqueeze(1), eps=eps).squeeze(-2)
         hidden = F.gelu(u, approximate="tanh" if config.gelu == "tanh" else "none")
         static = widen(self.static[key])
-        return Weights(token=(hidden @ widen(self.generator_out[key])).unflatten(-1, static.shape) + static)
+        return Weights(token=product(hidden, widen(self.generator_out[key])).unflatten(-1, static.shape) + static)
 
     def enter(self, way: str, read: Tensor, view: View, site: Site) -> Tensor:
         """With postnorm the mix is added to the newest slot, that of the residual way normalised first."""

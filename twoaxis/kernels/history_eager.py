@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.kernels.history import coefficients, query_read, rms_logits, source_dots, ways, weighted_sum
-from twoaxis.kernels.precision import launch_bound, routing_dtype, widen
+from twoaxis.kernels.precision import launch_bound, product, routing_dtype, widen
 
 Weights = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -114,10 +114,10 @@ def _logits(
     x, u = widen(source), queries.to(routing_dtype(source.dtype))
     count, heads, width = u.shape
     if heads == 1:
-        logits = (u[:, 0] @ x.reshape(-1, width).mT).mT.reshape(*x.shape[:-1], 1, count)
+        logits = product(u[:, 0], x.reshape(-1, width).mT).mT.reshape(*x.shape[:-1], 1, count)
     else:
         rows = x.reshape(-1, heads, width).transpose(0, 1)  # (H, tokens, D/H)
-        logits = torch.matmul(u.transpose(0, 1), rows.mT).permute(2, 0, 1).reshape(*x.shape[:-1], heads, count)
+        logits = product(u.transpose(0, 1), rows.mT).permute(2, 0, 1).reshape(*x.shape[:-1], heads, count)
     if eps is None:
         return logits, (None, None)
     inverse = inverse_rms(x, eps)
@@ -142,13 +142,13 @@ def _logits_backward(
     d_raw = d_raw.reshape(-1, *grad.shape[-2:]).permute(1, 2, 0)  # (H, n, tokens)
     d_source = d_queries = None
     if needs[0]:
-        d_source = torch.matmul(d_raw.mT, u.transpose(0, 1)).transpose(0, 1).reshape(x.shape)  # from (H, tokens, D/H)
+        d_source = product(d_raw.mT, u.transpose(0, 1)).transpose(0, 1).reshape(x.shape)  # from (H, tokens, D/H)
         if inverse is not None:
             pull = (grad * logits).sum((-2, -1)).unsqueeze(-1).mul_(inverse.square().div_(-x.shape[-1]))
             d_source = torch.addcmul(d_source, x, pull)
     if needs[1]:
         rows = x.reshape(-1, heads, width).transpose(0, 1)  # (H, tokens, D/H)
-        d_queries = torch.matmul(d_raw, rows).transpose(0, 1)
+        d_queries = product(d_raw, rows).transpose(0, 1)
     return d_source, d_queries
 
 
