@@ -260,7 +260,7 @@ def test_a_bias_of_another_dtype_is_cast() -> None:
     bias = randn(2, 7, 7, seed=5, grad=True)
     out = window_attention(q, k, v, 3, 1, bias=bias)
     assert out.dtype == torch.float32
-    same(out.double(), oracle(*(t.double() for t in (q, k, v)), 3, bias=bias), [q, k, v, bias], 1e-5)
+    same(out.double(), oracle(q.double(), k.double(), v.double(), 3, bias=bias), [q, k, v, bias], 1e-5)
 
 
 @pytest.mark.parametrize("device", ["cpu", None])

@@ -44,8 +44,8 @@ def test_a_stretch_by_hand() -> None:
         z = (x * y + x).exp()
         product = z @ x.mT
         meter.part = Part("stream", 0)
-        product @ x
-        del product
+        _ = product @ x
+        del product, _
     work = work_by(meter.take(), lambda part: part.work)
     size = 8 * 4 * 4
     assert work["mlp"].fused == {Kernel("fused", 3 * size): 1, Kernel("mm", 2 * size + 256, 512, (1, 8, 4, 8)): 1}

@@ -96,7 +96,7 @@ def decoder_config(fields: dict[str, Any]) -> Any:
     made = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     if not frozen():
         made = {FIELDS.get(name, name): value for name, value in made.items()}
-        options = made.get("stream_options", {})
+        options = dict(fields.get("stream_options") or {})
         if made.get("stream") == "manifold_hyper_connections" and options.get("form") != "deepseek":
             made["stream_options"] = {"start": "paper", **options}  # the default of the frozen commit
     return find("DecoderConfig")(**made)

@@ -24,7 +24,7 @@ from twoaxis.kernels.operator import Operator
 T = "tokens"
 
 
-class Integers(tuple[int, ...]):
+class Integers(tuple[int | str, ...]):
     """The shape of an input of small integers, which has no gradient."""
 
 

@@ -44,7 +44,8 @@ def test_residual_form_is_the_papers_block() -> None:
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     h = model.embed(ids)
     p = dict(model.named_parameters())
-    local: Any = model.blocks[0].mixer.local
+    mixer: Any = model.blocks[0].get_submodule("mixer")
+    local = mixer.local
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight

@@ -71,7 +71,7 @@ def test_changed_source_is_refused(tmp_path: Path) -> None:
         train(run, tmp_path / "second", on_step=stop_at(2))
     changed = load_model(tmp_path / "first" / "model")
     with torch.no_grad():
-        changed.model.trunk.final_norm.weight.add_(1e-3)
+        changed.get_parameter("model.trunk.final_norm.weight").add_(1e-3)
     changed.save_pretrained(tmp_path / "first" / "model")
     with pytest.raises(ValueError, match=r"the model that the run in .*second started from has changed"):
         train(run, tmp_path / "second")

@@ -27,6 +27,7 @@ class Gain(Stream):
 
     name = "gain"
     Config = NoOptions
+    gain: nn.Parameter
 
     def __init__(self, config: Any, layout: Layout) -> None:
         super().__init__(config, layout)

@@ -130,9 +130,13 @@ def claims_of(*measured: Result | str | Exception) -> list[Claim]:
 
     def one(found: Result | str | Exception) -> Any:
         def run(subject: int) -> Result | str:
-            if isinstance(found, Exception) and subject:
+            if isinstance(found, str):
+                return found
+            if not subject:
+                return Result(0.0, 1.0)
+            if isinstance(found, Exception):
                 raise found
-            return found if subject or isinstance(found, str) else Result(0.0, 1.0)
+            return found
 
         return run
 

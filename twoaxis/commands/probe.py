@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -74,7 +75,8 @@ def probe(
         "site_windows": site_windows,
     }
     config = ProbeConfig(data=tuple(data), seeds=parse_seeds(seeds), rates=_factors(rates), **amounts)
-    named = source if isinstance(source, str | os.PathLike) else "MODEL"
+    source = Path(source) if isinstance(source, os.PathLike) else source
+    named = source if isinstance(source, str | Path) else "MODEL"
     words = ["twoaxis", "probe", str(named), "--out", out, *(f"--stream={each}" for each in stream)]
     words += [*(f"--mixer={each}" for each in mixer), *(("--data", *data) if tuple(data) != ("stdlib",) else ())]
     plain = ProbeConfig()

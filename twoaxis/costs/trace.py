@@ -14,7 +14,7 @@ import functools
 import gc
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -186,14 +186,14 @@ def trace_training(
         meter.part = Part("head", model.config.blocks)
         loss = F.cross_entropy(model.logits(out).flatten(0, 1), ids[:, 1:].flatten())
         del out, info
-        forward, alive = meter.take(), meter.alive()
+        forward, alive = meter.take(), cast(Counter[Part], Counter(meter.alive()))
         loss.backward()
         backward = meter.take()
         gradients = {meter.allocation(p.grad) for p in model.parameters() if p.grad is not None}
         views, peak = sum(meter.views.values()), meter.peak
     model.zero_grad(set_to_none=True)
     before, after = (work_by(events, lambda part: part.work) for events in (forward, backward))
-    return TrainTrace(before, after, len(model.stream.sites), views, Counter(alive), highest(backward, gradients), peak)
+    return TrainTrace(before, after, len(model.stream.sites), views, alive, highest(backward, gradients), peak)
 
 
 @torch.no_grad()

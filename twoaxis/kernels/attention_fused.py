@@ -55,9 +55,9 @@ def _flash_backward(
 def _sdpa(
     q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, reach: Any, *, window: None, scale: float
 ) -> tuple[Tensor, tuple[()]]:
-    rows = _rows((q, k, v))
-    grouped = q.shape[-3] != k.shape[-3]
-    out = F.scaled_dot_product_attention(*rows, is_causal=q.shape[-2] > 1, scale=scale, enable_gqa=grouped)
+    rows, grouped = _rows((q, k, v)), q.shape[-3] != k.shape[-3]
+    causal = q.shape[-2] > 1
+    out = F.scaled_dot_product_attention(rows[0], rows[1], rows[2], is_causal=causal, scale=scale, enable_gqa=grouped)
     return out.reshape(*q.shape[:-1], v.shape[-1]).to(q.dtype), ()
 
 

@@ -101,8 +101,10 @@ class Result(Showable):
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Result:
         """The inverse of `to_dict`."""
-        rows = values.get("row_losses")
-        return Result(**values | {"row_losses": None if rows is None else tuple(rows)})
+        given: dict[str, Any] = dict(values)
+        if given.get("row_losses") is not None:
+            given["row_losses"] = tuple(given["row_losses"])
+        return Result(**given)
 
 
 def save_result(folder: str | Path, result: Result) -> None:

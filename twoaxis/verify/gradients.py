@@ -67,7 +67,7 @@ def functional(subject: Subject) -> Result:
         def call(x: Tensor, *values: Tensor, run: Run = run, names: Sequence[str] = names) -> Tensor:
             return torch.func.functional_call(run, dict(zip(names, values, strict=True)), (x,))
 
-        _, pull = torch.func.vjp(call, *(leaf.detach() for leaf in run.leaves(x)))
+        pull = torch.func.vjp(call, *(leaf.detach() for leaf in run.leaves(x)))[1]
         stacked = torch.func.vmap(pull)(torch.stack(probes))
         errors[f"{run.where}, vjp"] = between(pull(probes[0]), one_by_one[0])
         errors[f"{run.where}, vmap of vjp"] = max(between([g[i] for g in stacked], one_by_one[i]) for i in range(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -89,7 +90,7 @@ def neutral_mixer(subject: MixerSubject) -> Result | str:
         if config.stream != "standard":
             continue  # a stream that tells sub-layers apart sees one more, whatever its output
         model = build(config, subject.seed, perturb=0.1)
-        operators = [module for module in model.modules() if isinstance(module, subject.cls)]
+        operators: list[Any] = [module for module in model.modules() if isinstance(module, subject.cls)]
         if any(operator.neutral == "none" for operator in operators):
             return "none declared"
         for operator in operators:

@@ -68,7 +68,8 @@ def transposed(seed: int) -> Result:
     q, k, v = random_tensors(seed + 2, (2, 5, 6, 4, 4), (2, 5, 6, 2, 4), (2, 5, 6, 2, 4))
     errors = {}
     for window in [*range(1, 7), None]:
-        along_time = window_attention(*(t.transpose(1, 2) for t in (q, k, v)), window, axis=1)
+        turned_q, turned_k, turned_v = (t.transpose(1, 2) for t in (q, k, v))
+        along_time = window_attention(turned_q, turned_k, turned_v, window, axis=1)
         errors[f"window {window}"] = deviation(window_attention(q, k, v, window, axis=2), along_time.transpose(1, 2))
     return worst(errors, 1e-15)
 
