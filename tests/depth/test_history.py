@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
-from twoaxis.verify.properties import label
 
 import twoaxis
 from tests.support.numbers import close, randn
+from twoaxis.base.spec import spell
+from twoaxis.depth import counts
 from twoaxis.depth.history import HistoryStream
 from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.registry import STREAMS, stream_names
@@ -32,7 +33,7 @@ from twoaxis.kernels.operator import using
 WIDTH, BLOCKS = 16, 4
 PLAIN_BLOCK, MIXED_BLOCK = ("attention", "mlp"), ("mixer", "attention", "mlp")
 FAMILY = [
-    pytest.param(name, options, id=label(name, options))
+    pytest.param(name, options, id=spell(name, dict(options)))
     for name in stream_names()
     if issubclass(STREAMS.find(name), HistoryStream)
     for options in STREAMS.find(name).variants
@@ -197,7 +198,7 @@ def test_nothing_is_learned_where_nothing_is_placed(name: str, options: Any) -> 
     x = randn(2, 3, WIDTH)
     plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH, kinds=MIXED_BLOCK)
     assert torch.equal(run(stream, x), run(plain, x))
-    assert stream.cost() == (0, 0, 0, WIDTH, 0)
+    assert counts.count(stream) == (0, 0, 0, WIDTH, 0)
 
 
 @every_stream

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import twoaxis
 from tests.golden_formats.base import rms_norm, trace
+from twoaxis.depth import counts
 from twoaxis.depth.manifold_hyper_connections import ManifoldHyperConnections, ManifoldHyperConnectionsConfig
 from twoaxis.depth.stream import Layout
 
@@ -266,15 +267,15 @@ def test_published_parameter_counts() -> None:
         paper = ManifoldHyperConnections(ManifoldHyperConnectionsConfig(), layout)
         deepseek = ManifoldHyperConnections(ManifoldHyperConnectionsConfig(form="deepseek"), layout)
         weighted = ManifoldHyperConnections(ManifoldHyperConnectionsConfig(norm_weight=True), layout)
-    assert paper.cost().parameters == 6 * (96 * 256 + 27)
-    assert deepseek.cost().parameters == 6 * (96 * 256 + 27) + 16 * 256 + 4 + 1
-    assert weighted.cost().parameters == 6 * (100 * 256 + 27)
-    assert sum(p.numel() for p in deepseek.parameters()) == deepseek.cost().parameters
+    assert counts.count(paper).parameters == 6 * (96 * 256 + 27)
+    assert counts.count(deepseek).parameters == 6 * (96 * 256 + 27) + 16 * 256 + 4 + 1
+    assert counts.count(weighted).parameters == 6 * (100 * 256 + 27)
+    assert sum(p.numel() for p in deepseek.parameters()) == counts.count(deepseek).parameters
 
 
 def test_flops() -> None:
     with torch.device("meta"):
-        cost = ManifoldHyperConnections(ManifoldHyperConnectionsConfig(), Layout.make(3, 256)).cost()
+        cost = counts.count(ManifoldHyperConnections(ManifoldHyperConnectionsConfig(), Layout.make(3, 256)))
     mean_square, readout = 8 * 256, 3 * 256
     assert cost.flops == 6 * (192 * 256 + (2 * 16 + 16) * 256 + mean_square) + readout
     assert cost.live == 4 * 256

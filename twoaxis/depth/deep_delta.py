@@ -44,9 +44,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.base.method import Card, NamedRange, Normal, Published, Quantity
+from twoaxis.base.method import Card, NamedRange, Normal, Quantity
 from twoaxis.base.options import Options, between
 from twoaxis.depth.parallel import ParallelStreams, Row, Rows, Streams
 from twoaxis.depth.site import Site
@@ -138,17 +138,13 @@ class DeepDelta(ParallelStreams):
     )
     card = Card(
         title="Deep Delta Learning",
-        axis="depth",
         source="the state itself",
-        query="-",
         key="the sub-layer's output, normalised",
         value="a gated map of the read",
-        literal_qkv=False,
         normaliser="unit direction",
         adaptivity="per token",
         window="the current state only",
         granularity="per sub-layer",
-        ways="one",
         injection="rewrites the shortcut",
         sharing="compressor shared inside a block",
         gating="β in (0, 2), one per token",
@@ -156,35 +152,7 @@ class DeepDelta(ParallelStreams):
         token_state="none; EC keeps 3 embeddings, TC 3 states per sub-layer",
         paper="Zhang et al., Deep Delta Learning",
         year=2026,
-        quirks=(
-            "No parameters give x + F(x); use Blend on a pretrained model.",
-            "The value reads the un-normalised input, has a bias and a sigmoid; the paper has none of the three.",
-            "Compressors start so small that the pre-norm's epsilon dominates the first reads (d_v > 1).",
-        ),
-        published=(
-            Published(
-                "124M, 49B tokens, validation loss: baseline 2.8543, d_v=1 2.8482, CC 2.8329, TC 2.8299 (one run each)",
-                "Deep Delta Learning, main table",
-            ),
-            Published(
-                "353M: baseline 2.6053, d_v=1 2.6039, CC 2.5758, TC 2.5905 (one run each); the authors call the "
-                "d_v=1 gain "
-                "not statistically resolved",
-                "Deep Delta Learning, main table",
-            ),
-        ),
     )
-    gate_in: nn.Parameter | None
-    gate_weight: nn.Parameter
-    gate_bias: nn.Parameter
-    value_weight: nn.Parameter
-    value_bias: nn.Parameter
-    key_map: nn.Parameter
-    compress_weight: nn.Parameter
-    compress_read: nn.Parameter
-    readout_weight: nn.Parameter
-    readout_read: nn.Parameter
-    expand_weight: nn.Parameter
 
     @classmethod
     def controls(cls, config: DeepDeltaConfig) -> tuple[dict[str, Any], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from twoaxis.depth.history import History, HistoryStream, View, Weights, newest
 from twoaxis.depth.plan import Plan, Read
@@ -32,8 +32,6 @@ class SlotMix(HistoryStream):
         read_out: whether the head reads a mixture of its own.
         start: initial logit of the newest slot; the others start at zero.
     """
-
-    logits: nn.ParameterDict
 
     def __init__(self, config: Any, layout: Layout, *, skip: bool, rejoin: bool, read_out: bool, start: float) -> None:
         super().__init__(config, layout)

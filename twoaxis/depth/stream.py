@@ -183,6 +183,8 @@ class Stream(Declared):
     """Its row of the map of methods."""
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     """Options that between them use every part of the method: what certificates and conformance tests run."""
+    neutral_options: ClassVar[Mapping[str, Any]] = {}
+    """Options that are plain exactly, for a pretrained model, in place of defaults that are so up to a factor."""
 
     def __init__(self, config: Any, layout: Layout) -> None:
         super().__init__()
@@ -278,12 +280,6 @@ class Stream(Declared):
         """
         return None
 
-    def cost(self) -> Cost:
-        """What the method adds; see `Cost`."""
-        from twoaxis.depth.counts import count
-
-        return count(self)
-
     def ways(self, site: Site) -> tuple[str, ...]:
         """Which entries of `Seen` the pre-norm of `site` normalises, each with its own scale."""
         return ("x",)
@@ -323,14 +319,7 @@ class Stream(Declared):
         """The sub-layers' sites of one block."""
         return self._by_block[block]
 
-    def open(
-        self,
-        x: Tensor,
-        past: tuple[Any, ...] = (),
-        *,
-        reach: Tensor | None = None,
-        keep: bool = False,
-    ) -> State:
+    def open(self, x: Tensor, past: tuple[Any, ...] = (), *, reach: Tensor | None = None, keep: bool = False) -> State:
         """Begin a pass.
 
         Args:

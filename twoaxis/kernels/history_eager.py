@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.kernels.history import coefficients, query_read, rms_logits, source_dots, ways, weighted_sum
+from twoaxis.kernels.operator import Given, Grads
 from twoaxis.kernels.precision import launch_bound, routing_dtype, widen
 
 Weights = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -32,9 +33,7 @@ def _sums(
 
 
 @weighted_sum.backward("eager")
-def _sums_backward(
-    inputs: Sequence[Any], saved: Sequence[Any], grads: Sequence[Tensor | None], needs: Sequence[Any]
-) -> tuple[Any, ...]:
+def _sums_backward(inputs: Given, saved: Given, grads: Given, needs: Given) -> Grads:
     """With g_w the gradient of y_w and a the weights of all three kinds together:
 
     d_x_s = Σ_w a[w,s] ⊙ g_w       d_token[...,w,s] = <g_w, x_s>       d_static[w,s] and d_channel[w,s,:] its sums
@@ -89,9 +88,7 @@ def _dots(query: Tensor, sources: Sequence[Tensor]) -> tuple[Tensor, tuple[()]]:
 
 
 @source_dots.backward("eager")
-def _dots_backward(
-    inputs: Sequence[Any], saved: Sequence[Any], grads: Sequence[Tensor], needs: Sequence[Any]
-) -> tuple[Any, ...]:
+def _dots_backward(inputs: Given, saved: Given, grads: Given, needs: Given) -> Grads:
     """d_query[...,w] = Σ_s g[...,w,s] x_s,   d_x_s = Σ_w g[...,w,s] query[...,w]."""
     query, sources = inputs
     columns = grads[0].unsqueeze(-2).unbind(-1)  # of each source (..., W, 1)
@@ -126,9 +123,7 @@ def _logits(
 
 
 @rms_logits.backward("eager")
-def _logits_backward(
-    inputs: Sequence[Tensor], saved: Sequence[Any], grads: Sequence[Tensor], needs: Sequence[bool], *, eps: float | None
-) -> tuple[Tensor | None, ...]:
+def _logits_backward(inputs: Given, saved: Given, grads: Given, needs: Given, *, eps: float | None) -> Grads:
     """With s = r u·x, r = (mean x² + eps)^(-1/2) and g the gradient of s:
 
         d_u = Σ_tokens g r x        d_x = Σ_n g r u  -  (r² / D) (Σ_hn g s) x

@@ -50,6 +50,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
+Given = Sequence[Any]
+"""What a backward gets of its inputs, of what was saved, of the outputs' gradients, and of which inputs want one."""
+Grads = tuple[Any, ...]
+"""What it returns."""
+
 OPERATORS: dict[str, Operator[..., Any]] = {}
 """Every operator by its name."""
 
@@ -232,7 +237,7 @@ def reference_gradients(
     needs: Sequence[bool],
     grads: Sequence[Tensor | None],
 ) -> Sequence[Tensor | None]:
-    """Gradients of `reference(*tensors)`, differentiable where the pass that asks for them is."""
+    """Grads of `reference(*tensors)`, differentiable where the pass that asks for them is."""
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():  # in a batched pass gradients are off, and views made so would be cut off from the inputs
         # every input gets a node of its own in the graph, also where one tensor is given twice

@@ -6,7 +6,6 @@ For a few tokens without gradients, as when decoding, there are forms with the f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.kernels.history_eager import inverse_rms
+from twoaxis.kernels.operator import Given, Grads
 from twoaxis.kernels.precision import launch_bound, product, routing_dtype, widen
 from twoaxis.kernels.streams import LEAST_EPS, mix_streams, mixed_dtype, read_streams, stream_logits, stream_mean
 
@@ -75,15 +75,7 @@ def _logits(
 
 
 @stream_logits.backward("eager")
-def _logits_backward(
-    inputs: Sequence[Tensor],
-    saved: Sequence[Any],
-    grads: Sequence[Tensor | None],
-    needs: Sequence[bool],
-    *,
-    norm: str,
-    eps: float,
-) -> tuple[Tensor | None, ...]:
+def _logits_backward(inputs: Given, saved: Given, grads: Given, needs: Given, *, norm: str, eps: float) -> Grads:
     """With t = r R x, r = (mean x² + eps)^(-1/2), g the gradient of t and p that of the state that was handed on:
 
         d_R = Σ_tokens r g ⊗ x        d_x = p + r Rᵀ g - (r² / D) <g, t> x
@@ -124,9 +116,7 @@ def _read(state: Tensor, weights: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[
 
 
 @read_streams.backward("eager")
-def _read_backward(
-    inputs: Sequence[Tensor], saved: Sequence[Any], grads: Sequence[Tensor | None], needs: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
+def _read_backward(inputs: Given, saved: Given, grads: Given, needs: Given) -> Grads:
     """d_state_i = (what the state that was handed on gets)_i + weights[i] g,   d_weights[i] = <state_i, g>."""
     (state, weights), (grad, passed) = inputs, grads
     if grad is None:
@@ -147,9 +137,7 @@ def _mean(state: Tensor) -> tuple[Tensor, tuple[()]]:
 
 
 @stream_mean.backward("eager")
-def _mean_backward(
-    inputs: Sequence[Tensor], saved: Sequence[Any], grads: Sequence[Tensor], needs: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
+def _mean_backward(inputs: Given, saved: Given, grads: Given, needs: Given) -> Grads:
     """d_state_i = g / N."""
     (state,), (grad,) = inputs, grads
     return ((widen(grad) / state.shape[-2]).unsqueeze(-2).expand(state.shape),)
@@ -185,9 +173,7 @@ def _mix(state: Tensor, weights: Tensor | None, y: Tensor | None, gain: Tensor |
 
 
 @mix_streams.backward("eager")
-def _mix_backward(
-    inputs: Sequence[Any], saved: Sequence[Any], grads: Sequence[Tensor], needs: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
+def _mix_backward(inputs: Given, saved: Given, grads: Given, needs: Given) -> Grads:
     """With g_w the gradient of stream w:
 
     d_state_i = Σ_w weights[w,i] g_w    d_weights[w,i] = <g_w, state_i>    d_y = Σ_w gain_w g_w    d_gain_w = <g_w, y>

@@ -35,7 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, Published, Quantity
+from twoaxis.base.method import Card, Quantity
 from twoaxis.base.options import Options, between
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.taps import depthwise_taps, with_history
@@ -120,10 +120,7 @@ class ShortConv(LocalOperator):
         title="ShortConv",
         axis="sequence",
         source="token",
-        query="-",
-        key="-",
         value="tokens in the window",
-        literal_qkv=False,
         normaliser="none",
         adaptivity="static, per channel and lag",
         window="last k tokens",
@@ -131,24 +128,10 @@ class ShortConv(LocalOperator):
         ways="one, or the projections q, k, v",
         injection="own residual sub-layer, the attention's input, or its projections",
         sharing="own weights per block, shared over tokens",
-        gating="-",
         depth_state="none",
         token_state="last k-1 inputs",
         paper="So et al., Primer, arXiv 2109.08668; Yang et al., GLA, arXiv 2312.06635; code: flash-linear-attention",
         year=2021,
-        quirks=(
-            "The last tap is the current token's.",
-            "Linear attention has it on q, k, v with SiLU and no residual; with residual and no SiLU it is Canon.",
-            "The common implementation keeps k inputs between tokens; k-1 are enough.",
-        ),
-        published=(
-            Published(
-                "Convolutions of width 3 on q, k, v are one of the two changes that an architecture search over "
-                "decoders found most robust; wider ones did not help. No controlled result for it as a residual "
-                "sub-layer of its own",
-                "Primer, arXiv 2109.08668",
-            ),
-        ),
     )
 
     def __init__(self, channels: int, config: Any = None, **options: Any) -> None:
