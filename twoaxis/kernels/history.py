@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.kernels.operator import operator
-from twoaxis.kernels.precision import routing_dtype, widen
+from twoaxis.kernels.precision import product, routing_dtype, widen
 
 
 @operator
@@ -113,7 +113,8 @@ def rms_logits(source: Tensor, queries: Tensor, *, eps: float | None) -> Tensor:
     keys = x.unflatten(-1, u.shape[1:])  # (..., H, D/H)
     if len(u) == 1:  # a compiler fuses this with what follows, a product with a matrix it leaves to itself
         return (keys * u[0]).sum(-1, keepdim=True)
-    return torch.einsum("...hd,nhd->...hn", keys, u)
+    rows = keys.reshape(-1, *u.shape[1:]).transpose(0, 1)  # (H, tokens, D/H)
+    return product(rows, u.permute(1, 2, 0)).transpose(0, 1).reshape(*x.shape[:-1], u.shape[1], len(u))
 
 
 @operator

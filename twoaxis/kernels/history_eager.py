@@ -14,7 +14,7 @@ from torch import Tensor
 
 from twoaxis.kernels.history import coefficients, query_read, rms_logits, source_dots, ways, weighted_sum
 from twoaxis.kernels.operator import Given, Grads
-from twoaxis.kernels.precision import launch_bound, routing_dtype, widen
+from twoaxis.kernels.precision import launch_bound, product, routing_dtype, widen
 
 Weights = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -45,12 +45,12 @@ def _sums_backward(inputs: Given, saved: Given, grads: Given, needs: Given) -> G
         torch.zeros_like(v, dtype=routing_dtype(v.dtype)) if need else None
         for v, need in zip(given, of_weights, strict=True)
     ]
-    product = torch.empty_like(used[0][1]) if any(of_weights) else None
+    buffer = torch.empty_like(used[0][1]) if any(of_weights) else None
     d_sources: list[Tensor | None] = []
     for s, x in enumerate(sources):
-        if product is not None:
+        if buffer is not None:
             for w, g in used:
-                _add_weight_gradients(d_weights, torch.mul(g, x, out=product), w, s)
+                _add_weight_gradients(d_weights, torch.mul(g, x, out=buffer), w, s)
         terms = [(g, c) for w, g in used for c in coefficients(*weights, w, s)] if of_sources[s] else []
         d_sources.append(_sum_of_products(terms) if terms else None)
     return d_sources, *d_weights
@@ -71,15 +71,15 @@ def _sum_of_products(terms: Iterable[tuple[Tensor, Tensor]], total: Tensor | Non
     return total
 
 
-def _add_weight_gradients(d_weights: Sequence[Tensor | None], product: Tensor, w: int, s: int) -> None:
+def _add_weight_gradients(d_weights: Sequence[Tensor | None], along: Tensor, w: int, s: int) -> None:
     """The gradients of way `w` and source `s` from the product (..., D) of the way's gradient and the source."""
     d_static, d_token, d_channel = d_weights
     if d_channel is not None:
-        d_channel[w, s] = product.reshape(-1, product.shape[-1]).sum(0)
+        d_channel[w, s] = along.reshape(-1, along.shape[-1]).sum(0)
     if d_token is not None:
-        d_token[..., w, s] = product.sum(-1)
+        d_token[..., w, s] = along.sum(-1)
     if d_static is not None:
-        d_static[w, s] = product.sum()
+        d_static[w, s] = along.sum()
 
 
 @source_dots.form("eager")
@@ -104,17 +104,17 @@ def _dots_backward(inputs: Given, saved: Given, grads: Given, needs: Given) -> G
 
 
 @rms_logits.form("eager")
-def _logits(
+def project(
     source: Tensor, queries: Tensor, *, eps: float | None
 ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
     """Saves the inverse RMS r (...) and the logits. The product runs as (H, n, tokens): few rows beat few columns."""
     x, u = widen(source), queries.to(routing_dtype(source.dtype))
     count, heads, width = u.shape
     if heads == 1:
-        logits = (u[:, 0] @ x.reshape(-1, width).mT).mT.reshape(*x.shape[:-1], 1, count)
+        logits = product(u[:, 0], x.reshape(-1, width).mT).mT.reshape(*x.shape[:-1], 1, count)
     else:
         rows = x.reshape(-1, heads, width).transpose(0, 1)  # (H, tokens, D/H)
-        logits = torch.matmul(u.transpose(0, 1), rows.mT).permute(2, 0, 1).reshape(*x.shape[:-1], heads, count)
+        logits = product(u.transpose(0, 1), rows.mT).permute(2, 0, 1).reshape(*x.shape[:-1], heads, count)
     if eps is None:
         return logits, (None, None)
     inverse = inverse_rms(x, eps)
@@ -123,7 +123,7 @@ def _logits(
 
 
 @rms_logits.backward("eager")
-def _logits_backward(inputs: Given, saved: Given, grads: Given, needs: Given, *, eps: float | None) -> Grads:
+def project_backward(inputs: Given, saved: Given, grads: Given, needs: Given, *, eps: float | None) -> Grads:
     """With s = r u·x, r = (mean x² + eps)^(-1/2) and g the gradient of s:
 
         d_u = Σ_tokens g r x        d_x = Σ_n g r u  -  (r² / D) (Σ_hn g s) x
@@ -137,13 +137,13 @@ def _logits_backward(inputs: Given, saved: Given, grads: Given, needs: Given, *,
     d_raw = d_raw.reshape(-1, *grad.shape[-2:]).permute(1, 2, 0)  # (H, n, tokens)
     d_source = d_queries = None
     if needs[0]:
-        d_source = torch.matmul(d_raw.mT, u.transpose(0, 1)).transpose(0, 1).reshape(x.shape)  # from (H, tokens, D/H)
+        d_source = product(d_raw.mT, u.transpose(0, 1)).transpose(0, 1).reshape(x.shape)  # from (H, tokens, D/H)
         if inverse is not None:
             pull = (grad * logits).sum((-2, -1)).unsqueeze(-1).mul_(inverse.square().div_(-x.shape[-1]))
-            d_source = torch.addcmul(d_source, x, pull)
+            d_source.addcmul_(x, pull)
     if needs[1]:
         rows = x.reshape(-1, heads, width).transpose(0, 1)  # (H, tokens, D/H)
-        d_queries = torch.matmul(d_raw, rows).transpose(0, 1)
+        d_queries = product(d_raw, rows).transpose(0, 1)
     return d_source, d_queries
 
 
