@@ -103,7 +103,8 @@ def test_mixing_is_doubly_stochastic_at_every_site(form: str) -> None:
     _, steps, _ = trace(stream, x, sublayers(len(stream.sites), x.dtype))
     product = torch.eye(4, dtype=torch.float64)
     for row, step in enumerate(steps):
-        pre, post, comb = stream.coefficients(step["before"].value.h, row)
+        pre, post, mix, _ = stream.routed(step["before"].value.h, row)
+        comb = mix.mT
         assert (comb >= 0).all()
         assert ((pre > 0) & (pre < 1 + 1e-5)).all()
         assert ((post > 0) & (post < 2)).all()
@@ -185,7 +186,8 @@ def test_zero_logits_are_plain_up_to_a_scale() -> None:
     stream, x = build(streams=4).double(), embedding()
     with torch.no_grad():
         stream.fn.zero_()
-    pre, post, comb = stream.coefficients(x.unsqueeze(-2).expand(2, 3, 4, WIDTH), 0)
+    pre, post, mix, _ = stream.routed(x.unsqueeze(-2).expand(2, 3, 4, WIDTH), 0)
+    comb = mix.mT
     assert torch.equal(pre, torch.full_like(pre, 0.5))
     assert torch.equal(post, torch.ones_like(post))
     torch.testing.assert_close(comb, torch.full_like(comb, 0.25), rtol=1e-15, atol=0)
@@ -204,7 +206,8 @@ def test_neutral_is_plain_to_rounding(streams: int, readout: str, order: str) ->
     factor = streams if readout == "sum" else 1
     assert stream.neutral == ("scale" if readout == "sum" else "rounding")
     torch.testing.assert_close(run(stream, x), factor * plain(x), rtol=1e-12, atol=1e-12)
-    pre, post, comb = stream.coefficients(torch.randn(streams, WIDTH, dtype=torch.float64), 1)
+    pre, post, mix, _ = stream.routed(torch.randn(streams, WIDTH, dtype=torch.float64), 1)
+    comb = mix.mT
     assert pre.argmax() == 1
     torch.testing.assert_close(pre.max(), torch.tensor(0.75, dtype=torch.float64))
     torch.testing.assert_close(pre.sum(), torch.tensor(1.0, dtype=torch.float64))

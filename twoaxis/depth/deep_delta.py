@@ -220,15 +220,15 @@ class DeepDelta(ParallelStreams):
         turned = F.pad(read, (dv, dv)).unfold(-1, dv, 1)[..., p + 1 : p + 1 + dv, :].flip(-1)
         return product(turned, weight.mT)
 
-    def compress(self, value: Streams, folded: Tensor, site: Site) -> tuple[Tensor, Compressed]:
+    def compress(self, value: Streams, folded: Tensor, site: Site) -> Seen:
         """The state as a vector (..., D), and what the write needs."""
         h = value.h
         if not self.by_token:
             x, h = read_channels(h, folded)
-            return x, Compressed(h, None)
+            return Seen(x, aux=Compressed(h, None))
         history, ring = self.remember(value, site)
         terms = depthwise_taps(history.flatten(-2), folded, value.tokens.reach)
-        return terms.unflatten(-1, h.shape[-2:]).sum(-2).to(h.dtype), Compressed(h, ring)
+        return Seen(terms.unflatten(-1, h.shape[-2:]).sum(-2).to(h.dtype), aux=Compressed(h, ring))
 
     def remember(self, value: Streams, site: Site) -> tuple[Tensor, Ring]:
         """The state behind its predecessors, and the ring after it.
@@ -268,14 +268,13 @@ class DeepDelta(ParallelStreams):
         """The compressed state."""
         if not self.wide:
             return Seen(value.h.squeeze(-2), aux=Compressed(value.h, None))
-        x, left = self.compress(value, p["compress"], site)
-        return Seen(x, aux=left)
+        return self.compress(value, p["compress"], site)
 
     def read_out(self, value: Streams) -> Tensor:
         """The state through a compressor of its own."""
         if not self.wide:
             return value.h.squeeze(-2)
-        return self.compress(value, self.fold(self.readout_weight, self.readout_read), self.layout.out)[0]
+        return self.compress(value, self.fold(self.readout_weight, self.readout_read), self.layout.out).x
 
     def put(self, value: Streams, site: Site, p: Row, y: Tensor, seen: Seen, c: Seen) -> Streams:
         """X + β k ⊗ (v - kᵀX)."""

@@ -166,13 +166,6 @@ class HyperConnections(ParallelStreams):
         read, mix, gain = parts
         return Route(read.squeeze(-1), gain.squeeze(-1), mix.mT)  # α is [from, to]
 
-    def coefficients(self, h: Tensor, row: int) -> tuple[Tensor, Tensor]:
-        """α (..., N, N+1) and β (..., N) of the site with row `row`, for looking at; without tokens where static."""
-        route = self.routed(h, row)
-        assert route.read is not None
-        assert route.mix is not None
-        return torch.cat([route.read.unsqueeze(-1), route.mix.mT], dim=-1), route.gain
-
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """Algorithm 2, stream by stream: a list of n streams, each of which has its row of α and its β."""
         n, streams = self.config.streams, [x] * self.config.streams

@@ -215,13 +215,6 @@ class ManifoldHyperConnections(ParallelStreams):
         assert z is not None
         return torch.sigmoid(torch.addcmul(widen(self.head_base), z, widen(self.head_scale))) + self.pre_eps
 
-    def coefficients(self, h: Tensor, row: int) -> tuple[Tensor, Tensor, Tensor]:
-        """pre (..., N), post (..., N) and comb (..., N from, N to) of the site with row `row`, for looking at."""
-        route = self.routed(h, row)
-        assert route.read is not None
-        assert route.mix is not None
-        return route.read, route.gain, route.mix.mT
-
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """The equations on a list of n streams, with Sinkhorn's divisions written out."""
         config, n = self.config, self.config.streams

@@ -97,13 +97,7 @@ class ShortConvConfig(Options):
 
 
 class ShortConv(LocalOperator):
-    """The operator.
-
-    Args:
-        channels: C.
-        config: the options; or give them as keywords: `ShortConv(768, kernel=3, activation="none")`.
-        **options: in place of a config.
-    """
+    """The operator: `ShortConv(768, kernel=3, activation="none")`."""
 
     name = "short_conv"
     Config = ShortConvConfig
@@ -149,15 +143,15 @@ class ShortConv(LocalOperator):
 
     def reset_parameters(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
         """Uniform: all U(-1/sqrt(k), 1/sqrt(k)); else zero, and one on the current token for the identity."""
-        start, bound = self.form.resolved_start, self.window**-0.5
-        with torch.no_grad():
-            for parameter in self.parameters():
-                if start == "uniform":
-                    parameter.uniform_(-bound, bound, generator=generator)
-                else:
-                    parameter.zero_()
-            if start == "identity":
-                self.weight[..., -1] = 1.0
+        self._fill(self.form.resolved_start, generator)
+
+    @torch.no_grad()
+    def _fill(self, start: Start, generator: torch.Generator | None = None) -> None:
+        bound = self.window**-0.5
+        for parameter in self.parameters():
+            parameter.uniform_(-bound, bound, generator=generator) if start == "uniform" else parameter.zero_()
+        if start == "identity":
+            self.weight[..., -1] = 1.0
 
     @property
     def neutral(self) -> LocalNeutral:
@@ -171,11 +165,7 @@ class ShortConv(LocalOperator):
                 f"short_conv at {self.form.where!r} with activation='silu' and without residual has no neutral "
                 "parameters; use residual=True or activation='none'"
             )
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.zero_()
-            if not self.form.adds:
-                self.weight[..., -1] = 1.0
+        self._fill("zero" if self.form.adds else "identity")
 
     def definition(self, x: Tensor) -> Tensor:
         """nn.functional.conv1d over k - 1 zeros and the tokens, the activation, and the input where it is added."""

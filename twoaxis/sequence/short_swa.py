@@ -83,13 +83,7 @@ class ShortSWAConfig(Options):
 
 
 class ShortSWA(LocalOperator):
-    """The operator.
-
-    Args:
-        channels: C.
-        config: the options; or give them as keywords: `ShortSWA(768, window=16, heads=2, head_width=32)`.
-        **options: in place of a config.
-    """
+    """The operator: `ShortSWA(768, window=16, heads=2, head_width=32)`."""
 
     name = "short_swa"
     Config = ShortSWAConfig
