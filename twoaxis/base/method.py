@@ -123,6 +123,27 @@ class Normal(NamedTuple):
     std: float | None = None
 
 
+class Uniform(NamedTuple):
+    """A start: independent numbers between `-bound` and `bound`."""
+
+    bound: float
+
+    def __call__(self, t: Tensor, generator: torch.Generator | None) -> None:
+        """Fill a tensor."""
+        t.uniform_(-self.bound, self.bound, generator=generator)
+
+
+class OneAt(NamedTuple):
+    """A start: `value` at one place of the last dimension, zero elsewhere; the last place is the newest source's."""
+
+    place: int = -1
+    value: float = 1.0
+
+    def __call__(self, t: Tensor, generator: torch.Generator | None) -> None:
+        """Fill a tensor."""
+        t.zero_()[..., self.place] = self.value
+
+
 Start = float | Normal | Callable[[Tensor, torch.Generator | None], Any]
 """What a parameter begins with: a number for every entry, a normal draw, or a function that fills a plain tensor."""
 

@@ -39,14 +39,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, NamedRange, Normal, Quantity
+from twoaxis.base.method import Card, NamedRange, Normal, OneAt, Quantity, Uniform
 from twoaxis.base.options import Options, between
 from twoaxis.depth.parallel import ParallelStreams, Row, Rows, Streams
 from twoaxis.depth.site import Site
@@ -181,22 +180,18 @@ class DeepDelta(ParallelStreams):
         valued, parameter = config.value != "constant", self.parameter
         matrix: dict[str, Any] = {"start": Normal(0.5 * d**-0.5), "decay": True}
         even: dict[str, Any] = {"start": 1 / dv, "neutral": 1 / dv}
-        compressor: dict[str, Any] = matrix | {
-            "neutral": _last_is_one if self.by_token else partial(_one_at, self.own_tap)
-        }
+        compressor = matrix | {"neutral": OneAt() if self.by_token else OneAt(self.own_tap)}
         parameter("gate_in", n, hidden, d, needed=config.gate == "two_layer", **matrix)
         parameter("gate_weight", n, hidden, **matrix)
         parameter("gate_bias", n, start=math.log(share / (1 - share)))
         parameter("value_weight", n, dv, d, needed=valued, **matrix)
-        parameter("value_bias", n, dv, needed=valued, start=partial(_uniform, d**-0.5))
+        parameter("value_bias", n, dv, needed=valued, start=Uniform(d**-0.5))
         parameter("key_map", n, d, d, needed=config.map == "v", **matrix)
         parameter("compress_weight", compressors, d, dv, *taps, **compressor)
         parameter("compress_read", compressors, dv, **even)
         parameter("readout_weight", d, dv, *taps, needed=self.compresses_out, **compressor)
         parameter("readout_read", dv, needed=self.compresses_out, **even)
-        parameter(
-            "expand_weight", d, dv, config.expand_taps, needed=self.expands, start=_last_is_one, neutral=_last_is_one
-        )
+        parameter("expand_weight", d, dv, config.expand_taps, needed=self.expands, start=OneAt(), neutral=OneAt())
 
     def tables(self) -> dict[str, Tensor]:
         """The parameters of the rewrite, and the folded compressor of each site."""
@@ -404,19 +399,6 @@ class DeepDelta(ParallelStreams):
         compress = calls * 2 * d * dv * (config.token_taps if self.by_token else 1)
         expand = 2 * d * dv * config.expand_taps if self.expands else 0
         return sites * per_site + compress + expand + self.plain_flops()
-
-
-def _uniform(most: float, bias: Tensor, generator: torch.Generator | None) -> None:
-    bias.uniform_(-most, most, generator=generator)
-
-
-def _last_is_one(weight: Tensor, generator: torch.Generator | None) -> None:
-    """A convolution that keeps the current token."""
-    weight.zero_()[..., -1] = 1.0
-
-
-def _one_at(tap: int, weight: Tensor, generator: torch.Generator | None) -> None:
-    weight.zero_()[..., tap] = 1.0
 
 
 def _causal_conv(x: Tensor, weight: Tensor) -> Tensor:

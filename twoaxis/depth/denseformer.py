@@ -30,9 +30,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twoaxis.base.method import Card
+from twoaxis.base.method import Card, OneAt
 from twoaxis.base.options import Count, Options
-from twoaxis.depth.history import HistoryStream, View, Weights, newest
+from twoaxis.depth.history import HistoryStream, View, Weights
 from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
@@ -75,8 +75,7 @@ class DenseFormer(HistoryStream):
         self.follow(Plan.blocks(layout, self._slots))
         for site, read in zip(layout.sites, self.plan.reads, strict=True):
             if read is not None:
-                start = newest(1.0)
-                self.parameter(f"alpha.{site.block}", read.total, start=start, neutral=start, decay=True)
+                self.parameter(f"alpha.{site.block}", read.total, start=OneAt(), neutral=OneAt(), decay=True)
 
     def _slots(self, first: Site) -> Read | None:
         """Every `dilation`-th slot up to the newest, before every `period`-th block."""

@@ -37,7 +37,6 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.base.meter import tensors_in
-from twoaxis.base.method import Start
 from twoaxis.depth.plan import Plan, attention_sites, qkv_ways
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Apply, Layout, Seen, State, Stream, Tokens
@@ -447,15 +446,6 @@ class HistoryStream(Stream):
             return 0
         read = self.plan.reads[self.sites_of(site.block)[0].index]
         return 0 if read is None or "k" not in read.ways else 2 + ("q" in read.ways)
-
-
-def newest(value: float) -> Start:
-    """A start: `value` on the newest source, zero on the others."""
-
-    def fill(t: Tensor, generator: torch.Generator | None) -> None:
-        t.zero_()[..., -1] = value
-
-    return fill
 
 
 def defined_block(sites: Sequence[Site], ways: Sequence[Tensor], apply: Apply) -> Tensor:

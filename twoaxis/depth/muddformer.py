@@ -46,9 +46,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, Normal
+from twoaxis.base.method import Card, Normal, OneAt
 from twoaxis.base.options import NotNegative, Options
-from twoaxis.depth.history import HistoryStream, View, Weights, defined_block, newest
+from twoaxis.depth.history import HistoryStream, View, Weights, defined_block
 from twoaxis.depth.plan import Plan, Read, qkv_ways
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Apply, Layout, Neutral
@@ -139,7 +139,7 @@ class MuddFormer(HistoryStream):
         self.follow(Plan.blocks(layout, self._slots))
         self.mixes = {layout.sites[i].block: read.ways for i, read in enumerate(self.plan.reads) if read is not None}
         """For each block that mixes the slots: the ways it mixes, x being the residual's."""
-        width, plain = layout.width, newest(0.0 if config.postnorm else 1.0)
+        width, plain = layout.width, OneAt(value=0.0 if config.postnorm else 1.0)
         for b, ways in self.mixes.items():
             self.parameter(f"static.{b}", len(ways), b + 1, start=plain, neutral=plain, decay=True)
         dynamic = self.mixes if config.dynamic else {}
