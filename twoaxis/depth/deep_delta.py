@@ -47,7 +47,7 @@ from torch import Tensor
 
 from twoaxis.base.method import Card, NamedRange, Normal, OneAt, Quantity, Uniform
 from twoaxis.base.options import Options, between
-from twoaxis.depth.parallel import ParallelStreams, Row, Rows, Streams
+from twoaxis.depth.parallel import ParallelStreams, Row, Streams
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Apply, Layout, Neutral, Seen, Tokens
 from twoaxis.kernels.precision import full_precision, product, widen
@@ -309,16 +309,16 @@ class DeepDelta(ParallelStreams):
 
     def direction(self, row: int, y: Tensor, c: Tensor) -> Tensor:
         """k (..., D) of the site with row `row`, from the sub-layer's output or the normalised read."""
-        k = widen(y) if self.config.map == "k" else self._mapped(c, Rows.of(self).at(row))
+        k = widen(y) if self.config.map == "k" else self._mapped(c, self.row(row))
         return k * torch.rsqrt(k.square().sum(-1, keepdim=True) + self.config.k_eps**2)
 
     def gate(self, row: int, c: Tensor) -> Tensor:
         """β (...) of the site with row `row`, from the normalised read."""
-        return 2.0 * torch.sigmoid(self._gate_logits(c, Rows.of(self).at(row)).squeeze(-1))
+        return 2.0 * torch.sigmoid(self._gate_logits(c, self.row(row)).squeeze(-1))
 
     def values(self, row: int, x: Tensor) -> Tensor:
         """v (..., d_v) of the site with row `row`, from the read or, with map="v", the sub-layer's output."""
-        v = self._value_logits(x, Rows.of(self).at(row))
+        v = self._value_logits(x, self.row(row))
         return self.config.value_scale * torch.sigmoid(v) if self.config.value == "sigmoid" else v
 
     def sources(self, site: Site) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ and without kernels. `twoaxis check` and `twoaxis verify` compare the two, value
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -104,6 +104,30 @@ class State(NamedTuple):
     owner: int
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]
     value: Any
+
+
+class Stamp(NamedTuple):
+    """Says what something that a state carries was made of, and under which conditions.
+
+    Attributes:
+        tensors: identity and version of each parameter and buffer; none where a graph was made, which has no versions.
+        tracked: whether gradients were recorded.
+    """
+
+    tensors: tuple[tuple[int, int], ...]
+    tracked: bool
+
+    @staticmethod
+    def of(tensors: Iterable[Tensor | None]) -> Stamp:
+        """Of what is made now."""
+        used = () if torch.compiler.is_compiling() else (t for t in tensors if t is not None)
+        return Stamp(tuple((id(t), 0 if t.is_inference() else t._version) for t in used), torch.is_grad_enabled())
+
+    def holds(self, tensors: Iterable[Tensor | None]) -> bool:
+        """False for another stream's copy of the tensors, new values, or gradients that were switched on since."""
+        if torch.is_grad_enabled() and not self.tracked:
+            return False
+        return torch.compiler.is_compiling() or self.tensors == Stamp.of(tensors).tensors
 
 
 class Cost(NamedTuple):
