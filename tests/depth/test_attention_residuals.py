@@ -16,6 +16,7 @@ from torch import Tensor
 import twoaxis
 from twoaxis.depth.attention_residuals import AttentionResiduals
 from twoaxis.depth.compose import compose
+from twoaxis.depth.counts import count
 from twoaxis.depth.stream import Layout
 
 
@@ -164,14 +165,14 @@ def test_published_parameter_count() -> None:
     kimi_k3 = Layout.make(93, 7168)
     with torch.device("meta"):
         stream = AttentionResiduals(AttentionResiduals.Config(block_size=24), kimi_k3)
-    cost = stream.cost()
+    cost = count(stream)
     assert cost.parameters == 2 * 7168 * 187 == 2_680_832
     assert cost.reads == 1003
 
 
 def test_full_form_reads() -> None:
-    assert make(blocks=27, block_size=1).cost().reads == 55 * 56 // 2
-    assert make(blocks=27, block_size=6).cost().reads == 325
+    assert count(make(blocks=27, block_size=1)).reads == 55 * 56 // 2
+    assert count(make(blocks=27, block_size=6)).reads == 325
 
 
 def test_first_query_never_learns() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import twoaxis
 from tests.support.decoders import instances
+from twoaxis.depth.counts import count
 from twoaxis.depth.site import Placement, Site, make_sites
 from twoaxis.depth.stream import Layout, Seen
 
@@ -114,7 +115,7 @@ def test_switched_off_everywhere_is_the_plain_residual(config: twoaxis.DecoderCo
     stream = twoaxis.stream(
         config.stream, blocks=3, width=16, kinds=kinds, placement="none", **config.stream_options
     ).double()
-    assert sum(p.numel() for p in stream.parameters()) == stream.cost().parameters
+    assert sum(p.numel() for p in stream.parameters()) == count(stream).parameters
     plain = twoaxis.stream("standard", blocks=3, width=16, kinds=kinds)
     functions = sublayers(plain)
     ours = [(k, None, Joined(f, len(stream.ways(s)))) for s, (k, _, f) in zip(stream.sites, functions, strict=True)]
@@ -153,7 +154,7 @@ def test_any_placement_runs_and_trains(
     assert out.isfinite().all()
     assert x.grad is not None
     assert x.grad.isfinite().all()
-    assert sum(p.numel() for p in stream.parameters()) == stream.cost().parameters
+    assert sum(p.numel() for p in stream.parameters()) == count(stream).parameters
 
 
 def test_parameters_are_in_one_group_each() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 import twoaxis
 from tests.golden_formats.base import trace
 from tests.support.numbers import close, randn
+from twoaxis.depth import counts
 from twoaxis.depth.deep_cross_attention import DeepCrossAttention
 from twoaxis.depth.stream import Stream
 
@@ -131,7 +132,7 @@ def test_parameters(version: int, ways: str, window: int | None) -> None:
     seen = [i + 1 if window is None else min(i + 1, window + 2) for i in range(blocks + 1)]
     per_block = 3 if ways == "qkv" else 1
     want = per_block * sum(count(version, n, width) for n in seen[:-1]) + count(version, seen[-1], width)
-    assert stream.cost().parameters == want == sum(p.numel() for p in stream.parameters())
+    assert counts.count(stream).parameters == want == sum(p.numel() for p in stream.parameters())
     if version == 3 and ways == "qkv" and window is None:
         assert want == 45568  # lucidrains' count for this size without its norm scales, 49152 - 7 * 512
     extra = sum(len(stream.ways(site)) - 1 for site in stream.sites)
@@ -210,16 +211,16 @@ def test_placement_decides_per_way() -> None:
 
 def test_cost() -> None:
     slots = BLOCKS * (BLOCKS + 1) // 2
-    cost = make().cost()
+    cost = counts.count(make())
     assert cost.flops == 5 * WIDTH * (3 * slots + BLOCKS + 1)
     assert cost.reads == slots + BLOCKS + 1
     # all slots of the last block, the residual and its contribution so far
     assert cost.live == (BLOCKS + 2) * WIDTH
-    assert make(version=2, ways="single").cost().flops == 2 * WIDTH * (slots + BLOCKS + 1)
+    assert counts.count(make(version=2, ways="single")).flops == 2 * WIDTH * (slots + BLOCKS + 1)
     # k = 1: 1, 2, 3, 3, 3 slots, then 3; the sum is added to before blocks 3, 4 and the head
-    assert make(version=1, window=1).cost().flops == 2 * WIDTH * (3 * 12 + 3) + 3 * WIDTH
+    assert counts.count(make(version=1, window=1)).flops == 2 * WIDTH * (3 * 12 + 3) + 3 * WIDTH
     # a mixer's output is added to k and v in every block, and once more to the block's contribution
-    assert make(MIXED_BLOCK).cost().flops == cost.flops + 3 * WIDTH * BLOCKS
+    assert counts.count(make(MIXED_BLOCK)).flops == cost.flops + 3 * WIDTH * BLOCKS
 
 
 def test_narrow_increments_add_up_in_the_dtype_of_the_stream() -> None:

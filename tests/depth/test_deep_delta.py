@@ -12,6 +12,7 @@ from torch import Tensor
 
 import twoaxis
 from twoaxis import document_reach, padding_reach
+from twoaxis.depth.counts import count
 from twoaxis.depth.deep_delta import DeepDelta
 from twoaxis.depth.stream import Layout
 
@@ -44,7 +45,7 @@ TOKEN_SIDE = {"value_channels": 3, "compress": "token", "token_taps": 4, "expand
 def test_published_counts(width: int, blocks: int, options: dict[str, Any], published: int) -> None:
     with torch.device("meta"):
         stream = DeepDelta(DeepDelta.Config(**options), Layout.make(blocks, width))
-    assert stream.cost().parameters == sum(p.numel() for p in stream.parameters()) == published
+    assert count(stream).parameters == sum(p.numel() for p in stream.parameters()) == published
 
 
 def test_initial_values() -> None:
@@ -85,9 +86,9 @@ def test_chunks_of_any_length_even_shorter_than_the_taps(cuts: list[int]) -> Non
         out, past = run(stream, chunk, past)
         rows.append(out)
     assert (torch.cat(rows, dim=1) - run(stream, x)[0]).abs().max() <= 1e-12
-    assert sum(ring.stored * ring.tensors()[0][0, 0].numel() for ring in past) <= stream.cost().kept
+    assert sum(ring.stored * ring.tensors()[0][0, 0].numel() for ring in past) <= count(stream).kept
     if sum(cuts) >= 3:
-        assert sum(ring.tensors()[0][0].numel() for ring in past) == stream.cost().kept
+        assert sum(ring.tensors()[0][0].numel() for ring in past) == count(stream).kept
 
 
 def test_packed_documents_do_not_see_each_other() -> None:

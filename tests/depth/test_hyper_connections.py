@@ -12,6 +12,7 @@ from torch import Tensor
 
 import twoaxis
 from tests.golden_formats.base import trace
+from twoaxis.depth import counts
 from twoaxis.depth.hyper_connections import HyperConnections
 from twoaxis.depth.stream import Layout
 
@@ -123,8 +124,8 @@ def test_published_parameter_counts() -> None:
         with torch.device("meta"):
             layout = Layout.make(16, 2048)
             stream = HyperConnections(HyperConnections.Config(streams=4, **options), layout)
-        assert stream.cost().parameters == sum(p.numel() for p in stream.parameters())
-        return stream.cost().parameters
+        assert counts.count(stream).parameters == sum(p.numel() for p in stream.parameters())
+        return counts.count(stream).parameters
 
     assert count(dynamic=False) == 768
     assert count(affine=False) == 394_048
@@ -136,8 +137,8 @@ def test_published_parameter_counts() -> None:
 def test_published_flops() -> None:
     with torch.device("meta"):
         layout = Layout.make(16, 2048)
-        static = HyperConnections(HyperConnections.Config(streams=4, dynamic=False), layout).cost()
-        dynamic = HyperConnections(HyperConnections.Config(streams=4, norm="none"), layout).cost()
+        static = counts.count(HyperConnections(HyperConnections.Config(streams=4, dynamic=False), layout))
+        dynamic = counts.count(HyperConnections(HyperConnections.Config(streams=4, norm="none"), layout))
     readout = 3 * 2048
     assert static.flops - readout == 32 * 2 * 2048 * (4 * 5 + 4) == 3_145_728
     assert dynamic.flops - static.flops == 32 * 2 * 2048 * 4 * 6

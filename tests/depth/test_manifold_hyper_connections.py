@@ -13,6 +13,7 @@ from torch import Tensor
 
 import twoaxis
 from tests.golden_formats.base import rms_norm, trace
+from twoaxis.depth import counts
 from twoaxis.depth.manifold_hyper_connections import ManifoldHyperConnections, ManifoldHyperConnectionsConfig
 from twoaxis.depth.stream import Layout
 
@@ -102,7 +103,8 @@ def test_mixing_is_doubly_stochastic_at_every_site(form: str) -> None:
     _, steps, _ = trace(stream, x, sublayers(len(stream.sites), x.dtype))
     product = torch.eye(4, dtype=torch.float64)
     for row, step in enumerate(steps):
-        pre, post, comb = stream.coefficients(step["before"].value.h, row)
+        pre, post, mix, _ = stream.routed(step["before"].value.h, row)
+        comb = mix.mT
         assert (comb >= 0).all()
         assert ((pre > 0) & (pre < 1 + 1e-5)).all()
         assert ((post > 0) & (post < 2)).all()
@@ -184,7 +186,8 @@ def test_zero_logits_are_plain_up_to_a_scale() -> None:
     stream, x = build(streams=4).double(), embedding()
     with torch.no_grad():
         stream.fn.zero_()
-    pre, post, comb = stream.coefficients(x.unsqueeze(-2).expand(2, 3, 4, WIDTH), 0)
+    pre, post, mix, _ = stream.routed(x.unsqueeze(-2).expand(2, 3, 4, WIDTH), 0)
+    comb = mix.mT
     assert torch.equal(pre, torch.full_like(pre, 0.5))
     assert torch.equal(post, torch.ones_like(post))
     torch.testing.assert_close(comb, torch.full_like(comb, 0.25), rtol=1e-15, atol=0)
@@ -203,7 +206,8 @@ def test_neutral_is_plain_to_rounding(streams: int, readout: str, order: str) ->
     factor = streams if readout == "sum" else 1
     assert stream.neutral == ("scale" if readout == "sum" else "rounding")
     torch.testing.assert_close(run(stream, x), factor * plain(x), rtol=1e-12, atol=1e-12)
-    pre, post, comb = stream.coefficients(torch.randn(streams, WIDTH, dtype=torch.float64), 1)
+    pre, post, mix, _ = stream.routed(torch.randn(streams, WIDTH, dtype=torch.float64), 1)
+    comb = mix.mT
     assert pre.argmax() == 1
     torch.testing.assert_close(pre.max(), torch.tensor(0.75, dtype=torch.float64))
     torch.testing.assert_close(pre.sum(), torch.tensor(1.0, dtype=torch.float64))
@@ -266,15 +270,15 @@ def test_published_parameter_counts() -> None:
         paper = ManifoldHyperConnections(ManifoldHyperConnectionsConfig(), layout)
         deepseek = ManifoldHyperConnections(ManifoldHyperConnectionsConfig(form="deepseek"), layout)
         weighted = ManifoldHyperConnections(ManifoldHyperConnectionsConfig(norm_weight=True), layout)
-    assert paper.cost().parameters == 6 * (96 * 256 + 27)
-    assert deepseek.cost().parameters == 6 * (96 * 256 + 27) + 16 * 256 + 4 + 1
-    assert weighted.cost().parameters == 6 * (100 * 256 + 27)
-    assert sum(p.numel() for p in deepseek.parameters()) == deepseek.cost().parameters
+    assert counts.count(paper).parameters == 6 * (96 * 256 + 27)
+    assert counts.count(deepseek).parameters == 6 * (96 * 256 + 27) + 16 * 256 + 4 + 1
+    assert counts.count(weighted).parameters == 6 * (100 * 256 + 27)
+    assert sum(p.numel() for p in deepseek.parameters()) == counts.count(deepseek).parameters
 
 
 def test_flops() -> None:
     with torch.device("meta"):
-        cost = ManifoldHyperConnections(ManifoldHyperConnectionsConfig(), Layout.make(3, 256)).cost()
+        cost = counts.count(ManifoldHyperConnections(ManifoldHyperConnectionsConfig(), Layout.make(3, 256)))
     mean_square, readout = 8 * 256, 3 * 256
     assert cost.flops == 6 * (192 * 256 + (2 * 16 + 16) * 256 + mean_square) + readout
     assert cost.live == 4 * 256

@@ -12,6 +12,7 @@ from torch import Tensor
 import twoaxis
 from tests.golden_formats.base import trace
 from tests.support.numbers import close, randn
+from twoaxis.depth import counts
 from twoaxis.depth.muddformer import MuddFormer
 from twoaxis.depth.stream import State, Stream
 
@@ -151,7 +152,7 @@ def published(blocks: int, width: int, ways: int, expand_last: bool, round64: bo
 def test_parameters_of_the_published_sizes(blocks: int, width: int, released: bool, millions: float) -> None:
     with torch.device("meta"):
         stream = twoaxis.stream("muddformer", blocks=blocks, width=width, expand_last=released, round64=released)
-    count = stream.cost().parameters
+    count = counts.count(stream).parameters
     assert count == published(blocks, width, 4, released, released) == sum(p.numel() for p in stream.parameters())
     assert round(count / 1e6, 2) == millions
 
@@ -162,9 +163,9 @@ def test_parameters_of_the_published_sizes(blocks: int, width: int, released: bo
 def test_parameters(ways: str, expand_last: bool, round64: bool) -> None:
     stream = make(ways=ways, expand_last=expand_last, round64=round64)
     want = published(BLOCKS, WIDTH, 4 if ways == "qkvr" else 1, expand_last, round64)
-    assert stream.cost().parameters == want
+    assert counts.count(stream).parameters == want
     pair = make(ways=ways, expand_last=expand_last, round64=round64, prenorm=True, postnorm=True)
-    assert pair.cost().parameters == want + WIDTH * (BLOCKS + 1) + 2 * WIDTH * BLOCKS
+    assert counts.count(pair).parameters == want + WIDTH * (BLOCKS + 1) + 2 * WIDTH * BLOCKS
 
 
 def test_round64_always_adds() -> None:
@@ -253,14 +254,14 @@ def test_placement_decides_per_way() -> None:
 
 def test_cost() -> None:
     # modules of 4 ways over 2, 3, 4 slots and of one way over 5
-    cost, pairs = make().cost(), 4 * (2 + 3 + 4) + 5
+    cost, pairs = counts.count(make()), 4 * (2 + 3 + 4) + 5
     assert cost.reads == 2 + 3 + 4 + 5
     assert cost.flops == WIDTH * (2 * pairs + 2 * pairs + 3 * BLOCKS)
-    assert make(dynamic=False).cost().flops == WIDTH * 2 * pairs
-    assert make(ways="one", dynamic=False).cost().flops == WIDTH * 2 * 14
+    assert counts.count(make(dynamic=False)).flops == WIDTH * 2 * pairs
+    assert counts.count(make(ways="one", dynamic=False)).flops == WIDTH * 2 * 14
     norms = 4 * (BLOCKS + 1) + BLOCKS + (4 * 3 + 1) + 4 * BLOCKS
-    assert make(prenorm=True, postnorm=True).cost().flops == cost.flops + WIDTH * norms
-    assert make(MIXED_BLOCK).cost().flops == cost.flops + 3 * WIDTH * (BLOCKS - 1)
+    assert counts.count(make(prenorm=True, postnorm=True)).flops == cost.flops + WIDTH * norms
+    assert counts.count(make(MIXED_BLOCK)).flops == cost.flops + 3 * WIDTH * (BLOCKS - 1)
     assert cost.live == (BLOCKS + 1) * WIDTH
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 import twoaxis
 from tests.golden_formats.base import trace
 from tests.support.numbers import close, randn
+from twoaxis.depth import counts
 from twoaxis.depth.stream import Stream
 
 NORMS = ("l2", "rms", "none")
@@ -122,7 +123,7 @@ def test_initial_scalars() -> None:
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_counts(kind: str) -> None:
-    cost = make(blocks=12, norm=kind).cost()
+    cost = counts.count(make(blocks=12, norm=kind))
     assert cost.parameters == cost.reads == 12 * 13 // 2
     norms = 0 if kind == "none" else 12  # one per source that is read, the last block's output is not
     assert cost.flops == (2 * 78 + 2 * norms) * WIDTH

@@ -155,11 +155,13 @@ def boundaries(model: Any, x: Tensor) -> list[list[list[int]]]:
 def counts(fields: dict[str, Any], tokens: int) -> dict[str, Any]:
     """Parameters and FLOPs by part, and what the stream declares."""
     config = decoder_config(fields)
+    stream = config.make_stream()
+    cost = stream.cost() if frozen() else import_module("twoaxis.depth.counts").count(stream)
     return {
         "parameters": find("count_parameters")(config)._asdict(),
         "forward": find("forward_flops")(config, tokens)._asdict(),
         "training": find("training_flops")(config, tokens)._asdict(),
-        "cost": config.make_stream().cost()._asdict(),
+        "cost": cost._asdict(),
     }
 
 

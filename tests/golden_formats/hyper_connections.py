@@ -66,7 +66,8 @@ def check_hyper_connections(g: Golden) -> None:
     g.equal("sub_in", stacked(steps, lambda s: s["seen"].x))
     g.equal("sub_out", stacked(steps, lambda s: s["y"]))
     g.equal("state", stacked(steps, lambda s: s["state"].value.h))
-    weights = [stream.coefficients(s["before"].value.h, i) for i, s in enumerate(steps)]
+    routes = [stream.routed(s["before"].value.h, i) for i, s in enumerate(steps)]
+    weights = [(torch.cat([route.read.unsqueeze(-1), route.mix.mT], dim=-1), route.gain) for route in routes]
     shape = x0.shape[:-1]
     g.equal("alpha", torch.stack([alpha.expand(*shape, *alpha.shape[-2:]) for alpha, _ in weights]))
     g.equal("beta", torch.stack([beta.expand(*shape, beta.shape[-1]) for _, beta in weights]))

@@ -17,9 +17,11 @@ from tests.support.commands import run, run_line
 from twoaxis.base.method import Card
 from twoaxis.base.options import field_docs
 from twoaxis.commands.methods import methods
+from twoaxis.depth.counts import count
 from twoaxis.depth.registry import METHODS, STREAMS, stream
 from twoaxis.depth.stream import Stream
 from twoaxis.guide import columns, entries, pages, source
+from twoaxis.guide.evidence import read_evidence, sentences
 from twoaxis.sequence.registry import MIXERS, mixer
 from twoaxis.show import document, markdown, terminal
 
@@ -47,10 +49,7 @@ def test_card_is_complete(row: entries.Entry) -> None:
             assert value, f"{row.name}: {field.name} is empty"
     assert card.axis == ("depth" if issubclass(row.method, Stream) else "sequence")
     assert 2015 <= card.year <= 2030
-    assert card.quirks
-    # the plain residual is the baseline of all the others' results
-    assert card.published or row.name == "standard"
-    assert all(p.result and p.source for p in card.published)
+    assert read_evidence().of(row.name)
     for must in ("title", "source", "value", "normaliser", "adaptivity", "window", "injection", "depth_state", "paper"):
         assert getattr(card, must) != "-", f"{row.name}: {must} applies to every method"
 
@@ -71,7 +70,7 @@ def test_docstring_has_a_summary_an_equation_and_a_drawing(row: entries.Entry) -
 def test_every_column_is_in_exactly_one_group() -> None:
     grouped = [key for keys in columns.GROUPS.values() for key in keys]
     assert sorted(grouped) == sorted(columns.COLUMNS)
-    told = {f.name for f in dataclasses.fields(Card)} - {"quirks", "published"}
+    told = {f.name for f in dataclasses.fields(Card)}
     assert told <= {*grouped}
     assert {"parameters", "flops", "reads", "live", "kept", "neutral"} <= {*grouped}
     assert not {*columns.GROUPS} & {*columns.COLUMNS}  # a word of --columns means one thing
@@ -94,7 +93,7 @@ def test_costs_of_a_stream_are_those_of_the_built_module(name: str) -> None:
     shape = entries.make_shape(blocks=5, width=64)
     made = stream(name, blocks=5, width=64)
     found = entries.entry(name, shape).default
-    assert found.cost == made.cost()
+    assert found.cost == count(made)
     assert found.cost is not None
     assert found.cost.parameters == sum(p.numel() for p in made.parameters())
     assert found.neutral == made.neutral
@@ -275,13 +274,13 @@ def test_json_is_everything_and_exact() -> None:
     methods = {m["name"]: m for m in found["methods"]}
     assert list(methods) == NAMES
     for name, method in methods.items():
-        assert {*columns.COLUMNS, "quirks", "published", "options", "variants", "dead"} <= {*method}
+        assert {*columns.COLUMNS, "published", "options", "variants", "dead"} <= {*method}
         assert method["variants"][0]["parameters"] == method["parameters"]
         if name in STREAMS.names():
             made = stream(name, blocks=4, width=64)
             assert method["parameters"] == sum(p.numel() for p in made.parameters())
-            assert method["flops"] == made.cost().flops
-            assert method["live"] == made.cost().live
+            assert method["flops"] == count(made).flops
+            assert method["live"] == count(made).live
             assert method["parameters_share"] == method["parameters"] / found["shape"]["block_parameters"]
         assert len(method["options"]) == len(dataclasses.fields(entries.find(name).Config))  # type: ignore[arg-type]
 
@@ -304,8 +303,8 @@ def test_page_of_one_method(row: entries.Entry, capsys: pytest.CaptureFixture[st
     result.show()
     shown = capsys.readouterr().out
     joined = " ".join(shown.split())
-    for part in (row.card.paper, *row.card.quirks, *(p.result for p in row.card.published), *row.default.dead):
-        assert " ".join(part.split()) in joined
+    for part in (row.card.paper, *sentences(read_evidence().of(row.name)), *row.default.dead):
+        assert " ".join(part.replace("`", "").split()) in joined
     for block in source.notes(row.method).body:
         if isinstance(block, document.Code):
             assert all(line.strip() in shown for line in block.text.splitlines())

@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.support.numbers import close, randn
 from twoaxis.kernels import precision, using
+from twoaxis.kernels.history import rms_logits
 from twoaxis.kernels.streams import mix_streams, read_streams, stream_logits, stream_mean
 
 FORMS = ("reference", "eager", "few_tokens")
@@ -78,6 +79,7 @@ def test_products_are_never_narrow(form: str, setting: str, monkeypatch: pytest.
             assert torch.equal(torch.autograd.grad(out, leaves, h)[0], h)
             assert torch.equal(read_streams(h, torch.eye(4)[1])[0], h[..., 1, :])
             stream_logits(h, rows, norm="rms", eps=1e-6)
+            rms_logits(h, rows.view(5, 2, 512), eps=1e-6)
         assert used
         assert set(used) == {torch.float32 if setting == "ieee" else torch.float64}
         assert precision.narrow_products("cpu") is (setting != "ieee")

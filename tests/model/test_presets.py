@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("transformers")
 
 from twoaxis import mixer_names, stream_names
+from twoaxis.depth import counts
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 from twoaxis.model.presets import ALSO, PRESETS, preset, preset_fields, preset_names
@@ -65,7 +66,7 @@ def test_every_shape_takes_every_stream(stream: str) -> None:
         model = shape_of(preset(name, stream=stream))
         method = model.model.trunk.stream
         more_ways = sum(len(method.ways(site)) - 1 for site in method.sites)  # each way has a pre-norm of its own
-        more = method.cost().parameters + more_ways * model.config.hidden_size
+        more = counts.count(method).parameters + more_ways * model.config.hidden_size
         assert count(model) == PRESETS[name].parameters + more, name
         assert (more > 0) == (stream != "standard")
 

@@ -183,7 +183,7 @@ def test_the_command_prints_json_and_warnings(source: Path, tmp_path: Path) -> N
         (out / "retrofit.json").read_text()
     )
     warning = next(line for line in shown.err.splitlines() if line.startswith("warning: "))
-    assert "no gradient for model.trunk.stream.query.0, model.trunk.stream.query.1" in warning
+    assert "no gradient for model.trunk.stream.token.0, model.trunk.stream.token.1" in warning
     assert "2 more: w is zero" in warning
 
 

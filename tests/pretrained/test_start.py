@@ -191,7 +191,7 @@ def test_paths_that_stay_closed_are_found() -> None:
     names = {f"model.trunk.stream.method.alpha.{block}" for block in range(1, 5)}
     assert stuck == dict.fromkeys({"model.trunk.stream.gate", *names}, CLOSED)
     told = still(convert(theirs, "deep_cross_attention:relu=literal", "short_swa:window=1")[1].config)
-    assert told["model.trunk.stream.query.0"].startswith("w is zero")
+    assert told["model.trunk.stream.token.0"].startswith("w is zero")
     assert told["model.trunk.blocks.0.mixer.local.key.weight"] == "with a window of one the softmax is constant"
 
 

@@ -1,7 +1,7 @@
 """What a stream or a mixer declares about itself: its card for the map, and the quantities inspection may look at.
 
 The map that `twoaxis methods` prints, and the page of each method, are made of cards, the module's docstring (equation
-and drawing), the options' docstrings and the cost formulas. Nothing about a method is said twice.
+and drawing), the options' docstrings, the counts and the published records. Nothing about a method is said twice.
 
 A quantity is a tensor with the names of its axes:
 
@@ -24,39 +24,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-
-
-class Published(NamedTuple):
-    """A published result: what was found, and where it stands."""
-
-    result: str
-    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
     """One row of the map.
 
-    Every field is a short phrase; "-" where it does not apply.
+    Every field is a short phrase; "-" where it does not apply. What a method leaves out is as most methods have it.
     """
 
     title: str
     """The method's name as people write it."""
-    axis: Literal["depth", "sequence"]
+    axis: Literal["depth", "sequence"] = "depth"
     """The axis it reads along."""
     source: str
     """What one source is."""
-    query: str
+    query: str = "-"
     """Where the query comes from."""
-    key: str
+    key: str = "-"
     """Where keys come from."""
     value: str
     """Where values come from."""
-    literal_qkv: bool
+    literal_qkv: bool = False
     """Whether the read is literally softmax(q k) v, hence the paper's operator on this axis."""
     normaliser: str
     """How weights are normalised."""
@@ -66,26 +59,22 @@ class Card:
     """What a read may see."""
     granularity: str
     """Per sub-layer or per block."""
-    ways: str
+    ways: str = "one"
     """Which inputs are read separately."""
     injection: str
     """Where the read enters."""
     sharing: str
     """Which parameters are shared over depth or tokens."""
-    gating: str
+    gating: str = "-"
     """What gates the read or write."""
     depth_state: str
     """What is carried from layer to layer."""
-    token_state: str
+    token_state: str = "none"
     """What is kept from token to token."""
     paper: str
     """Authors, title, arXiv number."""
     year: int
     """Of the paper."""
-    quirks: tuple[str, ...] = ()
-    """What surprises people, a sentence each."""
-    published: tuple[Published, ...] = ()
-    """Published results with their sources."""
 
 
 class NamedRange(NamedTuple):
@@ -134,6 +123,27 @@ class Normal(NamedTuple):
     std: float | None = None
 
 
+class Uniform(NamedTuple):
+    """A start: independent numbers between `-bound` and `bound`."""
+
+    bound: float
+
+    def __call__(self, t: Tensor, generator: torch.Generator | None) -> None:
+        """Fill a tensor."""
+        t.uniform_(-self.bound, self.bound, generator=generator)
+
+
+class OneAt(NamedTuple):
+    """A start: `value` at one place of the last dimension, zero elsewhere; the last place is the newest source's."""
+
+    place: int = -1
+    value: float = 1.0
+
+    def __call__(self, t: Tensor, generator: torch.Generator | None) -> None:
+        """Fill a tensor."""
+        t.zero_()[..., self.place] = self.value
+
+
 Start = float | Normal | Callable[[Tensor, torch.Generator | None], Any]
 """What a parameter begins with: a number for every entry, a normal draw, or a function that fills a plain tensor."""
 
@@ -166,6 +176,10 @@ class _Entry(NamedTuple):
 
 class Declared(nn.Module):
     """A module with a table of its own parameters, from which starts and optimiser groups follow."""
+
+    if TYPE_CHECKING:  # what `parameter` declares needs no annotation of its own
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self) -> None:
         super().__init__()

@@ -8,8 +8,8 @@ flash-linear-attention, tokenbender/nanogpt-attnres-repro (all equal to 1e-14).
     s_i = < w_l ⊙ g_l , v_i r_i >                            fixed query w_l against RMS-normalised keys
     h_l = Σ_i softmax_i(s) v_i                               values are the raw sources
 
-    block form: sources are b_0 = embedding, the sums b_n over runs of `block_size` sub-layers, and the sum of the
-    current run so far, if it has one (an absent partial is absent, not zero)
+    block form: sources are b_0 = embedding, the sums b_n over runs of `block_size` sub-layers (Kimi-K3's sizes
+    count Transformer layers), and the sum of the current run so far, if it has one (a partial is absent, not zero)
 
     b_0 ─┬──────────┬───────────┬──────────┬───────────────┐
          ▼          ▼           ▼          ▼               ▼
@@ -39,9 +39,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.base.method import Card, Published
+from twoaxis.base.method import Card
 from twoaxis.base.options import Count, NotNegative, Options
 from twoaxis.depth.ahead import AheadStream
 from twoaxis.depth.history import Softmax, View, Weights
@@ -100,10 +100,6 @@ class AttentionResidualsConfig(Options):
 class AttentionResiduals(AheadStream):
     """Softmax reads over sub-layer outputs."""
 
-    query: Tensor | None
-    query_map: Tensor | None
-    norm_weight: Tensor | None
-    scalars: nn.ParameterDict
     source, goes_on = "increment", "own"
     derives = ("query", "norm_weight")
 
@@ -122,9 +118,9 @@ class AttentionResiduals(AheadStream):
         {"query": "none", "read": "sum"},
         {"weighting": "sigmoid", "key_norm": False, "read": "sum"},
     )
+    neutral_options = {"read": "sum"}  # noqa: RUF012
     card = Card(
         title="Attention Residuals",
-        axis="depth",
         source="sub-layer output, or the sum over a run of them; slot 0 is the embedding",
         query="a learned vector per site",
         key="RMS-normalised sources",
@@ -134,39 +130,11 @@ class AttentionResiduals(AheadStream):
         adaptivity="per token",
         window="all earlier sources (block form: sums of S sub-layers)",
         granularity="per sub-layer",
-        ways="one",
         injection="replaces the input; there is no other residual path",
         sharing="none over depth, shared by all tokens",
-        gating="-",
         depth_state="every source so far",
-        token_state="none",
         paper="Kimi Team, Attention Residuals, arXiv 2603.15031",
         year=2026,
-        quirks=(
-            "The first site's query never gets a gradient: it has one source.",
-            "At the start the read is an average, so the pre-norm's epsilon weighs n² times more than in the plain "
-            "model; "
-            "read='sum' avoids it.",
-            "Block sizes count sub-layers here and in the paper, Transformer layers in Kimi-K3.",
-            "The partial sum of a run that has not begun is absent, not a zero source.",
-        ),
-        published=(
-            Published(
-                "MoE 194M to 528M, validation loss baseline/block/full: 1.931/1.909/1.899 ... "
-                "1.719/1.693/1.692; 1.25x compute",
-                "arXiv 2603.15031, table 2 and fits",
-            ),
-            Published(
-                "Depth window of 8 outputs and the embedding: 1.764 against 1.737 full, 1.766 baseline", "table 4"
-            ),
-            Published(
-                "Data-matched MoE d512/d768: throughput-adjusted speed-up 1.01 / 1.19", "marin issue 9290 (third party)"
-            ),
-            Published(
-                "A reviewer could not replicate a gain and ran out of memory at d18",
-                "nanochat pull request 646 (third party)",
-            ),
-        ),
     )
 
     def __init__(self, config: AttentionResidualsConfig, layout: Layout) -> None:

@@ -39,7 +39,6 @@ class Blend(Stream):
     """
 
     name = "blend"
-    gate: Tensor
 
     def __init__(self, method: Stream) -> None:
         super().__init__(method.config, method.layout)
@@ -91,8 +90,7 @@ class Blend(Stream):
         for name, way in ways.items():
             finite = torch.isfinite(way).all() | (gate != 0)
             torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
-                finite,
-                f"{self.method.name} read a non-finite {name} at site {site.index} behind a closed gate",
+                finite, f"{self.method.name} read a non-finite {name} at site {site.index} behind a closed gate"
             )
             ways[name] = _lerp(plain, way, gate)
         return Seen(**ways, aux=seen)

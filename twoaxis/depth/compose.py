@@ -61,13 +61,7 @@ class Composed(nn.Module):
         return self.run(x, **kwargs)[0]
 
     def run(
-        self,
-        x: Tensor,
-        past: tuple[Any, ...] = (),
-        *,
-        reach: Tensor | None = None,
-        keep: bool = False,
-        **kwargs: Any,
+        self, x: Tensor, past: tuple[Any, ...] = (), *, reach: Tensor | None = None, keep: bool = False, **kwargs: Any
     ) -> tuple[Tensor, tuple[Any, ...]]:
         """Like `forward`, with the stream's memory of earlier tokens going in and, if `keep`, coming out."""
         for name in kwargs:

@@ -42,9 +42,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.base.method import Card, Published
+from twoaxis.base.method import Card
 from twoaxis.base.options import Count, Options
 from twoaxis.depth.history import HistoryStream, View, Weights, defined_block
 from twoaxis.depth.plan import Plan, Read
@@ -70,8 +70,6 @@ class DeepCrossAttentionConfig(Options):
 class DeepCrossAttention(HistoryStream):
     """Generalised residual networks over block contributions, one per way."""
 
-    static: nn.ParameterDict
-    token: nn.ParameterDict
     source = "increment"
 
     name = "deep_cross_attention"
@@ -87,12 +85,8 @@ class DeepCrossAttention(HistoryStream):
     )
     card = Card(
         title="DeepCrossAttention (DCA)",
-        axis="depth",
         source="block contributions (increments without their input) and the embedding",
-        query="-",
-        key="-",
         value="the raw source",
-        literal_qkv=False,
         normaliser="none; a ReLU on the per-token part",
         adaptivity="static per channel, plus a scalar per token (v3)",
         window="all blocks, or the embedding, a running sum and the last k",
@@ -100,24 +94,9 @@ class DeepCrossAttention(HistoryStream):
         ways="q, k, v; the residual is q",
         injection="replaces the residual at the start of a block and before the head",
         sharing="w is shared by the slots of one read; nothing over depth",
-        gating="-",
         depth_state="one vector per block, or k + 2",
-        token_state="none",
         paper="Heddes et al.: DeepCrossAttention, arXiv 2502.06785",
         year=2025,
-        quirks=(
-            "As published w never gets a gradient: it starts at 0, where the ReLU has slope 0.",
-            "Slots are increments, so the plain residual is their sum, not the newest of them.",
-            "The gain shrinks with width: -2.82 perplexity at width 64, -0.39 at 1024 (LM1B, 12 layers).",
-        ),
-        published=(
-            Published(
-                "LM1B, 24 layers: perplexity 15.14 -> 14.41 (k=2, step rate x0.66), 14.35 (all, x0.46)",
-                "arXiv 2502.06785",
-            ),
-            Published("LM1B, 6 layers: 18.98; v1 18.80, v2 18.43, v3 18.41, DCA 18.06", "arXiv 2502.06785"),
-            Published("C4, 449M, k=8: perplexity 17.166 -> 16.764", "arXiv 2502.06785"),
-        ),
     )
 
     def __init__(self, config: DeepCrossAttentionConfig, layout: Layout) -> None:

@@ -39,16 +39,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.base.method import Card, NamedRange, Normal, Published, Quantity
+from twoaxis.base.method import Card, NamedRange, Normal, OneAt, Quantity, Uniform
 from twoaxis.base.options import Options, between
-from twoaxis.depth.parallel import ParallelStreams, Row, Rows, Streams
+from twoaxis.depth.parallel import ParallelStreams, Row, Streams
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Apply, Layout, Neutral, Seen, Tokens
 from twoaxis.kernels.precision import full_precision, product, widen
@@ -138,17 +137,13 @@ class DeepDelta(ParallelStreams):
     )
     card = Card(
         title="Deep Delta Learning",
-        axis="depth",
         source="the state itself",
-        query="-",
         key="the sub-layer's output, normalised",
         value="a gated map of the read",
-        literal_qkv=False,
         normaliser="unit direction",
         adaptivity="per token",
         window="the current state only",
         granularity="per sub-layer",
-        ways="one",
         injection="rewrites the shortcut",
         sharing="compressor shared inside a block",
         gating="β in (0, 2), one per token",
@@ -156,35 +151,7 @@ class DeepDelta(ParallelStreams):
         token_state="none; EC keeps 3 embeddings, TC 3 states per sub-layer",
         paper="Zhang et al., Deep Delta Learning",
         year=2026,
-        quirks=(
-            "No parameters give x + F(x); use Blend on a pretrained model.",
-            "The value reads the un-normalised input, has a bias and a sigmoid; the paper has none of the three.",
-            "Compressors start so small that the pre-norm's epsilon dominates the first reads (d_v > 1).",
-        ),
-        published=(
-            Published(
-                "124M, 49B tokens, validation loss: baseline 2.8543, d_v=1 2.8482, CC 2.8329, TC 2.8299 (one run each)",
-                "Deep Delta Learning, main table",
-            ),
-            Published(
-                "353M: baseline 2.6053, d_v=1 2.6039, CC 2.5758, TC 2.5905 (one run each); the authors call the "
-                "d_v=1 gain "
-                "not statistically resolved",
-                "Deep Delta Learning, main table",
-            ),
-        ),
     )
-    gate_in: nn.Parameter | None
-    gate_weight: nn.Parameter
-    gate_bias: nn.Parameter
-    value_weight: nn.Parameter
-    value_bias: nn.Parameter
-    key_map: nn.Parameter
-    compress_weight: nn.Parameter
-    compress_read: nn.Parameter
-    readout_weight: nn.Parameter
-    readout_read: nn.Parameter
-    expand_weight: nn.Parameter
 
     @classmethod
     def controls(cls, config: DeepDeltaConfig) -> tuple[dict[str, Any], ...]:
@@ -213,22 +180,18 @@ class DeepDelta(ParallelStreams):
         valued, parameter = config.value != "constant", self.parameter
         matrix: dict[str, Any] = {"start": Normal(0.5 * d**-0.5), "decay": True}
         even: dict[str, Any] = {"start": 1 / dv, "neutral": 1 / dv}
-        compressor: dict[str, Any] = matrix | {
-            "neutral": _last_is_one if self.by_token else partial(_one_at, self.own_tap)
-        }
+        compressor = matrix | {"neutral": OneAt() if self.by_token else OneAt(self.own_tap)}
         parameter("gate_in", n, hidden, d, needed=config.gate == "two_layer", **matrix)
         parameter("gate_weight", n, hidden, **matrix)
         parameter("gate_bias", n, start=math.log(share / (1 - share)))
         parameter("value_weight", n, dv, d, needed=valued, **matrix)
-        parameter("value_bias", n, dv, needed=valued, start=partial(_uniform, d**-0.5))
+        parameter("value_bias", n, dv, needed=valued, start=Uniform(d**-0.5))
         parameter("key_map", n, d, d, needed=config.map == "v", **matrix)
         parameter("compress_weight", compressors, d, dv, *taps, **compressor)
         parameter("compress_read", compressors, dv, **even)
         parameter("readout_weight", d, dv, *taps, needed=self.compresses_out, **compressor)
         parameter("readout_read", dv, needed=self.compresses_out, **even)
-        parameter(
-            "expand_weight", d, dv, config.expand_taps, needed=self.expands, start=_last_is_one, neutral=_last_is_one
-        )
+        parameter("expand_weight", d, dv, config.expand_taps, needed=self.expands, start=OneAt(), neutral=OneAt())
 
     def tables(self) -> dict[str, Tensor]:
         """The parameters of the rewrite, and the folded compressor of each site."""
@@ -252,15 +215,15 @@ class DeepDelta(ParallelStreams):
         turned = F.pad(read, (dv, dv)).unfold(-1, dv, 1)[..., p + 1 : p + 1 + dv, :].flip(-1)
         return product(turned, weight.mT)
 
-    def compress(self, value: Streams, folded: Tensor, site: Site) -> tuple[Tensor, Compressed]:
+    def compress(self, value: Streams, folded: Tensor, site: Site) -> Seen:
         """The state as a vector (..., D), and what the write needs."""
         h = value.h
         if not self.by_token:
             x, h = read_channels(h, folded)
-            return x, Compressed(h, None)
+            return Seen(x, aux=Compressed(h, None))
         history, ring = self.remember(value, site)
         terms = depthwise_taps(history.flatten(-2), folded, value.tokens.reach)
-        return terms.unflatten(-1, h.shape[-2:]).sum(-2).to(h.dtype), Compressed(h, ring)
+        return Seen(terms.unflatten(-1, h.shape[-2:]).sum(-2).to(h.dtype), aux=Compressed(h, ring))
 
     def remember(self, value: Streams, site: Site) -> tuple[Tensor, Ring]:
         """The state behind its predecessors, and the ring after it.
@@ -300,14 +263,13 @@ class DeepDelta(ParallelStreams):
         """The compressed state."""
         if not self.wide:
             return Seen(value.h.squeeze(-2), aux=Compressed(value.h, None))
-        x, left = self.compress(value, p["compress"], site)
-        return Seen(x, aux=left)
+        return self.compress(value, p["compress"], site)
 
     def read_out(self, value: Streams) -> Tensor:
         """The state through a compressor of its own."""
         if not self.wide:
             return value.h.squeeze(-2)
-        return self.compress(value, self.fold(self.readout_weight, self.readout_read), self.layout.out)[0]
+        return self.compress(value, self.fold(self.readout_weight, self.readout_read), self.layout.out).x
 
     def put(self, value: Streams, site: Site, p: Row, y: Tensor, seen: Seen, c: Seen) -> Streams:
         """X + β k ⊗ (v - kᵀX)."""
@@ -347,16 +309,16 @@ class DeepDelta(ParallelStreams):
 
     def direction(self, row: int, y: Tensor, c: Tensor) -> Tensor:
         """k (..., D) of the site with row `row`, from the sub-layer's output or the normalised read."""
-        k = widen(y) if self.config.map == "k" else self._mapped(c, Rows.of(self).at(row))
+        k = widen(y) if self.config.map == "k" else self._mapped(c, self.row(row))
         return k * torch.rsqrt(k.square().sum(-1, keepdim=True) + self.config.k_eps**2)
 
     def gate(self, row: int, c: Tensor) -> Tensor:
         """β (...) of the site with row `row`, from the normalised read."""
-        return 2.0 * torch.sigmoid(self._gate_logits(c, Rows.of(self).at(row)).squeeze(-1))
+        return 2.0 * torch.sigmoid(self._gate_logits(c, self.row(row)).squeeze(-1))
 
     def values(self, row: int, x: Tensor) -> Tensor:
         """v (..., d_v) of the site with row `row`, from the read or, with map="v", the sub-layer's output."""
-        v = self._value_logits(x, Rows.of(self).at(row))
+        v = self._value_logits(x, self.row(row))
         return self.config.value_scale * torch.sigmoid(v) if self.config.value == "sigmoid" else v
 
     def sources(self, site: Site) -> tuple[str, ...]:
@@ -437,19 +399,6 @@ class DeepDelta(ParallelStreams):
         compress = calls * 2 * d * dv * (config.token_taps if self.by_token else 1)
         expand = 2 * d * dv * config.expand_taps if self.expands else 0
         return sites * per_site + compress + expand + self.plain_flops()
-
-
-def _uniform(most: float, bias: Tensor, generator: torch.Generator | None) -> None:
-    bias.uniform_(-most, most, generator=generator)
-
-
-def _last_is_one(weight: Tensor, generator: torch.Generator | None) -> None:
-    """A convolution that keeps the current token."""
-    weight.zero_()[..., -1] = 1.0
-
-
-def _one_at(tap: int, weight: Tensor, generator: torch.Generator | None) -> None:
-    weight.zero_()[..., tap] = 1.0
 
 
 def _causal_conv(x: Tensor, weight: Tensor) -> Tensor:

@@ -17,6 +17,10 @@ residual inside a block continues from it. Slots of other residue classes are ne
 after its last reader. At the initial values (one on the newest slot, zero elsewhere) it is the plain residual bit
 for bit. The original puts the weights into the weight-decay group, where they decay towards zero, the diagonal
 included; `parameter_groups` says so too.
+
+What surprises: the two official implementations disagree about period and dilation; this is the package, which matches
+the paper: experiments(k, p) = package(dilation=k*p, period=p). With 48 blocks, dilation 4 and period 5 the last three
+blocks are not averaged. Before the first full dilation an average is a single learned gain.
 """
 
 from __future__ import annotations
@@ -24,11 +28,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.base.method import Card, Published
+from twoaxis.base.method import Card, OneAt
 from twoaxis.base.options import Count, Options
-from twoaxis.depth.history import HistoryStream, View, Weights, newest
+from twoaxis.depth.history import HistoryStream, View, Weights
 from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
@@ -47,51 +51,23 @@ class DenseFormerConfig(Options):
 class DenseFormer(HistoryStream):
     """Depth-weighted averages of block outputs."""
 
-    alpha: nn.ParameterDict
-
     name = "denseformer"
     Config = DenseFormerConfig
     config: DenseFormerConfig
     variants = ({}, {"dilation": 2}, {"dilation": 2, "period": 3}, {"dilation": 5, "period": 2})
     card = Card(
         title="DenseFormer",
-        axis="depth",
         source="block output before its average; slot 0 is the embedding",
-        query="-",
-        key="-",
         value="raw slots",
-        literal_qkv=False,
         normaliser="none: free real scalars",
         adaptivity="static scalars",
         window="all earlier blocks of one residue class (dilation), every period-th block reads",
         granularity="per block",
-        ways="one",
         injection="replaces the input of the next block",
         sharing="none over depth, shared by all tokens",
-        gating="-",
         depth_state="block outputs with a reader ahead",
-        token_state="none",
         paper="Pagliardini, Mohtashami, Fleuret, Jaggi, DenseFormer, arXiv 2402.02622",
         year=2024,
-        quirks=(
-            "The two official implementations disagree about period and dilation; this is the package, which "
-            "matches the "
-            "paper: experiments(k, p) = package(dilation=k*p, period=p).",
-            "Weights are in the weight-decay group of the original and decay towards zero, the diagonal included.",
-            "With 48 blocks, dilation 4 and period 5 the last three blocks are not averaged.",
-            "For blocks before the first full dilation the average is a single learned gain.",
-        ),
-        published=(
-            Published(
-                "OpenWebText2, 48 blocks, perplexity (mean of 3 seeds): Transformer 18.61, 1x1 17.84, "
-                "4x1 17.86, 4x5 17.87",
-                "arXiv 2402.02622, table 1",
-            ),
-            Published("Same training time, 48 blocks: 4x5 17.87 against 18.33", "arXiv 2402.02622, table 3"),
-            Published(
-                "436M MoE ablation, validation loss: baseline 1.766, DenseFormer 1.767", "arXiv 2603.15031, table 4"
-            ),
-        ),
     )
 
     def __init__(self, config: DenseFormerConfig, layout: Layout) -> None:
@@ -99,8 +75,7 @@ class DenseFormer(HistoryStream):
         self.follow(Plan.blocks(layout, self._slots))
         for site, read in zip(layout.sites, self.plan.reads, strict=True):
             if read is not None:
-                start = newest(1.0)
-                self.parameter(f"alpha.{site.block}", read.total, start=start, neutral=start, decay=True)
+                self.parameter(f"alpha.{site.block}", read.total, start=OneAt(), neutral=OneAt(), decay=True)
 
     def _slots(self, first: Site) -> Read | None:
         """Every `dilation`-th slot up to the newest, before every `period`-th block."""

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, Normal, Published
+from twoaxis.base.method import Card, Normal
 from twoaxis.base.options import Count, Options, between
 from twoaxis.depth.history import History, HistoryStream, View
 from twoaxis.depth.plan import Plan, Read
@@ -75,10 +75,6 @@ class Projections(NamedTuple):
 class DepthAttention(HistoryStream):
     """Causal windowed attention over the states of a token."""
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    output: Tensor
     derives = Projections._fields
     tensors = 2
 
@@ -94,7 +90,6 @@ class DepthAttention(HistoryStream):
     )
     card = Card(
         title="Depth attention",
-        axis="depth",
         source="residual state before a sub-layer",
         query="the current state",
         key="states in the window",
@@ -104,16 +99,11 @@ class DepthAttention(HistoryStream):
         adaptivity="per token and head",
         window="last K states, the current one included",
         granularity="per sub-layer (or block)",
-        ways="one",
         injection="added to the state (or replaces the input)",
         sharing="projections shared along depth",
-        gating="-",
         depth_state="last K keys and values, and the state",
-        token_state="none",
         paper="Zhang, Residual Stream Duality, arXiv 2603.16039",
         year=2026,
-        quirks=("The paper leaves open how the read enters the block; both ways are offered.",),
-        published=(Published("No experiment is reported for it", "arXiv 2603.16039"),),
     )
 
     def __init__(self, config: DepthAttentionConfig, layout: Layout) -> None:

@@ -22,7 +22,10 @@ just in their start, and none of them starts as a plain Transformer: base begins
 newest slot, the others with the average. No logits bring the skip back: the neutral class is none, use `Blend`.
 
 In the original, slot 0 is a LayerNormed embedding and each attention ends in a LayerNorm of its own, so that all slots
-have about unit RMS. Both belong to the model and not to the stream.
+have about unit RMS, and both MLP matrices of layer n start smaller by sqrt(1/(2(n+1))). All of this belongs to the
+model and not to the stream. It keeps the logits, whose gradients sum to zero over a block's slots, out of weight decay;
+its LAMB then takes plain Adam steps at the full rate. Its activation checkpointing fails in backward, because the
+layers share one growing list.
 
 Readings where the original is silent, because its layers are all one attention and one MLP:
 - A block of any sub-layers stores the sum of their increments; each one after the first reads that sum so far, in the
@@ -44,7 +47,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, Published
+from twoaxis.base.method import Card
 from twoaxis.base.options import NotNegative, Options
 from twoaxis.depth.slot_mix import SlotMix
 from twoaxis.depth.stream import Apply, Layout, Seen
@@ -70,43 +73,17 @@ class ElcBert(SlotMix):
     variants = ({}, {"variant": "base"}, {"variant": "normalized"}, {"variant": "weighted_output"})
     card = Card(
         title="ELC-BERT",
-        axis="depth",
         source="a block's output, without its input; slot 0 is the embedding",
-        query="-",
-        key="-",
         value="the slot itself",
-        literal_qkv=False,
         normaliser="softmax of learned scalars",
         adaptivity="static",
         window="all earlier blocks and the embedding",
         granularity="per block",
-        ways="one",
         injection="replaces the input of each block; there is no identity skip",
         sharing="nothing over depth; one scalar per block and slot for all tokens and channels",
-        gating="-",
         depth_state="every block's output",
-        token_state="none",
         paper="Georges Gabriel Charpentier, Samuel: Every Layer Counts BERT, arXiv 2311.02265",
         year=2023,
-        quirks=(
-            "No variant starts as a plain Transformer; base merely leans to the newest slot (logit 1, not weight 1).",
-            "The variants differ in what the MLP sees, not only in their initial values: base hides x_n from it.",
-            "The first block's single logit never gets a gradient, and each block's gradients sum to zero.",
-            "The original keeps the logits out of weight decay; its LAMB then takes plain Adam steps at the full rate.",
-            "The original starts both MLP matrices of layer n smaller by sqrt(1/(2(n+1))); that is the model's part.",
-            "The original's activation checkpointing fails in backward, because its layers share one growing list.",
-        ),
-        published=(
-            Published("won the strict and strict-small tracks of BabyLM 2023", "arXiv 2311.02265"),
-            Published(
-                "10M words: BLiMP 75.8, GLUE 73.7, MSGS 29.4, average 65.9 (next listed 60.8)",
-                "arXiv 2311.02265 and the Papers-with-Code archive",
-            ),
-            Published(
-                "98M parameters, zero variant against LTG-BERT: MNLI 84.4/84.5 to 83.0/83.4, RTE 63.0 to 54.7",
-                "arXiv 2311.02265 and the Papers-with-Code archive",
-            ),
-        ),
     )
 
     def __init__(self, config: ElcBertConfig, layout: Layout) -> None:

@@ -37,10 +37,9 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.base.meter import tensors_in
-from twoaxis.base.method import Start
 from twoaxis.depth.plan import Plan, attention_sites, qkv_ways
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Layout, Seen, State, Stream, Tokens
+from twoaxis.depth.stream import Apply, Layout, Seen, Stamp, State, Stream, Tokens
 from twoaxis.kernels.history import query_read, rms_logits, softmax_read, weighted_sum
 from twoaxis.kernels.precision import widen
 
@@ -267,7 +266,7 @@ class HistoryStream(Stream):
 
     def _open(self, x: Tensor, tokens: Tokens) -> History:
         running = x if self._origin[0] == "x" or self.source == "state" else None
-        h = History(running, x if self._last_plain >= 0 else None, own=self.prepare(), stamp=self._stamp())
+        h = History(running, x if self._last_plain >= 0 else None, own=self.prepare(), stamp=Stamp.of(self._used()))
         return self._push(h, x, 0) if 0 in self.plan.born else h
 
     def _write(self, value: History, site: Site, y: Tensor, seen: Seen, c: Seen) -> History:
@@ -319,19 +318,16 @@ class HistoryStream(Stream):
 
     # What is made of parameters.
 
-    def _stamp(self) -> Any:
-        """Says which parameters, in which state, and whether gradients are recorded; None while a graph is made."""
-        if not self.derives or torch.compiler.is_compiling():
-            return None
+    def _used(self) -> list[Tensor]:
+        """The parameters called in `derives`."""
         used = [p for name in self.derives if (p := getattr(self, name, None)) is not None]
-        each = chain.from_iterable(p.values() if isinstance(p, nn.ParameterDict) else (p,) for p in used)
-        return (*((id(p), 0 if p.is_inference() else p._version) for p in each), torch.is_grad_enabled())
+        return list(chain.from_iterable(p.values() if isinstance(p, nn.ParameterDict) else (p,) for p in used))
 
     def _now(self, h: History, boundary: int) -> History:
         """`h` with what is made of parameters made anew, where it is stale."""
-        if not self.derives or torch.compiler.is_compiling() or h.stamp == (stamp := self._stamp()):
+        if not self.derives or torch.compiler.is_compiling() or h.stamp.holds(self._used()):
             return h
-        return self._remade(h, boundary)._replace(stamp=stamp)
+        return self._remade(h, boundary)._replace(stamp=Stamp.of(self._used()))
 
     def _remade(self, h: History, boundary: int) -> History:
         own, birth = self.prepare(), self.plan.birth
@@ -365,7 +361,7 @@ class HistoryStream(Stream):
         x, plain, rest, part = (next(queue) if there else None for there in alone)
         own = self.prepare()
         kept = [self._make(tuple(next(queue) for _ in range(self.tensors)), n, i, own) for n in older]
-        h = History(x, plain, tuple(kept), rest, part, own=own, stamp=self._stamp())
+        h = History(x, plain, tuple(kept), rest, part, own=own, stamp=Stamp.of(self._used()))
         return self._push(h, x, i) if newest else h
 
     def rescale(self, state: State, factor: Tensor | float) -> State:
@@ -447,15 +443,6 @@ class HistoryStream(Stream):
             return 0
         read = self.plan.reads[self.sites_of(site.block)[0].index]
         return 0 if read is None or "k" not in read.ways else 2 + ("q" in read.ways)
-
-
-def newest(value: float) -> Start:
-    """A start: `value` on the newest source, zero on the others."""
-
-    def fill(t: Tensor, generator: torch.Generator | None) -> None:
-        t.zero_()[..., -1] = value
-
-    return fill
 
 
 def defined_block(sites: Sequence[Site], ways: Sequence[Tensor], apply: Apply) -> Tensor:

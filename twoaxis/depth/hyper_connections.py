@@ -37,9 +37,9 @@ from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.base.method import Card, Published, Start
+from twoaxis.base.method import Card, Start
 from twoaxis.base.options import NotNegative, Options, between
 from twoaxis.depth.parallel import ParallelStreams, Projection, Route, Row
 from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
@@ -84,48 +84,22 @@ class HyperConnections(ParallelStreams):
         {"affine": False, "streams": 1},
         {"frozen": "both", "readout": "mean"},
     )
+    neutral_options = {"readout": "mean"}  # noqa: RUF012
     card = Card(
         title="Hyper-Connections",
-        axis="depth",
         source="one of n parallel streams",
-        query="-",
-        key="-",
         value="streams",
-        literal_qkv=False,
         normaliser="none",
         adaptivity="static scalars plus a per-token part",
         window="the current n streams",
         granularity="per sub-layer",
-        ways="one",
         injection="replaces the read, the shortcut and the write",
         sharing="projections shared by the streams of a site",
         gating="bounded additive (tanh times a learned scale)",
         depth_state="n streams",
-        token_state="none",
         paper="Zhu et al., Hyper-Connections, arXiv 2409.19606",
         year=2024,
-        quirks=(
-            "The read-out is the sum of the streams, n times the plain residual at the start.",
-            "The paper multiplies the initial standard deviation of output projections by sqrt(n).",
-            "alpha[i, j] is the weight from stream i to output j: new streams are the transpose of A_r times the old.",
-            "With one stream the dynamic form is worse than the plain residual.",
-        ),
-        published=(
-            Published("OLMo-1B, 500B tokens, V2 loss: plain 2.811, SHC x4 2.791, DHC x4 2.781", "arXiv 2409.19606"),
-            Published("OLMo-1B, DHC x1 2.819 against plain 2.811: one stream does not help", "arXiv 2409.19606"),
-            Published("OLMo-1B, frozen width connections cost 0.021, frozen beta 0.002 (V2)", "arXiv 2409.19606"),
-            Published("OLMo-7B, DHC x4: V2 loss 2.581 to 2.559, downstream average 70.1 to 71.0", "arXiv 2409.19606"),
-            Published("OLMoE-1B-7B, DHC x4: training loss -0.027, 1.8 times faster", "arXiv 2409.19606"),
-        ),
     )
-    static_alpha: Tensor
-    static_beta: Tensor
-    dynamic_alpha_fn: nn.Parameter | None
-    dynamic_alpha_scale: nn.Parameter | None
-    dynamic_beta_fn: nn.Parameter | None
-    dynamic_beta_scale: nn.Parameter | None
-    norm_weight: nn.Parameter | None
-    norm_bias: nn.Parameter | None
 
     @classmethod
     def controls(cls, config: HyperConnectionsConfig) -> tuple[dict[str, Any], ...]:
@@ -191,13 +165,6 @@ class HyperConnections(ParallelStreams):
             parts = [next(learned) if free else part for part, free in zip(parts, self.free, strict=True)]
         read, mix, gain = parts
         return Route(read.squeeze(-1), gain.squeeze(-1), mix.mT)  # α is [from, to]
-
-    def coefficients(self, h: Tensor, row: int) -> tuple[Tensor, Tensor]:
-        """α (..., N, N+1) and β (..., N) of the site with row `row`, for looking at; without tokens where static."""
-        route = self.routed(h, row)
-        assert route.read is not None
-        assert route.mix is not None
-        return torch.cat([route.read.unsqueeze(-1), route.mix.mT], dim=-1), route.gain
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """Algorithm 2, stream by stream: a list of n streams, each of which has its row of α and its β."""

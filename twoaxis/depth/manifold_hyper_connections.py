@@ -67,9 +67,9 @@ from functools import partial
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.base.method import Card, Normal, Published, Quantity, Start
+from twoaxis.base.method import Card, Normal, Quantity, Start
 from twoaxis.base.options import NotNegative, Options, Positive, between
 from twoaxis.depth.parallel import ParallelStreams, Projection, Route, Row, Streams
 from twoaxis.depth.site import Site
@@ -143,47 +143,22 @@ class ManifoldHyperConnections(ParallelStreams):
         {"start": "lite", "readout": "head", "order": "columns_last", "streams": 2},
         {"streams": 1, "iterations": 3},
     )
+    neutral_options = {"readout": "mean"}  # noqa: RUF012
     card = Card(
         title="mHC",
-        axis="depth",
         source="one of n parallel streams",
-        query="-",
-        key="-",
         value="streams",
-        literal_qkv=False,
         normaliser="sigmoid for reads and writes, Sinkhorn for the mix",
         adaptivity="per token",
         window="the current n streams",
         granularity="per sub-layer",
-        ways="one",
         injection="replaces the read, the shortcut and the write",
         sharing="none",
         gating="sigmoid",
         depth_state="n streams",
-        token_state="none",
         paper="Xie et al., mHC: Manifold-Constrained Hyper-Connections, arXiv 2512.24880",
         year=2025,
-        quirks=(
-            "The stored comb is the transpose of the paper's H_res.",
-            "The first site's comb gets no gradient: its streams are copies, and mixing copies changes nothing.",
-            "Initial biases are not published; DeepSeek-V4 starts at zero, where every stream is the same.",
-            "Implementations with the two Sinkhorn divisions swapped agree only when converged.",
-        ),
-        published=(
-            Published("27B MoE, 262B tokens: final loss -0.021 against plain", "arXiv 2512.24880"),
-            Published("27B MoE: BBH 43.8 plain, 48.9 hyper-connections, 51.0 mHC", "arXiv 2512.24880"),
-            Published("27B MoE: gain over all layers about 3000 hyper-connections, 1.6 mHC", "arXiv 2512.24880"),
-            Published("n=4: 6.7 % more training time with fused kernels and recomputation", "arXiv 2512.24880"),
-        ),
     )
-    fn: nn.Parameter
-    base: nn.Parameter
-    scale: nn.Parameter
-    norm_weight: nn.Parameter | None
-    head_fn: nn.Parameter
-    head_base: nn.Parameter
-    head_scale: nn.Parameter
-    head_norm_weight: nn.Parameter | None
 
     def __init__(self, config: ManifoldHyperConnectionsConfig, layout: Layout) -> None:
         super().__init__(config, layout, config.streams)
@@ -240,13 +215,6 @@ class ManifoldHyperConnections(ParallelStreams):
         z, _ = self.logits(h, Projection(rows, "rms", self.norm_eps, flat=True))
         assert z is not None
         return torch.sigmoid(torch.addcmul(widen(self.head_base), z, widen(self.head_scale))) + self.pre_eps
-
-    def coefficients(self, h: Tensor, row: int) -> tuple[Tensor, Tensor, Tensor]:
-        """pre (..., N), post (..., N) and comb (..., N from, N to) of the site with row `row`, for looking at."""
-        route = self.routed(h, row)
-        assert route.read is not None
-        assert route.mix is not None
-        return route.read, route.gain, route.mix.mT
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """The equations on a list of n streams, with Sinkhorn's divisions written out."""

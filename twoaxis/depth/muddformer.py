@@ -27,9 +27,10 @@ zero. The paper normalises the mix of every way, the code that of the residual w
 
 `prenorm` alone puts a normalised residual in place of the plain one, so it has no neutral setting. `postnorm` alone
 starts at a = 0 here: the code would start it at the one-hot, which doubles the stream. `expand_last` and `round64` size
-the generator as in the released models, which have 1.5 to 1.8 times the parameters of the paper's formula. ways="one"
-is the paper's DDFormer, and DenseFormer with dynamic=False. FFN sizes that grow with depth are an option of the model,
-not of the stream.
+the generator as in the released models, which have 1.5 to 1.8 times the parameters of the paper's formula (round64
+always adds: a hidden width of 64 becomes 128); the released PyTorch classes start from random a, for inference only.
+ways="one" is the paper's DDFormer, and DenseFormer with dynamic=False. FFN sizes that grow with depth are an option of
+the model, not of the stream.
 
 Readings where paper and code are silent: a mixer's output joins every way that waits for the attention; a block without
 attention reads one way; `placement` decides about the residual way at the first site of a block and about q, k, v at
@@ -43,11 +44,11 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.base.method import Card, Normal, Published
+from twoaxis.base.method import Card, Normal, OneAt
 from twoaxis.base.options import NotNegative, Options
-from twoaxis.depth.history import HistoryStream, View, Weights, defined_block, newest
+from twoaxis.depth.history import HistoryStream, View, Weights, defined_block
 from twoaxis.depth.plan import Plan, Read, qkv_ways
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Apply, Layout, Neutral
@@ -102,12 +103,6 @@ class MuddFormerConfig(Options):
 class MuddFormer(HistoryStream):
     """Multiway dynamic dense connections."""
 
-    static: nn.ParameterDict
-    generator_in: nn.ParameterDict
-    generator_out: nn.ParameterDict
-    generator_scale: nn.ParameterDict
-    pre_scale: nn.ParameterDict
-    post_scale: nn.ParameterDict
     derives = ("pre_scale",)
 
     name = "muddformer"
@@ -124,12 +119,9 @@ class MuddFormer(HistoryStream):
     )
     card = Card(
         title="MUDDFormer",
-        axis="depth",
         source="complete block outputs and the embedding",
         query="the newest block output, through a small MLP",
-        key="-",
         value="the raw source, or normalised with prenorm",
-        literal_qkv=False,
         normaliser="none",
         adaptivity="a scalar per token, way and source",
         window="all blocks",
@@ -137,26 +129,9 @@ class MuddFormer(HistoryStream):
         ways="q, k, v and the residual",
         injection="replaces the four inputs of a block, and what the head reads",
         sharing="none over depth",
-        gating="-",
         depth_state="one vector per block",
-        token_state="none",
         paper="Xiao et al.: MUDDFormer, arXiv 2502.12170",
         year=2025,
-        quirks=(
-            "The published PyTorch classes start from random static weights: they are for inference only.",
-            "round64 always adds: a hidden width of 64 becomes 128.",
-            "The post-norm acts on the residual way only, where the paper has it on every way.",
-        ),
-        published=(
-            Published("Pile, 834M: equals Transformer++ at 1.89x the compute", "arXiv 2502.12170"),
-            Published(
-                "405M, perplexity: 11.68; static 11.44, one way 11.09, static ways 11.27, all 10.83", "arXiv 2502.12170"
-            ),
-            Published(
-                "MUDDPythia-2.8B, 300B tokens: Pile perplexity 6.29 (Pythia-2.8B 6.63, 6.9B 6.29)", "arXiv 2502.12170"
-            ),
-            Published("training throughput x0.84 to x0.96, generation x0.88 to x0.94", "arXiv 2502.12170"),
-        ),
     )
 
     def __init__(self, config: MuddFormerConfig, layout: Layout) -> None:
@@ -164,7 +139,7 @@ class MuddFormer(HistoryStream):
         self.follow(Plan.blocks(layout, self._slots))
         self.mixes = {layout.sites[i].block: read.ways for i, read in enumerate(self.plan.reads) if read is not None}
         """For each block that mixes the slots: the ways it mixes, x being the residual's."""
-        width, plain = layout.width, newest(0.0 if config.postnorm else 1.0)
+        width, plain = layout.width, OneAt(value=0.0 if config.postnorm else 1.0)
         for b, ways in self.mixes.items():
             self.parameter(f"static.{b}", len(ways), b + 1, start=plain, neutral=plain, decay=True)
         dynamic = self.mixes if config.dynamic else {}

@@ -15,21 +15,20 @@ hand the streams on, so that their gradient is collected in one pass; see `twoax
 
 A method keeps one tensor per kind of parameter with a row per site (`tables`). Indexed at every site, each site's
 backward would fill and add a gradient of the whole stack: work that grows with the square of the depth. The tables are
-taken apart once per pass (`Rows`), so that autograd puts the rows' gradients together once; they travel with the state.
+taken apart once per pass, so that autograd puts the rows' gradients together once; they travel with the state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from twoaxis.base.method import Quantity
 from twoaxis.depth.site import OUT, Site
-from twoaxis.depth.stream import Layout, Seen, Stream, Tokens
+from twoaxis.depth.stream import Layout, Seen, Stamp, Stream, Tokens
 from twoaxis.kernels.precision import routing_dtype
 from twoaxis.kernels.streams import mix_streams, read_streams, stream_logits, stream_mean
 from twoaxis.ring import Ring
@@ -77,62 +76,20 @@ class Taken(NamedTuple):
     h: Tensor
 
 
-class Rows(NamedTuple):
-    """The tables of a stream, taken apart.
-
-    Attributes:
-        tables: their rows, by name.
-        tracked: whether gradients were recorded when they were taken apart.
-        made_from: the parameters and buffers, and the version of each.
-    """
-
-    tables: dict[str, tuple[Tensor, ...]]
-    tracked: bool
-    made_from: tuple[tuple[Tensor | None, int], ...]
-
-    @staticmethod
-    def of(stream: ParallelStreams) -> Rows:
-        """The tables of now."""
-        tables = {name: table.unbind(0) for name, table in stream.tables().items()}
-        return Rows(tables, torch.is_grad_enabled(), tuple((p, _version(p)) for p in _tensors(stream)))
-
-    def now(self, stream: ParallelStreams) -> Rows:
-        """These, or the tables of now: a state may meet a copy of its stream, gradients switched on, or new values."""
-        if torch.is_grad_enabled() and not self.tracked:
-            return Rows.of(stream)
-        if torch.compiler.is_compiling():
-            return self  # versions are nothing that a graph can look at
-        for own, (known, version) in zip(_tensors(stream), self.made_from, strict=True):
-            if own is not known or _version(own) != version:
-                return Rows.of(stream)
-        return self
-
-    def at(self, row: int) -> Row:
-        """One row of each table."""
-        return {name: rows[row] for name, rows in self.tables.items()}
-
-
-def _tensors(stream: Stream) -> Any:
-    return chain(stream._parameters.values(), stream._buffers.values())
-
-
-def _version(tensor: Tensor | None) -> int:
-    # neither dynamo nor tensors made in inference mode have one
-    return 0 if tensor is None or torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
-
-
 class Streams(NamedTuple):
     """The state of the family.
 
     Attributes:
         h: the streams (..., N, D).
-        rows: of the stream's tables.
+        tables: the stream's, taken apart, by name.
+        stamp: of the parameters that they were made of.
         tokens: the sequence side, for methods that mix tokens.
         kept: rings that later tokens will need.
     """
 
     h: Tensor
-    rows: Rows
+    tables: dict[str, tuple[Tensor, ...]]
+    stamp: Stamp
     tokens: Tokens
     kept: tuple[Ring, ...] = ()
 
@@ -215,16 +172,26 @@ class ParallelStreams(Stream):
 
     def routed(self, h: Tensor, row: int) -> Route:
         """The route of the site with row `row` for streams `h`, for looking at it."""
-        p = Rows.of(self).at(row)
+        p = self.row(row)
         z, h = self.logits(h, self.project(p))
         return self.route(z, h, p)
 
     def _open(self, x: Tensor, tokens: Tokens) -> Streams:
         h, kept = self.split(x, tokens)
-        return Streams(h, Rows.of(self), tokens, kept if tokens.keep else ())
+        return Streams(h, self._apart(), Stamp.of(self._tensors()), tokens, kept if tokens.keep else ())
+
+    def row(self, row: int, tables: Mapping[str, Sequence[Tensor]] | None = None) -> Row:
+        """One row of each table."""
+        return {name: rows[row] for name, rows in (self._apart() if tables is None else tables).items()}
 
     def _row(self, value: Streams, site: Site) -> Row:
-        return value.rows.now(self).at(self.rows[site.index])
+        return self.row(self.rows[site.index], value.tables if value.stamp.holds(self._tensors()) else None)
+
+    def _apart(self) -> dict[str, tuple[Tensor, ...]]:
+        return {name: table.unbind(0) for name, table in self.tables().items()}
+
+    def _tensors(self) -> Iterable[Tensor | None]:
+        return chain(self._parameters.values(), self._buffers.values())
 
     def _read(self, value: Streams, site: Site) -> Seen:
         if not self.uses(site):
@@ -244,7 +211,7 @@ class ParallelStreams(Stream):
 
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Streams:
         self._packed(tensors, 1, site)
-        return Streams(tensors[0], Rows.of(self), tokens)
+        return Streams(tensors[0], self._apart(), Stamp.of(self._tensors()), tokens)
 
     def _weights(self, value: Streams, site: Site) -> Tensor | None:
         """What the site reads of each stream; None where that is no weighted sum."""

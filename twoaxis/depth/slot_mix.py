@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.depth.history import History, HistoryStream, View, Weights, newest
+from twoaxis.base.method import OneAt
+from twoaxis.depth.history import History, HistoryStream, View, Weights
 from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Layout, Neutral, Seen
@@ -33,8 +34,6 @@ class SlotMix(HistoryStream):
         start: initial logit of the newest slot; the others start at zero.
     """
 
-    logits: nn.ParameterDict
-
     def __init__(self, config: Any, layout: Layout, *, skip: bool, rejoin: bool, read_out: bool, start: float) -> None:
         super().__init__(config, layout)
         self.drops: set[int] = set()
@@ -52,7 +51,7 @@ class SlotMix(HistoryStream):
         plan = Plan.blocks(layout, lambda first: None)
         self.follow(Plan(layout, plan.born, {s.index: Read(range(s.block + 1)) for s in mixing}, plan.names))
         for site in mixing:
-            self.parameter(f"logits.{site.block}", site.block + 1, start=newest(start))
+            self.parameter(f"logits.{site.block}", site.block + 1, start=OneAt(value=start))
 
     def _plan(self, block: int, skip: bool, rejoin: bool) -> Site | None:
         """What each site of a block does; the one that reads a mixture is returned."""

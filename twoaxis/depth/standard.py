@@ -5,7 +5,8 @@
     x ──┬────────────(+)──┬────────────(+)── out
         └─norm──attn──┘   └─norm──mlp──┘
 
-The stream every other method is compared with. It has no parameters and is its own neutral point.
+The stream every other method is compared with. It has no parameters and is its own neutral point. It is a causal depth
+read with uniform weights, times their number: `twoaxis verify` shows it.
 """
 
 from __future__ import annotations
@@ -38,25 +39,17 @@ class Standard(Stream):
     Config = StandardConfig
     card = Card(
         title="Plain residual",
-        axis="depth",
         source="increment of a sub-layer",
-        query="-",
-        key="-",
         value="raw increments",
-        literal_qkv=False,
         normaliser="none: every weight is one",
         adaptivity="fixed",
         window="all earlier sub-layers",
         granularity="per sub-layer",
-        ways="one",
         injection="the running sum is the input",
         sharing="-",
-        gating="-",
         depth_state="one vector",
-        token_state="none",
         paper="He, Zhang, Ren, Sun, Identity Mappings in Deep Residual Networks, arXiv 1603.05027",
         year=2016,
-        quirks=("It is a causal depth read with uniform weights, times their number: `twoaxis verify` shows it.",),
     )
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:

@@ -21,7 +21,7 @@ and without kernels. `twoaxis check` and `twoaxis verify` compare the two, value
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -106,6 +106,30 @@ class State(NamedTuple):
     value: Any
 
 
+class Stamp(NamedTuple):
+    """Says what something that a state carries was made of, and under which conditions.
+
+    Attributes:
+        tensors: identity and version of each parameter and buffer; none where a graph was made, which has no versions.
+        tracked: whether gradients were recorded.
+    """
+
+    tensors: tuple[tuple[int, int], ...]
+    tracked: bool
+
+    @staticmethod
+    def of(tensors: Iterable[Tensor | None]) -> Stamp:
+        """Of what is made now."""
+        used = () if torch.compiler.is_compiling() else (t for t in tensors if t is not None)
+        return Stamp(tuple((id(t), 0 if t.is_inference() else t._version) for t in used), torch.is_grad_enabled())
+
+    def holds(self, tensors: Iterable[Tensor | None]) -> bool:
+        """False for another stream's copy of the tensors, new values, or gradients that were switched on since."""
+        if torch.is_grad_enabled() and not self.tracked:
+            return False
+        return torch.compiler.is_compiling() or self.tensors == Stamp.of(tensors).tensors
+
+
 class Cost(NamedTuple):
     """What a method adds to the plain residual, as exact counts for one layout and width.
 
@@ -183,6 +207,8 @@ class Stream(Declared):
     """Its row of the map of methods."""
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     """Options that between them use every part of the method: what certificates and conformance tests run."""
+    neutral_options: ClassVar[Mapping[str, Any]] = {}
+    """Options that are plain exactly, for a pretrained model, in place of defaults that are so up to a factor."""
 
     def __init__(self, config: Any, layout: Layout) -> None:
         super().__init__()
@@ -278,12 +304,6 @@ class Stream(Declared):
         """
         return None
 
-    def cost(self) -> Cost:
-        """What the method adds; see `Cost`."""
-        from twoaxis.depth.counts import count
-
-        return count(self)
-
     def ways(self, site: Site) -> tuple[str, ...]:
         """Which entries of `Seen` the pre-norm of `site` normalises, each with its own scale."""
         return ("x",)
@@ -323,14 +343,7 @@ class Stream(Declared):
         """The sub-layers' sites of one block."""
         return self._by_block[block]
 
-    def open(
-        self,
-        x: Tensor,
-        past: tuple[Any, ...] = (),
-        *,
-        reach: Tensor | None = None,
-        keep: bool = False,
-    ) -> State:
+    def open(self, x: Tensor, past: tuple[Any, ...] = (), *, reach: Tensor | None = None, keep: bool = False) -> State:
         """Begin a pass.
 
         Args:

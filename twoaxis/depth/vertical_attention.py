@@ -45,7 +45,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from twoaxis.base.method import Card, Published
+from twoaxis.base.method import Card
 from twoaxis.base.options import NotNegative, Options
 from twoaxis.depth.slot_mix import SlotMix
 from twoaxis.depth.stream import Apply, Layout, Seen
@@ -80,41 +80,17 @@ class VerticalAttention(SlotMix):
     )
     card = Card(
         title="Vertical Attention (a reading)",
-        axis="depth",
         source="a block's output, divided by its norm; slot 0 is the embedding",
-        query="-",
-        key="-",
         value="the source over its norm",
-        literal_qkv=False,
         normaliser="softmax of learned scalars",
         adaptivity="static, say its reviewers; a later paper says content-dependent",
         window="all earlier blocks and the embedding",
         granularity="per block",
-        ways="one",
         injection="replaces the input of each block; the block's residual starts from it",
         sharing="nothing over depth; one scalar per block and source for all tokens and channels",
-        gating="-",
         depth_state="every block's output",
-        token_state="none",
         paper="Kojima et al.: Vertical Attention, OpenReview A6uabXKiXc (ICLR 2026 submission, rejected)",
         year=2025,
-        quirks=(
-            "Neither paper text nor code was found: this is a reading of the abstract and three reviews.",
-            "The label content-dependent is disputed: its reviewers describe scalars that do not see the input.",
-            "Reviewers find it equal to ELC-BERT with strict normalisation, applied to a decoder.",
-            "The first block's single scalar never gets a gradient.",
-            "With norm=l2 a mixture has length at most one, so increments dominate what a block stores.",
-        ),
-        published=(
-            Published(
-                "lower pre-training loss than the plain model at 50M to 300M parameters and 20B tokens, no figure seen",
-                "abstract, OpenReview A6uabXKiXc",
-            ),
-            Published(
-                "fixed U-Net and i-Net connections do better at two of three model sizes",
-                "a review citing Table 3, OpenReview A6uabXKiXc",
-            ),
-        ),
     )
 
     def __init__(self, config: VerticalAttentionConfig, layout: Layout) -> None:

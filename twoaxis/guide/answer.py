@@ -9,7 +9,7 @@ from typing import Any
 from twoaxis.costs.document import times
 from twoaxis.costs.hardware import find_profile
 from twoaxis.guide.advise import PAYS, Advice, Choice, paper_says
-from twoaxis.guide.evidence import Evidence, Record
+from twoaxis.guide.evidence import Evidence, Record, sentence
 from twoaxis.guide.next_steps import next_steps
 from twoaxis.show.document import Block, Code, Column, Document, Heading, Items, Prose, Table, table
 from twoaxis.show.numbers import NOTHING, si
@@ -186,32 +186,6 @@ def nearest(choice: Choice, advice: Advice) -> list[Record]:
     return chosen[:SHOWN]
 
 
-def sentence(record: Record) -> str:
-    """One record in words."""
-    measure = record.measure or str(record.metric)
-    if record.value is not None:
-        number = f"{measure} {record.baseline:g} to {record.value:g}"
-    elif record.difference is not None:
-        number = f"{measure} {record.difference:+g}"
-    else:
-        number = measure
-    at = [part for part in (_scale(record), record.architecture) if part]
-    seeds = "seeds not said" if record.seeds is None else f"{record.seeds} seed{'s' if record.seeds > 1 else ''}"
-    by = {"own": "its authors", "third party": "third party", "failed replication": "failed replication"}[record.kind]
-    note = f" ({record.note.rstrip('.')})" if record.note else ""
-    where = f", {record.where}" if record.where else ""
-    return f"{number}; {', '.join(at)}; {seeds}; {by}, {record.source}{where}{note}"
-
-
-def _scale(record: Record) -> str:
-    parts = []
-    if record.parameters:
-        parts.append(f"{si(record.parameters, '')} parameters".replace("G ", "B ").replace("  ", " "))
-    if record.tokens:
-        parts.append(f"{si(record.tokens, '')} tokens".replace("G ", "B ").replace("  ", " "))
-    return ", ".join(parts)
-
-
 def records_table(evidence: Evidence, name: str | None) -> list[Block]:
     """Every record, or those of one method."""
     methods = [name] if name else list(dict.fromkeys(record.name for record in evidence.records))
@@ -224,8 +198,7 @@ def records_table(evidence: Evidence, name: str | None) -> list[Block]:
         rows = []
         for r in found:
             gain = r.log_speed_up(evidence.law)
-            text = f"No published result: {r.note}" if r.kind == "none" else sentence(r)
-            rows.append((r.method, r.form, NOTHING if gain is None else f"{math.exp(gain):.3f}x", text))
+            rows.append((r.method, r.form, NOTHING if gain is None else f"{math.exp(gain):.3f}x", sentence(r)))
         form, record = Column("form", number=False), Column("record", number=False)
         blocks += [Heading(method, 3), table(("method", form, "compute at equal loss", record), rows)]
     return blocks

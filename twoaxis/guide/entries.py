@@ -120,7 +120,7 @@ def entries(shape: DecoderConfig) -> tuple[Entry, ...]:
 
 def _blank(name: str, axis: str) -> Card:
     """The card of a method that was registered without one."""
-    given = {"title": name, "axis": axis, "literal_qkv": False, "year": 0, "quirks": (), "published": ()}
+    given = {"title": name, "axis": axis, "literal_qkv": False, "year": 0}
     return Card(**{f.name: given.get(f.name, "-") for f in fields(Card)})
 
 

@@ -32,13 +32,14 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from twoaxis.base.options import Count, Options
 from twoaxis.base.registry import did_you_mean
 from twoaxis.base.spec import parse
+from twoaxis.show.numbers import si
 
 DATA = Path(__file__).parent / "evidence.json"
 
@@ -183,6 +184,38 @@ class Record(Options):
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with the gain."""
         return dataclasses.asdict(self) | {"gain": self.gain}
+
+
+def sentences(records: Iterable[Record]) -> tuple[str, ...]:
+    """Records in words, those that differ in what was measured alone in one sentence."""
+    alike: dict[Record, list[Record]] = {}
+    for record in records:
+        setting = replace(record, metric="other", measure="", baseline=None, value=None, difference=None, counted=False)
+        alike.setdefault(setting, []).append(record)
+    told = ((setting.method.partition(":")[2], sentence(*group)) for setting, group in alike.items())
+    return tuple(f"`{options}`: {text}" if options else text for options, text in told)
+
+
+def sentence(*records: Record) -> str:
+    """What was measured in one setting, in words."""
+    first = records[0]
+    if first.kind == "none":
+        return f"No published result: {first.note}"
+    counts = ((first.parameters, "parameters"), (first.tokens, "tokens"))
+    scale = [f"{si(count, '')} {what}".replace("G ", "B ").replace("  ", " ") for count, what in counts if count]
+    seeds = "seeds not said" if first.seeds is None else f"{first.seeds} seed{'s' if first.seeds > 1 else ''}"
+    by = "its authors" if first.kind == "own" else first.kind
+    note = f" ({first.note.rstrip('.')})" if first.note else ""
+    where = f", {first.where}" if first.where else ""
+    at = ", ".join([*scale, first.architecture] if first.architecture else scale)
+    return f"{', '.join(map(_number, records))}; {at}; {seeds}; {by}, {first.source}{where}{note}"
+
+
+def _number(record: Record) -> str:
+    measure = record.measure or str(record.metric)
+    if record.value is not None:
+        return f"{measure} {record.baseline:g} to {record.value:g}"
+    return measure if record.difference is None else f"{measure} {record.difference:+g}"
 
 
 class Study(NamedTuple):

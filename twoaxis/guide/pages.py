@@ -10,6 +10,7 @@ import twoaxis
 from twoaxis.depth.stream import Stream
 from twoaxis.guide.columns import COLUMNS, GROUPS, TITLES, choose, table
 from twoaxis.guide.entries import Entry, Measured, block_parameters, entries, make_shape
+from twoaxis.guide.evidence import read_evidence, sentences
 from twoaxis.guide.source import notes, options
 from twoaxis.model.config import DecoderConfig
 from twoaxis.show import markdown, numbers
@@ -103,11 +104,8 @@ def page(entry: Entry, level: int) -> list[Block]:
     if entry.default.dead:
         dead = tuple(f"`{name}`: {why}" for name, why in entry.default.dead.items())
         blocks += [Heading("Parameters that never get a gradient", level + 1), Items(dead)]
-    if card.quirks:
-        blocks += [Heading("What surprises", level + 1), Items(tuple(card.quirks))]
-    if card.published:
-        results = tuple(f"{p.result} [{p.source}]" for p in card.published)
-        blocks += [Heading("Published", level + 1), Items(results)]
+    results = sentences(read_evidence().of(entry.name))
+    blocks += [Heading("Published", level + 1), Items(results)] if results else []
     return blocks
 
 
@@ -210,16 +208,15 @@ def _plain(shape: DecoderConfig, rows: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _plain_entry(entry: Entry) -> dict[str, Any]:
-    said = asdict(entry.card)
-    said["published"] = [p._asdict() for p in entry.card.published]
     return {
         "name": entry.name,
         "kind": "stream" if issubclass(entry.method, Stream) else "mixer",
-        **said,
+        **asdict(entry.card),
         **{key: COLUMNS[key].value(entry) for key in GROUPS["cost"]},
         "dead": dict(entry.default.dead),
         "problem": entry.default.problem,
         "summary": notes(entry.method).summary,
+        "published": [record.to_dict() for record in read_evidence().of(entry.name)],
         "options": [o._asdict() for o in options(entry.method.Config)],
         "variants": [_plain_variant(m) for m in (entry.default, *entry.variants())],
     }

@@ -104,7 +104,7 @@ def sink_softmax(logits: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | 
 
 
 def softmax_gradient(d_weights: Tensor, weights: Tensor, share: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the logits and, (..., 1), of the sink. With m = Σ_j w_j d_j, and d of the sink's value zero:
+    """Grads of the logits and, (..., 1), of the sink. With m = Σ_j w_j d_j, and d of the sink's value zero:
 
     d_logits = w (d - m)          d_sink = -share m
     """

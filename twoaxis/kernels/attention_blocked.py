@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.kernels.attention import attention, in_sight, lags, sink_softmax, softmax_gradient, unspoilt
+from twoaxis.kernels.operator import Given, Grads
 from twoaxis.kernels.precision import routing_dtype
 
 LOGITS = 1 << 21
@@ -126,14 +127,8 @@ def _blocked(
 
 @attention.backward("blocked")
 def _blocked_backward(
-    inputs: Sequence[Tensor],
-    saved: Sequence[Tensor | None],
-    grads: Sequence[Tensor],
-    needs: Sequence[bool],
-    *,
-    window: int | None,
-    scale: float,
-) -> tuple[Tensor | None, ...]:
+    inputs: Given, saved: Given, grads: Given, needs: Given, *, window: int | None, scale: float
+) -> Grads:
     """With G the output's gradient and s the scaled logits, of which `softmax_gradient` gives d_s from d_w = G Vᵀ:
 
     d_v = wᵀ G        d_q = scale d_s k        d_k = d_sᵀ (scale q)        d_bias = d_s, summed where it is broadcast

@@ -6,7 +6,7 @@ needs is known without looking at a single pair of positions, so the block mask 
     queries of tile r, 128 of them, see keys from  128 r + shift - (w-1)  to  128 r + shift + 127
 
 The kernel keeps logits and softmax in float32 and multiplies in the dtype of its inputs, as the fused kernels for full
-attention do. On a CPU the same mask runs without a kernel in the tests, against the definition. Gradients are torch's
+attention do. On a CPU the same mask runs without a kernel in the tests, against the definition. Grads are torch's
 own and exist on GPUs only; neither they nor the time have been measured.
 """
 
@@ -111,9 +111,5 @@ def window_mask(n: int, m: int, window: int, reach: Tensor | None, device: torch
     indices = (first[:, None] + torch.arange(across, device=device)).clamp_max(across - 1)
     counts = (last - first + 1).to(torch.int32)
     return BlockMask.from_kv_blocks(
-        counts[None, None],
-        indices.to(torch.int32)[None, None],
-        BLOCK_SIZE=TILE,
-        mask_mod=visible,
-        seq_lengths=(n, m),
+        counts[None, None], indices.to(torch.int32)[None, None], BLOCK_SIZE=TILE, mask_mod=visible, seq_lengths=(n, m)
     )

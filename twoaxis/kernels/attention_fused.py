@@ -12,6 +12,7 @@ from torch import Tensor
 
 from twoaxis.kernels.attention import attention, unmasked, unspoilt
 from twoaxis.kernels.dispatch import device_of
+from twoaxis.kernels.operator import Given, Grads
 from twoaxis.kernels.precision import widen
 
 
@@ -33,15 +34,7 @@ def _flash(
 
 
 @attention.backward("flash")
-def _flash_backward(
-    inputs: Sequence[Tensor],
-    saved: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    needs: Sequence[bool],
-    *,
-    window: None,
-    scale: float,
-) -> tuple[Tensor | None, ...]:
+def _flash_backward(inputs: Given, saved: Given, grads: Given, needs: Given, *, window: None, scale: float) -> Grads:
     """The kernel's own: with m_i = <g_i, out_i>,  d_v = wᵀ g,  d_logits = w (g vᵀ - m),  d_q and d_k from these."""
     (out, lse), tensors = saved, inputs[:3]
     (grad,) = _rows(grads)

@@ -6,7 +6,6 @@ Reads only, in the backward too: autograd's own backward of overlapping views sc
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.kernels.attention import attention, band_pays, banded, sink_softmax, softmax_gradient, unspoilt
+from twoaxis.kernels.operator import Given, Grads
 from twoaxis.kernels.precision import routing_dtype
 
 LONGEST = 16
@@ -26,15 +26,7 @@ def _serves(*inputs: Any, window: int | None, scale: float) -> bool:
 
 @attention.form("gather", serves=_serves, pays=band_pays, compiled=True)
 def _gather(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: None,
-    sink: Tensor | None,
-    reach: Tensor | None,
-    *,
-    window: int,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, bias: None, sink: Tensor | None, reach: Tensor | None, *, window: int, scale: float
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Saves the weights (..., Hkv, G, N, w) and the sink's share."""
     n, halo = q.shape[-2], window - 1
@@ -51,15 +43,7 @@ def _gather(
 
 
 @attention.backward("gather")
-def _gather_backward(
-    inputs: Sequence[Tensor],
-    saved: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    needs: Sequence[bool],
-    *,
-    window: int,
-    scale: float,
-) -> tuple[Tensor | None, ...]:
+def _gather_backward(inputs: Given, saved: Given, grads: Given, needs: Given, *, window: int, scale: float) -> Grads:
     """As the blocked form's; the gradient of a key is the sum over the w queries that see it."""
     (q, k, v, _, sink, _), (weights, share), halo = inputs, saved, window - 1
     q_g, keys, values = _slots(q, k, v, window)

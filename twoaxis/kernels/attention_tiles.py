@@ -34,6 +34,7 @@ from twoaxis.kernels.attention import (
     softmax_gradient,
     unspoilt,
 )
+from twoaxis.kernels.operator import Given, Grads
 from twoaxis.kernels.precision import routing_dtype
 
 
@@ -174,15 +175,7 @@ def _layout(q: Tensor, k: Tensor, window: int) -> _Layout:
 
 @attention.form("tiles", serves=banded, pays=band_pays, compiled=None)
 def _tiles(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: None,
-    sink: Tensor | None,
-    reach: Tensor | None,
-    *,
-    window: int,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, bias: None, sink: Tensor | None, reach: Tensor | None, *, window: int, scale: float
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Saves the weights (total, G * c, halo + c) and, with a sink, its share (total, G * c, 1)."""
     layout = _layout(q, k, window)
@@ -210,15 +203,7 @@ def _tiles(
 
 
 @attention.backward("tiles")
-def _tiles_backward(
-    inputs: Sequence[Tensor],
-    saved: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    needs: Sequence[bool],
-    *,
-    window: int,
-    scale: float,
-) -> tuple[Tensor | None, ...]:
+def _tiles_backward(inputs: Given, saved: Given, grads: Given, needs: Given, *, window: int, scale: float) -> Grads:
     """As the blocked form's, with all chunks at once: d_k and d_v of a tile are folded into those of the positions."""
     (q, k, v, _, sink, _), (weights, share) = inputs, saved
     layout = _layout(q, k, window)

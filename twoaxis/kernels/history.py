@@ -27,10 +27,7 @@ from twoaxis.kernels.precision import product, routing_dtype, widen
 
 @operator
 def weighted_sum(
-    sources: Sequence[Tensor],
-    static: Tensor | None = None,
-    token: Tensor | None = None,
-    channel: Tensor | None = None,
+    sources: Sequence[Tensor], static: Tensor | None = None, token: Tensor | None = None, channel: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     """Mix `sources` into one tensor per way: the primitive that all history methods share.
 
@@ -59,10 +56,7 @@ def weighted_sum(
 
 @weighted_sum.check
 def _(
-    sources: Sequence[Tensor],
-    static: Tensor | None = None,
-    token: Tensor | None = None,
-    channel: Tensor | None = None,
+    sources: Sequence[Tensor], static: Tensor | None = None, token: Tensor | None = None, channel: Tensor | None = None
 ) -> None:
     if not sources:
         raise ValueError("weighted_sum needs at least one source, got 0")

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.kernels.history import coefficients, query_read, rms_logits, source_dots, ways, weighted_sum
+from twoaxis.kernels.operator import Given, Grads
 from twoaxis.kernels.precision import launch_bound, product, routing_dtype, widen
 
 Weights = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -32,9 +33,7 @@ def _sums(
 
 
 @weighted_sum.backward("eager")
-def _sums_backward(
-    inputs: Sequence[Any], saved: Sequence[Any], grads: Sequence[Tensor | None], needs: Sequence[Any]
-) -> tuple[Any, ...]:
+def _sums_backward(inputs: Given, saved: Given, grads: Given, needs: Given) -> Grads:
     """With g_w the gradient of y_w and a the weights of all three kinds together:
 
     d_x_s = Σ_w a[w,s] ⊙ g_w       d_token[...,w,s] = <g_w, x_s>       d_static[w,s] and d_channel[w,s,:] its sums
@@ -46,12 +45,12 @@ def _sums_backward(
         torch.zeros_like(v, dtype=routing_dtype(v.dtype)) if need else None
         for v, need in zip(given, of_weights, strict=True)
     ]
-    product = torch.empty_like(used[0][1]) if any(of_weights) else None
+    buffer = torch.empty_like(used[0][1]) if any(of_weights) else None
     d_sources: list[Tensor | None] = []
     for s, x in enumerate(sources):
-        if product is not None:
+        if buffer is not None:
             for w, g in used:
-                _add_weight_gradients(d_weights, torch.mul(g, x, out=product), w, s)
+                _add_weight_gradients(d_weights, torch.mul(g, x, out=buffer), w, s)
         terms = [(g, c) for w, g in used for c in coefficients(*weights, w, s)] if of_sources[s] else []
         d_sources.append(_sum_of_products(terms) if terms else None)
     return d_sources, *d_weights
@@ -72,15 +71,15 @@ def _sum_of_products(terms: Iterable[tuple[Tensor, Tensor]], total: Tensor | Non
     return total
 
 
-def _add_weight_gradients(d_weights: Sequence[Tensor | None], product: Tensor, w: int, s: int) -> None:
+def _add_weight_gradients(d_weights: Sequence[Tensor | None], along: Tensor, w: int, s: int) -> None:
     """The gradients of way `w` and source `s` from the product (..., D) of the way's gradient and the source."""
     d_static, d_token, d_channel = d_weights
     if d_channel is not None:
-        d_channel[w, s] = product.reshape(-1, product.shape[-1]).sum(0)
+        d_channel[w, s] = along.reshape(-1, along.shape[-1]).sum(0)
     if d_token is not None:
-        d_token[..., w, s] = product.sum(-1)
+        d_token[..., w, s] = along.sum(-1)
     if d_static is not None:
-        d_static[w, s] = product.sum()
+        d_static[w, s] = along.sum()
 
 
 @source_dots.form("eager")
@@ -89,9 +88,7 @@ def _dots(query: Tensor, sources: Sequence[Tensor]) -> tuple[Tensor, tuple[()]]:
 
 
 @source_dots.backward("eager")
-def _dots_backward(
-    inputs: Sequence[Any], saved: Sequence[Any], grads: Sequence[Tensor], needs: Sequence[Any]
-) -> tuple[Any, ...]:
+def _dots_backward(inputs: Given, saved: Given, grads: Given, needs: Given) -> Grads:
     """d_query[...,w] = Σ_s g[...,w,s] x_s,   d_x_s = Σ_w g[...,w,s] query[...,w]."""
     query, sources = inputs
     columns = grads[0].unsqueeze(-2).unbind(-1)  # of each source (..., W, 1)
@@ -107,7 +104,7 @@ def _dots_backward(
 
 
 @rms_logits.form("eager")
-def _logits(
+def project(
     source: Tensor, queries: Tensor, *, eps: float | None
 ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
     """Saves the inverse RMS r (...) and the logits. The product runs as (H, n, tokens): few rows beat few columns."""
@@ -126,9 +123,7 @@ def _logits(
 
 
 @rms_logits.backward("eager")
-def _logits_backward(
-    inputs: Sequence[Tensor], saved: Sequence[Any], grads: Sequence[Tensor], needs: Sequence[bool], *, eps: float | None
-) -> tuple[Tensor | None, ...]:
+def project_backward(inputs: Given, saved: Given, grads: Given, needs: Given, *, eps: float | None) -> Grads:
     """With s = r u·x, r = (mean x² + eps)^(-1/2) and g the gradient of s:
 
         d_u = Σ_tokens g r x        d_x = Σ_n g r u  -  (r² / D) (Σ_hn g s) x
@@ -145,7 +140,7 @@ def _logits_backward(
         d_source = product(d_raw.mT, u.transpose(0, 1)).transpose(0, 1).reshape(x.shape)  # from (H, tokens, D/H)
         if inverse is not None:
             pull = (grad * logits).sum((-2, -1)).unsqueeze(-1).mul_(inverse.square().div_(-x.shape[-1]))
-            d_source = torch.addcmul(d_source, x, pull)
+            d_source.addcmul_(x, pull)
     if needs[1]:
         rows = x.reshape(-1, heads, width).transpose(0, 1)  # (H, tokens, D/H)
         d_queries = product(d_raw, rows).transpose(0, 1)

@@ -35,6 +35,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import update_wrapper
 from inspect import signature
 from itertools import chain
@@ -49,6 +50,11 @@ from twoaxis.kernels.precision import full_precision
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
+
+Given = Sequence[Any]
+"""What a backward gets of its inputs, of what was saved, of the outputs' gradients, and of which inputs want one."""
+Grads = tuple[Any, ...]
+"""What it returns."""
 
 OPERATORS: dict[str, Operator[..., Any]] = {}
 """Every operator by its name."""
@@ -77,20 +83,19 @@ def _known(name: str) -> str:
     return name
 
 
+@dataclass
 class Form:
-    """One way to compute an operator: a forward, and a backward unless it serves passes without gradients alone."""
+    """One way to compute an operator: a forward, and a backward unless it serves passes without gradients alone.
 
-    def __init__(
-        self,
-        forward: Callable[..., Any],
-        serves: Callable[..., bool] | None,
-        pays: Callable[..., bool] | None,
-        compiled: bool | None,
-        differentiable: bool,
-    ) -> None:
-        self.forward, self.serves, self.pays = forward, serves, pays
-        self.compiled, self.differentiable = compiled, differentiable or compiled is True
-        self.backward: Callable[..., Any] | None = None
+    The module's docstring says what the others mean.
+    """
+
+    forward: Callable[..., Any]
+    serves: Callable[..., bool] | None = None
+    pays: Callable[..., bool] | None = None
+    compiled: bool | None = False
+    differentiable: bool = False
+    backward: Callable[..., Any] | None = None
 
 
 class Operator(Generic[P, R]):
@@ -105,19 +110,11 @@ class Operator(Generic[P, R]):
         self.checked: Callable[P, None] | None = None
         OPERATORS[reference.__name__] = self
 
-    def form(
-        self,
-        name: str,
-        *,
-        serves: Callable[..., bool] | None = None,
-        pays: Callable[..., bool] | None = None,
-        compiled: bool | None = False,
-        differentiable: bool = False,
-    ) -> Callable[[F], F]:
-        """Register the decorated forward: it returns the outputs and what to save besides the inputs."""
+    def form(self, name: str, **when: Any) -> Callable[[F], F]:
+        """Register the decorated forward: it returns the outputs and what to save; `when` are fields of `Form`."""
 
         def register(forward: F) -> F:
-            self.forms[name] = Form(forward, serves, pays, compiled, differentiable)
+            self.forms[name] = Form(forward, **when)
             return forward
 
         return register
@@ -166,7 +163,7 @@ class Operator(Generic[P, R]):
             if (
                 form.compiled in (compiled, None)
                 and chosen in ("auto", name)
-                and (form.backward is not None or form.differentiable or not differentiated)
+                and (form.backward is not None or form.differentiable or form.compiled is True or not differentiated)
                 and (form.serves is None or form.serves(*inputs, **options))
                 and (form.pays is None or chosen == name or form.pays(*inputs, **options))
             ):
@@ -232,7 +229,7 @@ def reference_gradients(
     needs: Sequence[bool],
     grads: Sequence[Tensor | None],
 ) -> Sequence[Tensor | None]:
-    """Gradients of `reference(*tensors)`, differentiable where the pass that asks for them is."""
+    """Grads of `reference(*tensors)`, differentiable where the pass that asks for them is."""
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():  # in a batched pass gradients are off, and views made so would be cut off from the inputs
         # every input gets a node of its own in the graph, also where one tensor is given twice

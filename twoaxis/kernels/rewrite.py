@@ -10,6 +10,8 @@ a read hands the state on, so that its gradient joins that of what follows in on
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -55,16 +57,7 @@ def delta_rewrite(
 
 
 @delta_rewrite.check
-def _(
-    state: Tensor,
-    h: Tensor,
-    gate: Tensor,
-    value: Tensor,
-    *,
-    k_eps: float,
-    bound: float | None = None,
-    erase: bool = True,
-) -> None:
+def _(*_: Tensor, k_eps: float, **__: Any) -> None:
     if k_eps < LEAST_EPS:
         raise ValueError(f"k_eps={k_eps}: a direction of zero has no length to divide by, give at least {LEAST_EPS}")
 

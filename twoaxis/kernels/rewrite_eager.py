@@ -10,12 +10,12 @@ each for the gradients of X and h; what is saved besides the inputs is a handful
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from twoaxis.kernels.operator import Given, Grads
 from twoaxis.kernels.precision import routing_dtype, widen
 from twoaxis.kernels.rewrite import delta_rewrite, read_channels
 from twoaxis.kernels.streams_eager import combined, dots
@@ -74,15 +74,15 @@ def _rewrite(
 
 @delta_rewrite.backward("eager")
 def _rewrite_backward(
-    inputs: Sequence[Tensor],
-    saved: Sequence[Any],
-    grads: Sequence[Tensor],
-    needs: Sequence[bool],
+    inputs: Given,
+    saved: Given,
+    grads: Given,
+    needs: Given,
     *,
     k_eps: float,
     bound: float | None = None,
     erase: bool = True,
-) -> tuple[Tensor | None, ...]:
+) -> Grads:
     """With G the gradient of X⁺:
 
     d_a = G h       d_e = 2 s r d_a       d_p = -r d_e       d_s = 2 r <d_a, e>       d_r = 2 s <d_a, e> - <d_e, p>
@@ -137,9 +137,7 @@ def _read(state: Tensor, weight: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[(
 
 
 @read_channels.backward("eager")
-def _read_backward(
-    inputs: Sequence[Tensor], saved: Sequence[Any], grads: Sequence[Tensor | None], needs: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
+def _read_backward(inputs: Given, saved: Given, grads: Given, needs: Given) -> Grads:
     """d_X[m] = (what the state that was handed on gets)[m] + weight[m] ⊙ g,   d_weight[m] = Σ_tokens X[m] ⊙ g."""
     (state, weight), (grad, passed) = inputs, grads
     if grad is None:

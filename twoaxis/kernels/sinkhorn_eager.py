@@ -7,12 +7,12 @@ written out would take it minutes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from twoaxis.kernels.operator import Given, Grads
 from twoaxis.kernels.precision import routing_dtype, widen
 from twoaxis.kernels.sinkhorn import sinkhorn
 
@@ -28,15 +28,8 @@ def _balance(logits: Tensor, *, iterations: int, eps: float = 0.0, first: int = 
 
 @sinkhorn.backward("eager")
 def _balance_backward(
-    inputs: Sequence[Tensor],
-    saved: Sequence[Any],
-    grads: Sequence[Tensor],
-    needs: Sequence[bool],
-    *,
-    iterations: int,
-    eps: float = 0.0,
-    first: int = -1,
-) -> tuple[Tensor]:
+    inputs: Given, saved: Given, grads: Given, needs: Given, *, iterations: int, eps: float = 0.0, first: int = -1
+) -> Grads:
     """With E = X ⊙ d_X, the gradient of log X, a division X = Z / (Σ Z + eps) hands back
 
         E_Z = E - X ⊙ Σ E                    since d log(Σ Z + eps) / d log Z = X

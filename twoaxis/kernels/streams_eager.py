@@ -6,14 +6,14 @@ For a few tokens without gradients, as when decoding, there are forms with the f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.kernels.history_eager import inverse_rms
+from twoaxis.kernels.history_eager import project, project_backward
+from twoaxis.kernels.operator import Given, Grads
 from twoaxis.kernels.precision import launch_bound, product, routing_dtype, widen
 from twoaxis.kernels.streams import LEAST_EPS, mix_streams, mixed_dtype, read_streams, stream_logits, stream_mean
 
@@ -59,53 +59,38 @@ def _logits_few(state: Tensor, rows: Tensor, *, norm: str, eps: float) -> tuple[
 def _logits(
     state: Tensor, rows: Tensor, *, norm: str, eps: float
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor | None, ...]]:
-    """Saves the mean and the inverse root mean square (..., 1) and the logits; few rows beat few columns."""
+    """Saves the mean and the inverse root mean square (..., 1) and the logits."""
     x, mean = widen(state), None
-    rows = cast(rows, x.dtype)
     if norm == "layer":
         mean = x.mean(-1, keepdim=True)
         # a mean square less a squared mean would cancel where the mean is large, and rows meet the rounding of the mean
-        x, rows = x - mean, rows - rows.mean(-1, keepdim=True)
-    logits = product(rows, x.reshape(-1, x.shape[-1]).mT).mT.reshape(*x.shape[:-1], len(rows))
-    if norm == "none":
-        return (logits, state), (None, None, None)
-    inverse = inverse_rms(x, max(eps, LEAST_EPS))
-    logits = logits * inverse
-    return (logits, state), (mean, inverse, logits)
+        x, rows = _centred(x, rows, mean)
+    logits, saved = project(x, rows.unsqueeze(1), eps=None if norm == "none" else max(eps, LEAST_EPS))
+    return (logits.squeeze(-2), state), (mean, *saved)
 
 
 @stream_logits.backward("eager")
-def _logits_backward(
-    inputs: Sequence[Tensor],
-    saved: Sequence[Any],
-    grads: Sequence[Tensor | None],
-    needs: Sequence[bool],
-    *,
-    norm: str,
-    eps: float,
-) -> tuple[Tensor | None, ...]:
-    """With t = r R x, r = (mean x² + eps)^(-1/2), g the gradient of t and p that of the state that was handed on:
-
-        d_R = Σ_tokens r g ⊗ x        d_x = p + r Rᵀ g - (r² / D) <g, t> x
+def _logits_backward(inputs: Given, saved: Given, grads: Given, needs: Given, *, norm: str, eps: float) -> Grads:
+    """That of `rms_logits`, and p, the gradient of the state that was handed on: d_x = p + ...
 
     Layer norm is the same on x less its mean, and takes the mean off d_x - p: x has none, so it comes off the rows.
     Rows that met x with its mean would cancel in d_R.
     """
-    (state, rows), (mean, inverse, logits), (grad, passed) = inputs, saved, grads
+    (x, rows), (mean, *root), (grad, passed) = inputs, saved, grads
     if grad is None:
         return passed, None
-    rows, width = cast(rows, grad.dtype), state.shape[-1]
-    x = widen(state) if mean is None else widen(state) - mean
-    scaled = (grad if inverse is None else grad * inverse).reshape(-1, len(rows))
-    d_state = d_rows = None
-    if needs[1]:
-        d_rows = product(scaled.mT, x.reshape(-1, width))
-    if needs[0]:
-        d_state = product(scaled, rows if mean is None else rows - rows.mean(-1, keepdim=True)).view(x.shape)
-        if inverse is not None:
-            d_state.addcmul_(x, (grad * logits).sum(-1, keepdim=True).mul_(inverse.square().div_(-width)))
+    if mean is not None:
+        x, rows = _centred(widen(x), rows, mean)
+    d_state, d_rows = project_backward((x, rows.unsqueeze(1)), root, (grad.unsqueeze(-2),), needs, eps=eps)
+    if d_state is not None:
         d_state = d_state if passed is None else d_state.add_(passed)
-    return d_state, d_rows
+    return d_state, None if d_rows is None else d_rows.squeeze(1)
+
+
+def _centred(x: Tensor, rows: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """The vectors less their means, and the rows less their own."""
+    rows = cast(rows, x.dtype)
+    return x - mean, rows - rows.mean(-1, keepdim=True)
 
 
 # Reading.
@@ -124,9 +109,7 @@ def _read(state: Tensor, weights: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[
 
 
 @read_streams.backward("eager")
-def _read_backward(
-    inputs: Sequence[Tensor], saved: Sequence[Any], grads: Sequence[Tensor | None], needs: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
+def _read_backward(inputs: Given, saved: Given, grads: Given, needs: Given) -> Grads:
     """d_state_i = (what the state that was handed on gets)_i + weights[i] g,   d_weights[i] = <state_i, g>."""
     (state, weights), (grad, passed) = inputs, grads
     if grad is None:
@@ -147,9 +130,7 @@ def _mean(state: Tensor) -> tuple[Tensor, tuple[()]]:
 
 
 @stream_mean.backward("eager")
-def _mean_backward(
-    inputs: Sequence[Tensor], saved: Sequence[Any], grads: Sequence[Tensor], needs: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
+def _mean_backward(inputs: Given, saved: Given, grads: Given, needs: Given) -> Grads:
     """d_state_i = g / N."""
     (state,), (grad,) = inputs, grads
     return ((widen(grad) / state.shape[-2]).unsqueeze(-2).expand(state.shape),)
@@ -185,9 +166,7 @@ def _mix(state: Tensor, weights: Tensor | None, y: Tensor | None, gain: Tensor |
 
 
 @mix_streams.backward("eager")
-def _mix_backward(
-    inputs: Sequence[Any], saved: Sequence[Any], grads: Sequence[Tensor], needs: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
+def _mix_backward(inputs: Given, saved: Given, grads: Given, needs: Given) -> Grads:
     """With g_w the gradient of stream w:
 
     d_state_i = Σ_w weights[w,i] g_w    d_weights[w,i] = <g_w, state_i>    d_y = Σ_w gain_w g_w    d_gain_w = <g_w, y>

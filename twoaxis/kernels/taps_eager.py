@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from twoaxis.kernels.dispatch import device_of
+from twoaxis.kernels.operator import Given, Grads
 from twoaxis.kernels.precision import routing_dtype
 from twoaxis.kernels.taps import causal_taps, depthwise_taps, inside
 
@@ -34,9 +34,7 @@ def _taps(history: Tensor, weight: Tensor, reach: Tensor | None) -> tuple[Tensor
 
 
 @depthwise_taps.backward("eager")
-def _taps_backward(
-    inputs: Sequence[Any], saved: Sequence[Any], grads: Sequence[Tensor], needs: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
+def _taps_backward(inputs: Given, saved: Given, grads: Given, needs: Given) -> Grads:
     """The same sum run back: d_x_{t-lag} += w_lag ⊙ g_t,  d_w_lag = Σ_t x_{t-lag} ⊙ g_t,  inside a document."""
     (history, weight, reach), grad = inputs, grads[0]
     rows, length, taps = _rows(history, weight), grad.shape[1], weight.shape[1]

@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 EXACT = ("bitwise", "rounding")
 """Neutral classes that need no Blend."""
 
-STREAM_FORMS: dict[str, dict[str, Any]] = {
-    "attention_residuals": {"read": "sum"},
-    "hyper_connections": {"readout": "mean"},
-    "manifold_hyper_connections": {"readout": "mean"},
-}
-"""For streams whose default is plain up to a factor only: the form that is plain exactly."""
-
 
 class Method(NamedTuple):
     """What the user asks for.
@@ -103,6 +96,8 @@ def choose(source: PreTrainedConfig, method: Method) -> Start:
         source: the pretrained model's configuration.
         method: what the user asks for.
     """
+    from twoaxis.depth.registry import STREAMS
+
     base: dict[str, Any] = {"stream": method.stream, "placement": method.placement}
     base |= {"mixer": method.mixer, "mixer_blocks": method.mixer_blocks}
     blend = method.blend
@@ -112,7 +107,7 @@ def choose(source: PreTrainedConfig, method: Method) -> Start:
     options = dict(method.stream_options)
     kind = _stream_class(source, base, options)
     if blend is not True and kind not in EXACT:
-        forms = STREAM_FORMS.get(method.stream, {})
+        forms = STREAMS.find(method.stream).neutral_options
         form = {name: value for name, value in forms.items() if name not in options}
         if form and (better := _stream_class(source, base, {**options, **form})) in EXACT:
             options |= form

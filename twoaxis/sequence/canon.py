@@ -32,7 +32,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from twoaxis.base.method import Card, Published
+from twoaxis.base.method import Card
 from twoaxis.base.options import Options, between
 from twoaxis.sequence.short_conv import ShortConv, ShortConvConfig
 
@@ -94,10 +94,7 @@ class Canon(ShortConv):
         title="Canon layers",
         axis="sequence",
         source="token",
-        query="-",
-        key="-",
         value="tokens in the window",
-        literal_qkv=False,
         normaliser="none",
         adaptivity="static, per channel and lag",
         window="last k tokens (4)",
@@ -105,34 +102,10 @@ class Canon(ShortConv):
         ways="one, the projections q, k, v, or the MLP's hidden channels",
         injection="inside the branches, after the norm or the projections; never on the stream",
         sharing="own weights per point and block, shared over tokens",
-        gating="-",
         depth_state="none",
         token_state="last k-1 inputs of each point",
         paper="Allen-Zhu, Physics of Language Models: Part 4.1, arXiv 2512.17351",
         year=2025,
-        quirks=(
-            "The weights start at U(-1/2, 1/2) beside the residual, not at the model's 0.02.",
-            "The original's multi-token continuation ignores its own memory, and its packed documents leak; here both "
-            "are exact.",
-            "The original recipes rotate only a quarter of each head when Canon is on.",
-            "A lower-case b in the paper's sets is a linear model's own convolution, not a Canon layer.",
-        ),
-        published=(
-            Published(
-                "Llama to LlamaCanon at equal hyper-parameters, best of two learning rates, MMLU: 1B/1T 44.5 to 47.0, "
-                "1B/2T 45.5 to 46.8, 3B/1T 53.2 to 56.1, 8B/1T 60.6 to 62.4; mean of ten tasks: 1B/2T 53.6 to 55.1, "
-                "3B/1T 58.0 to 59.8, 8B/1T 62.8 to 63.7",
-                "PhysicsLM4, table of canon_llama_results",
-            ),
-            Published(
-                "Reasoning depth up by 2x on synthetic tasks; without positions it matches RoPE",
-                "arXiv 2512.17351, abstract",
-            ),
-            Published(
-                "4M parameters, TinyStories, loss: Llama 1.301, Canon-A 1.264, ABCD 1.226; ABCD 22% slower",
-                "forgather, tiny experiments (third party)",
-            ),
-        ),
     )
 
     @classmethod

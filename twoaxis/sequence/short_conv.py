@@ -35,7 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, Published, Quantity
+from twoaxis.base.method import Card, Quantity
 from twoaxis.base.options import Options, between
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.taps import depthwise_taps, with_history
@@ -97,13 +97,7 @@ class ShortConvConfig(Options):
 
 
 class ShortConv(LocalOperator):
-    """The operator.
-
-    Args:
-        channels: C.
-        config: the options; or give them as keywords: `ShortConv(768, kernel=3, activation="none")`.
-        **options: in place of a config.
-    """
+    """The operator: `ShortConv(768, kernel=3, activation="none")`."""
 
     name = "short_conv"
     Config = ShortConvConfig
@@ -120,10 +114,7 @@ class ShortConv(LocalOperator):
         title="ShortConv",
         axis="sequence",
         source="token",
-        query="-",
-        key="-",
         value="tokens in the window",
-        literal_qkv=False,
         normaliser="none",
         adaptivity="static, per channel and lag",
         window="last k tokens",
@@ -131,24 +122,10 @@ class ShortConv(LocalOperator):
         ways="one, or the projections q, k, v",
         injection="own residual sub-layer, the attention's input, or its projections",
         sharing="own weights per block, shared over tokens",
-        gating="-",
         depth_state="none",
         token_state="last k-1 inputs",
         paper="So et al., Primer, arXiv 2109.08668; Yang et al., GLA, arXiv 2312.06635; code: flash-linear-attention",
         year=2021,
-        quirks=(
-            "The last tap is the current token's.",
-            "Linear attention has it on q, k, v with SiLU and no residual; with residual and no SiLU it is Canon.",
-            "The common implementation keeps k inputs between tokens; k-1 are enough.",
-        ),
-        published=(
-            Published(
-                "Convolutions of width 3 on q, k, v are one of the two changes that an architecture search over "
-                "decoders found most robust; wider ones did not help. No controlled result for it as a residual "
-                "sub-layer of its own",
-                "Primer, arXiv 2109.08668",
-            ),
-        ),
     )
 
     def __init__(self, channels: int, config: Any = None, **options: Any) -> None:
@@ -166,15 +143,15 @@ class ShortConv(LocalOperator):
 
     def reset_parameters(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
         """Uniform: all U(-1/sqrt(k), 1/sqrt(k)); else zero, and one on the current token for the identity."""
-        start, bound = self.form.resolved_start, self.window**-0.5
-        with torch.no_grad():
-            for parameter in self.parameters():
-                if start == "uniform":
-                    parameter.uniform_(-bound, bound, generator=generator)
-                else:
-                    parameter.zero_()
-            if start == "identity":
-                self.weight[..., -1] = 1.0
+        self._fill(self.form.resolved_start, generator)
+
+    @torch.no_grad()
+    def _fill(self, start: Start, generator: torch.Generator | None = None) -> None:
+        bound = self.window**-0.5
+        for parameter in self.parameters():
+            parameter.uniform_(-bound, bound, generator=generator) if start == "uniform" else parameter.zero_()
+        if start == "identity":
+            self.weight[..., -1] = 1.0
 
     @property
     def neutral(self) -> LocalNeutral:
@@ -188,11 +165,7 @@ class ShortConv(LocalOperator):
                 f"short_conv at {self.form.where!r} with activation='silu' and without residual has no neutral "
                 "parameters; use residual=True or activation='none'"
             )
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.zero_()
-            if not self.form.adds:
-                self.weight[..., -1] = 1.0
+        self._fill("zero" if self.form.adds else "identity")
 
     def definition(self, x: Tensor) -> Tensor:
         """nn.functional.conv1d over k - 1 zeros and the tokens, the activation, and the input where it is added."""

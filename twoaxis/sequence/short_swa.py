@@ -39,7 +39,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, Published, Quantity
+from twoaxis.base.method import Card, Quantity
 from twoaxis.base.options import Count, Options, Positive, between
 from twoaxis.kernels.precision import widen
 from twoaxis.ring import Ring
@@ -83,13 +83,7 @@ class ShortSWAConfig(Options):
 
 
 class ShortSWA(LocalOperator):
-    """The operator.
-
-    Args:
-        channels: C.
-        config: the options; or give them as keywords: `ShortSWA(768, window=16, heads=2, head_width=32)`.
-        **options: in place of a config.
-    """
+    """The operator: `ShortSWA(768, window=16, heads=2, head_width=32)`."""
 
     name = "short_swa"
     Config = ShortSWAConfig
@@ -112,29 +106,12 @@ class ShortSWA(LocalOperator):
         adaptivity="per token and head",
         window="last w tokens",
         granularity="per block",
-        ways="one",
         injection="own residual sub-layer, or the attention's input",
         sharing="own projections per block, shared over tokens",
-        gating="-",
         depth_state="none",
         token_state="last w-1 keys and values",
         paper="Zhang, Residual Stream Duality, arXiv 2603.16039",
         year=2026,
-        quirks=(
-            "The paper's block gives it a norm and a residual of its own; the blog post that named it acts on "
-            "projected "
-            "branches inside a mixer instead.",
-            "No source fixes heads, initialisation or results for it.",
-        ),
-        published=(
-            Published(
-                "No controlled result for ShortSWA before attention exists. For sliding windows that replace "
-                "attention in "
-                "5 of 6 layers (32B): MMLU 57.3 all global, 54.9 W=128, 58.3 W=128 with sink, 58.3 W=512 with sink; "
-                "MRCR 32.5, -, 34.4, 19.6",
-                "MiMo-V2-Flash report, arXiv 2601.02780, tables 2-4",
-            ),
-        ),
     )
 
     def __init__(self, channels: int, config: ShortSWAConfig | None = None, **options: Any) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from twoaxis.base.meter import Meter, storage_bytes
 from twoaxis.depth.compose import compose
+from twoaxis.depth.counts import count
 from twoaxis.depth.stream import Applied, Stream
 from twoaxis.depth.walk import visit
 from twoaxis.verify.claim import Result, claim, each_run, faults, worst
@@ -27,7 +28,7 @@ DEPTHS = (6, 12, 24)
 
 def cost_of(method: Any) -> Any:
     """What a stream or an operator says that it costs."""
-    return method.cost()
+    return count(method) if isinstance(method, Stream) else method.cost()
 
 
 @each_run("costs", "parameter groups", ["depth"])
