@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from twoaxis.base.files import atomic_folder, claim, file_sha256, remove_partial, short_hash, write_json
+from twoaxis.base.machine import versions
 from twoaxis.data.survey import Entry, Findings, Memory, read_again, read_sealed, sealed, survey
-from twoaxis.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, recipe_key, train_bpe
+from twoaxis.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, train_bpe
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -107,7 +108,8 @@ def open_corpus(options: DataOptions, *, watch: Watch | None = None, check: bool
     if not options.held_out > 0:
         raise ValueError(f"held_out is {options.held_out}: nothing would be left to evaluate on; 0.05 is usual")
     tokenizer = None if bpe_size(options.tokenizer) else load_tokenizer(options.tokenizer)
-    recipe = recipe_key(options.tokenizer) if tokenizer is None else tokenizer.key
+    trained = f"{options.tokenizer} tokenizers {versions()['tokenizers']}"
+    recipe = trained if tokenizer is None else tokenizer.key
     root = cache_folder(options.cache)
 
     def place(findings: Findings) -> Path:
