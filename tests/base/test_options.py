@@ -114,7 +114,7 @@ def test_bounds_stand_in_the_annotation(tmp_path: Path) -> None:
 
 def test_integers_as_people_write_them() -> None:
     assert [parse_integer(text) for text in ("500", "1e6", "300k", "2M", "1.5B", "10_000", "-3")] == [
-        *(500, 1_000_000, 300_000, 2_000_000, 1_500_000_000, 10_000, -3),
+        *(500, 1_000_000, 300_000, 2_000_000, 1_500_000_000, 10_000, -3)
     ]
     for text in ("", "k", "1.5", "ten", "1e400", "9" * 400, "nan", "2MM"):
         with pytest.raises(ValueError, match="expected an integer such as 500, 300k or 2M"):

@@ -116,17 +116,7 @@ def test_eval_prints_one_json_document(folder: Path, data: Path) -> None:
 
 
 def test_eval_prints_lines(folder: Path, data: Path) -> None:
-    done = run(
-        "eval",
-        str(folder),
-        "--data",
-        str(data),
-        "--bytes",
-        "--max-tokens",
-        "40",
-        "--device",
-        "cpu",
-    )
+    done = run("eval", str(folder), "--data", str(data), "--bytes", "--max-tokens", "40", "--device", "cpu")
     assert done.code == 0
     assert [line.split()[0] for line in done.out.splitlines()] == [
         *("loss", "perplexity", "bits", "counted", "context", "time")
@@ -135,11 +125,7 @@ def test_eval_prints_lines(folder: Path, data: Path) -> None:
     assert "context        64 tokens, stride 32, bytes" in done.out
 
 
-def test_the_folders_own_tokenizer(
-    folder: Path,
-    data: Path,
-    tmp_path: Path,
-) -> None:
+def test_the_folders_own_tokenizer(folder: Path, data: Path, tmp_path: Path) -> None:
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     tokenizer = byte_tokenizer(merges=[("T", "h"), ("Ġ", "t")])
@@ -208,11 +194,7 @@ GENERATE: list[tuple[tuple[str, ...], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), GENERATE)
-def test_what_generate_refuses(
-    folder: Path,
-    arguments: tuple[str, ...],
-    message: str,
-) -> None:
+def test_what_generate_refuses(folder: Path, arguments: tuple[str, ...], message: str) -> None:
     done = run("generate", str(folder), *arguments)
     assert (done.code, done.out) == (2, "")
     assert message in done.err
@@ -233,12 +215,7 @@ EVAL: list[tuple[tuple[str, ...], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), EVAL)
-def test_what_eval_refuses(
-    folder: Path,
-    data: Path,
-    arguments: tuple[str, ...],
-    message: str,
-) -> None:
+def test_what_eval_refuses(folder: Path, data: Path, arguments: tuple[str, ...], message: str) -> None:
     named = [argument.format(data=data, model=folder) for argument in arguments]
     done = run("eval", str(folder), *named)
     assert (done.code, done.out) == (2, "")
@@ -247,11 +224,7 @@ def test_what_eval_refuses(
 
 
 @pytest.mark.parametrize("command", ["generate", "eval"])
-def test_folders_that_are_no_model(
-    folder: Path,
-    tmp_path: Path,
-    command: str,
-) -> None:
+def test_folders_that_are_no_model(folder: Path, tmp_path: Path, command: str) -> None:
     (tmp_path / "bare").mkdir()
     (tmp_path / "llama").mkdir()
     (tmp_path / "llama" / "config.json").write_text('{"model_type": "llama"}')
@@ -265,11 +238,6 @@ def test_folders_that_are_no_model(
         done = run(command, str(path))
         assert done.code == 2
         assert message in done.err
-
-
-def test_a_mistake_is_one_line(tmp_path: Path) -> None:
-    done = run("eval", str(tmp_path / "nowhere"), "--data", "x")
-    assert done == (2, "", f"twoaxis: there is no folder {tmp_path / 'nowhere'}\n")
 
 
 def test_a_prompt_that_is_no_text(folder: Path) -> None:

@@ -142,10 +142,7 @@ def test_what_is_said_of_it(tmp_path: Path, folder: Path) -> None:
     assert facts["train"]["rows"] == data.rows
     assert (facts["tokenizer"], facts["vocab_size"], facts["duplicates"]) == ("bpe:300", 300, 1)
     assert facts["skipped"] == {"hidden": 1, "binary": 1}
-    assert facts["notes"][:2] == [
-        "passed over: 1 binary, 1 hidden",
-        "left out because the same text came before: 1",
-    ]
+    assert facts["notes"][:2] == ["passed over: 1 binary, 1 hidden", "left out because the same text came before: 1"]
     row = data.train(0, 3)[2]["input_ids"].tolist()
     assert data.excerpt(2) == data.corpus.tokenizer.decode(row)
     assert "<|endoftext|>" in "".join(data.excerpt(n) for n in range(data.rows))
@@ -258,16 +255,12 @@ def test_tasks(tmp_path: Path) -> None:
         ("task:recall:pears=4", "did you mean 'pairs'"),
         ("task:recall:context=9", "the context of task:recall is the run's: give --context 9"),
         ("task:recall:pairs", "'pairs' in 'recall:pairs' is no option"),
+        ("stdlib task:recall", "task:recall cannot be mixed with other data: stdlib, task:recall"),
     ],
 )
 def test_tasks_that_there_are_not(tmp_path: Path, spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load_data(settings(tmp_path, spec))
-
-
-def test_tasks_are_not_mixed_with_text(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(ValueError, match="task:recall cannot be mixed with other data: stdlib, task:recall"):
-        load_data(settings(tmp_path, "stdlib", "task:recall"))
+        load_data(settings(tmp_path, *spec.split()))
 
 
 def test_tokenizers_of_a_run_are_saved_beside_its_model(tmp_path: Path, folder: Path) -> None:

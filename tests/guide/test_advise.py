@@ -343,7 +343,8 @@ def test_without_a_terminal_it_does_not_wait(tmp_path: Path) -> None:
     """Standard input stays open and silent; the command must not read it, and help must not load torch."""
     script = (
         "import sys\nfrom twoaxis import cli\nfrom twoaxis.commands import advise\n"
-        "advise._advise = lambda given, *rest: print(given['goal'], given['shape']) or 0\n"
+        "from twoaxis.show.document import Document, Shown\n"
+        "advise._advise = lambda given, *rest: print(given['goal'], given['shape']) or Shown({}, Document('', ()))\n"
         "sys.argv = ['twoaxis', 'advise']\ntry:\n    cli.main()\nexcept SystemExit as stop:\n    code = stop.code\n"
         "assert 'torch' not in sys.modules\nsys.exit(code)"
     )

@@ -66,22 +66,13 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
 class Uneven(Data):
     """Random tokens of which each example labels another number."""
 
-    name, fingerprint, vocab_size, context, answers = "uneven", "uneven", 29, 16, False
+    name, fingerprint, vocab_size, context = "uneven", "uneven", 29, 16
 
     def train(self, seed: int, count: int) -> Dataset[dict[str, Tensor]]:
         return _Examples(seed, count)
 
     def held_out(self, count: int) -> Dataset[dict[str, Tensor]]:
         return _Examples(-1, count)
-
-    def describe(self) -> dict[str, Any]:
-        return {}
-
-    def excerpt(self, example: int = 0, *, seed: int = 0) -> str:
-        return ""
-
-    def save_tokenizer(self, folder: str | Path) -> None:
-        pass
 
 
 class _Examples(Dataset[dict[str, Tensor]]):

@@ -119,25 +119,12 @@ def test_files_of_fields(name: str, text: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("stepps = 7", r"no option 'stepps' \(did you mean 'steps'\?\)"),
-        ("steps = 7\ntokens = 9", r"steps \(7\) and tokens \(9\) are both given"),
-        ('steps = "7"', "steps must be an integer or None, got '7'"),
-        ("model = 3", "model in .* must be a table"),
-        ("steps = ", "cannot be read"),
-    ],
-)
-def test_files_with_mistakes(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        merge(read_fields(tmp_path / "run.toml"), {})
-
-
 def test_from_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('from = "there"')
     assert merge(read_fields(tmp_path / "run.toml"), {}).source == "there"
+    (tmp_path / "run.toml").write_text("model = 3")
+    with pytest.raises(ValueError, match=r"model in .* must be a table"):
+        read_fields(tmp_path / "run.toml")
 
 
 def test_parse_model() -> None:

@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 
 from transformers.utils import logging
 
-from tests.training.runs import SHAPE, numbers
+from tests.training.runs import SHAPE
 from twoaxis import cli
 from twoaxis.depth.registry import STREAMS
 from twoaxis.show.charts import Line
@@ -81,43 +81,6 @@ def test_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert capsys.readouterr().err == (
         f"twoaxis: {folder} holds another run: lr is 0.002 there and 0.1 here. Choose another folder, or remove it\n"
     )
-
-
-def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "fields.toml"
-    file.write_text(
-        'data = ["task:recall:pairs=3"]\ncontext = 24\nbatch = 6\nlr = 0.01\nmeasure_memory = false\ntokens = 720\n'
-        "eval_examples = 4\nsave_model = false\nclip = 0.5\n"
-        "[model]\nhidden_size = 32\nnum_hidden_layers = 2\nnum_attention_heads = 2\nintermediate_size = 40\n"
-    )
-    folder = tmp_path / "run"
-    # the learning rate is the default's: it counts all the same, as it stands on the command line
-    line = [
-        "--config",
-        str(file),
-        "--lr",
-        "0.002",
-        "--steps",
-        "3",
-        "--accumulate",
-        "3",
-        "--model",
-        "intermediate_size=48",
-    ]
-    assert run(monkeypatch, *line, "--out", str(folder)) == 0
-    config = config_of(folder)
-    assert (config.lr, config.clip, config.batch, config.accumulate) == (0.002, 0.5, 6, 3)
-    assert (config.steps, config.tokens, config.save_model, config.beta1) == (3, None, False, 0.9)
-    assert config.model == SHAPE
-    again = tmp_path / "again"
-    assert run(monkeypatch, "--config", str(folder / "run.json"), "--out", str(again), "--log-every", "1") == 0
-    assert config_of(again).key == config.key
-    first, second = load_result(folder), load_result(again)
-    assert first is not None
-    assert second is not None
-    assert first.weights == second.weights
-    assert [record["step"] for record in numbers(again)] == [1, 1, 2, 2, 3, 3]
-    capsys.readouterr()
 
 
 def test_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

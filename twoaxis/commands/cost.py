@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from twoaxis.costs.deployment import ONE_DEVICE, Deployment
+
 if TYPE_CHECKING:
-    from twoaxis.costs.deployment import Deployment
+    from twoaxis.show.document import Shown
 
 Several = tyro.conf.UseAppendAction
 
@@ -20,25 +21,13 @@ def cost(
     stream: Annotated[tuple[str, ...], Several, tyro.conf.arg(metavar="NAME[:k=v,...]")] = (),
     mixer: Annotated[tuple[str, ...], Several, tyro.conf.arg(metavar="NAME[:k=v,...]")] = (),
     grid: bool = False,
-    hardware: Annotated[str, tyro.conf.arg(metavar="NAME|profile.json")] = "h100",
-    data_parallel: int = 1,
-    tensor_parallel: int = 1,
-    pipeline_stages: int = 1,
-    virtual_stages: int = 1,
-    sequence_parallel: bool = False,
-    micro_batch: int = 1,
-    context: int = 4096,
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
-    recompute: Literal["none", "block", "full"] = "none",
-    prefill_chunk: int | None = None,
-    batch: int = 1,
+    deployment: Deployment = ONE_DEVICE,
     sites: bool = False,
     plot: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None,
     calibrate: bool = False,
     out: Annotated[str | None, tyro.conf.arg(metavar="profile.json")] = None,
     published: bool = False,
-    json_output: Annotated[bool, tyro.conf.arg(name="json")] = False,
-) -> int:
+) -> Shown:
     """Predict what streams and mixers cost on a model and a deployment: memory, bytes, operations, transfers, time.
 
     Everything but the times is counted by running the model's own code on tensors without numbers, so it needs neither
@@ -49,24 +38,12 @@ def cost(
         stream: A residual stream, as attention_residuals:block_size=8. Given again, another row.
         mixer: A local mixer on the plain residual, as short_swa:window=32. Given again, another row.
         grid: Every stream without a mixer and with each one.
-        hardware: a100, h100, h200, b200, or a profile that --calibrate wrote.
-        data_parallel: Replicas; the optimiser's state is spread over them.
-        tensor_parallel: Devices that share each sub-layer.
-        pipeline_stages: Devices that share the depth.
-        virtual_stages: Chunks of blocks on each pipeline device.
-        sequence_parallel: Spread the stream and the norms along the sequence over the tensor-parallel devices.
-        micro_batch: Sequences of a training pass on each replica.
-        context: Tokens of a sequence.
-        dtype: Of weights and activations.
-        recompute: Make activations anew in the backward pass: none, block by block, or a whole pipeline chunk (full).
-        prefill_chunk: Tokens of a prefill pass. None is the whole context.
-        batch: Sequences that decode together.
+        deployment: Devices, batch sizes and precision.
         sites: Print the bytes of every site too.
         plot: Folder for figures against depth, context, window and stages (SVG).
         calibrate: Measure this machine instead, and compare predicted with measured times of every method.
         out: Where --calibrate writes its profile, for --hardware.
         published: Print published figures beside ours instead.
-        json_output: Print one JSON document instead of tables.
     """
     if out is not None and not calibrate:
         raise ValueError("--out is where --calibrate writes its profile; give both")
@@ -75,31 +52,12 @@ def cost(
     if grid and not (stream and mixer):
         raise ValueError("--grid pairs streams with mixers; give at least one --stream and one --mixer")
     if calibrate:
-        return _calibrate(out, json_output)
+        return _calibrate(out)
     if published:
-        return _published(json_output)
-    from twoaxis.costs.hardware import find_profile
-
-    find_profile(hardware)  # a wrong name is told before anything heavy is loaded
-    from twoaxis.costs.deployment import Deployment
-
-    deployment = Deployment(
-        hardware=hardware,
-        data_parallel=data_parallel,
-        tensor_parallel=tensor_parallel,
-        pipeline_stages=pipeline_stages,
-        virtual_stages=virtual_stages,
-        sequence_parallel=sequence_parallel,
-        micro_batch=micro_batch,
-        context=context,
-        dtype=dtype,
-        recompute=recompute,
-        prefill_chunk=prefill_chunk,
-        batch=batch,
-    )
+        return _published()
     pairs: list[Pair] = [(None, None), *((s, None) for s in stream), *((None, m) for m in mixer)]
     pairs += [(s, m) for s in stream for m in mixer] if grid else []
-    return _predict(shape, list(dict.fromkeys(pairs)), deployment, sites, plot, json_output)
+    return _predict(shape, list(dict.fromkeys(pairs)), deployment, sites, plot)
 
 
 def _alone(mode: str, *others: object) -> None:
@@ -114,16 +72,17 @@ Pair = tuple[str | None, str | None]
 """A stream and a mixer."""
 
 
-def _predict(
-    shape: str, pairs: list[Pair], deployment: Deployment, sites: bool, plot: str | None, json_output: bool
-) -> int:
+def _predict(shape: str, pairs: list[Pair], deployment: Deployment, sites: bool, plot: str | None) -> Shown:
     """Costs of every pair."""
+    from twoaxis.costs.hardware import find_profile
+
+    find_profile(deployment.hardware)  # a wrong name is told before anything heavy is loaded
     from twoaxis.base.progress import Progress
     from twoaxis.costs.costs import cost as predict
     from twoaxis.costs.document import document, to_json
     from twoaxis.costs.shapes import find_shape
     from twoaxis.model.variant import make_contender
-    from twoaxis.show import terminal
+    from twoaxis.show.document import Shown
 
     config = find_shape(shape)
     contenders = [make_contender(*pair) for pair in pairs]
@@ -132,44 +91,31 @@ def _predict(
         for contender in contenders:
             rows.append(predict(config, contender, deployment))
             bar.advance(1, contender.label)
-    if json_output:
-        print(json.dumps(to_json(shape, rows), indent=1))
-    else:
-        terminal.show(document(shape, rows, sites=sites))
     if plot is not None:
         from twoaxis.costs.plots import draw
 
         written = draw(plot, config, contenders, deployment)
         print(f"wrote {', '.join(map(str, written))}", file=sys.stderr)
-    return 0
+    return Shown(to_json(shape, rows), document(shape, rows, sites=sites))
 
 
-def _calibrate(out: str | None, json_output: bool) -> int:
+def _calibrate(out: str | None) -> Shown:
     """Measure this machine."""
     from twoaxis.base.files import write_json
     from twoaxis.costs.calibrate import calibrate, calibration_document
-    from twoaxis.show import terminal
+    from twoaxis.show.document import Shown
 
     found = calibrate(say=lambda text: print(text, file=sys.stderr))
     if out is not None:
         write_json(out, found["profile"])
         print(f"wrote {out}; use it with --hardware {out}", file=sys.stderr)
-    if json_output:
-        print(json.dumps(found, indent=1))
-    else:
-        terminal.show(calibration_document(found))
-    return 0
+    return Shown(found, calibration_document(found))
 
 
-def _published(json_output: bool) -> int:
+def _published() -> Shown:
     """Published figures beside ours."""
     from twoaxis.guide.published import compared, published_table
-    from twoaxis.show import terminal
-    from twoaxis.show.document import Document
+    from twoaxis.show.document import Document, Shown
 
     rows = compared()
-    if json_output:
-        print(json.dumps([row._asdict() for row in rows], indent=1))
-    else:
-        terminal.show(Document("", (published_table(rows),)))
-    return 0
+    return Shown([row._asdict() for row in rows], Document("", (published_table(rows),)))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 from twoaxis.data.options import DataFields
-from twoaxis.show.document import Block, Code, Document, Facts, Heading, Showable
+from twoaxis.show.document import Block, Code, Document, Facts, Heading, Shown
 
 if TYPE_CHECKING:
     from twoaxis.data.load import TaskData
 
 
-def data(*, seed: int = 0, examples: int = 1, check: bool = False, **fields: Unpack[DataFields]) -> Described:
+def data(*, seed: int = 0, examples: int = 1, check: bool = False, **fields: Unpack[DataFields]) -> Shown:
     """Show what a run would train on: documents, tokens, split, fingerprint and some examples.
 
     Args:
@@ -36,38 +35,16 @@ def data(*, seed: int = 0, examples: int = 1, check: bool = False, **fields: Unp
     facts = loaded.describe()
     if isinstance(loaded, TaskData):
         facts["solver"] = _solved(loaded, seed)
-    return Described(facts, seed, tuple(loaded.excerpt(number, seed=seed) for number in range(examples)))
+    rows = _task_lines(facts) if isinstance(loaded, TaskData) else _text_lines(facts)
+    blocks: list[Block] = [Facts(tuple(rows))]
+    excerpts = [loaded.excerpt(number, seed=seed) for number in range(examples)]
+    for number, excerpt in enumerate(excerpts):
+        blocks += [Heading(f"example {number} of seed {seed}"), Code(excerpt)]
+    return Shown(facts | {"seed": seed, "examples": excerpts}, Document("", tuple(blocks)))
 
 
 MOST = 1000
 """Examples that can be shown at once."""
-
-
-@dataclass(frozen=True)
-class Described(Showable):
-    """What a run would train on.
-
-    Attributes:
-        facts: of the data; see `Data.describe`.
-        seed: whose order the examples are in.
-        examples: training examples as text, from the first on.
-    """
-
-    facts: dict[str, Any]
-    seed: int
-    examples: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The facts and the examples as plain values."""
-        return self.facts | {"seed": self.seed, "examples": list(self.examples)}
-
-    def document(self) -> Document:
-        """The facts, then the examples with their lines as they are."""
-        rows = _task_lines(self.facts) if self.facts["tokenizer"] is None else _text_lines(self.facts)
-        blocks: list[Block] = [Facts(tuple(rows))]
-        for number, example in enumerate(self.examples):
-            blocks += [Heading(f"example {number} of seed {self.seed}"), Code(example)]
-        return Document("", tuple(blocks))
 
 
 def _text_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from twoaxis.commands.models import open_model, read_prompt
-from twoaxis.show.document import Document, Showable
+from twoaxis.show.document import Shown
 
 
 def inspect(
@@ -19,7 +18,7 @@ def inspect(
     out: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None,
     as_bytes: Annotated[bool, tyro.conf.arg(name="bytes")] = False,
     device: str | None = None,
-) -> Inspected:
+) -> Shown:
     """Show what every site of a saved model reads, mixes and writes on a prompt.
 
     Args:
@@ -31,6 +30,7 @@ def inspect(
     """
     from twoaxis.inspection import files
     from twoaxis.inspection.document import inspect_prompt
+    from twoaxis.inspection.tables import tables
     from twoaxis.model import load
 
     load.check_folder(folder)
@@ -45,25 +45,4 @@ def inspect(
         print(f"wrote {', '.join(str(path) for path in written)}", file=sys.stderr)
         if left_out:
             print(left_out, file=sys.stderr)
-    return Inspected(found)
-
-
-@dataclass(frozen=True)
-class Inspected(Showable):
-    """What `inspect` saw.
-
-    Attributes:
-        found: from `inspect_prompt`.
-    """
-
-    found: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it."""
-        return self.found
-
-    def document(self) -> Document:
-        """Tables of numbers per site."""
-        from twoaxis.inspection.tables import tables
-
-        return tables(self.found)
+    return Shown(found, tables(found))

@@ -5,16 +5,14 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from twoaxis.show.document import Document, Facts, Showable
+from twoaxis.show.document import Document, Facts, Shown
 
 if TYPE_CHECKING:
     from twoaxis.data.tokenizer import Tokenizer
-    from twoaxis.model.evaluate import Evaluation
     from twoaxis.model.hf_model import TwoAxisForCausalLM
 
 
@@ -106,7 +104,7 @@ def evaluate(
     max_tokens: int | None = None,
     as_bytes: Annotated[bool, tyro.conf.arg(name="bytes")] = False,
     device: str | None = None,
-) -> Measured:
+) -> Shown:
     """Measure loss, perplexity and bits per byte of a saved model on text.
 
     Args:
@@ -119,6 +117,7 @@ def evaluate(
         as_bytes: Tokens are bytes; for models without a tokenizer.
         device: Such as cpu or cuda:1. None is a GPU if there is one.
     """
+    from twoaxis.base.machine import versions
     from twoaxis.base.progress import Progress
     from twoaxis.data.sources import Skipped, read_sources, skipped_text
     from twoaxis.model import evaluate as measuring
@@ -144,42 +143,14 @@ def evaluate(
             max_tokens=max_tokens,
             watch=lambda tokens, loss: bar.advance(tokens, f"loss {loss:.4f}"),
         )
-    return Measured(folder, tuple(data), tokenizer.name, found)
-
-
-@dataclass(frozen=True)
-class Measured(Showable):
-    """What `eval` measured.
-
-    Attributes:
-        model: the folder.
-        data: what it was measured on.
-        tokenizer: the name of the tokenizer.
-        found: the numbers.
-    """
-
-    model: str
-    data: tuple[str, ...]
-    tokenizer: str
-    found: Evaluation
-
-    def to_dict(self) -> dict[str, Any]:
-        """The numbers, and what made them."""
-        from twoaxis.base.machine import versions
-
-        made_with = {name: version for name, version in versions().items() if name in ("twoaxis", "torch")}
-        asked = {"model": self.model, "data": list(self.data), "tokenizer": self.tokenizer}
-        return made_with | asked | self.found.to_dict()
-
-    def document(self) -> Document:
-        """The numbers, a line each."""
-        found = self.found
-        rows = (
-            ("loss", f"{found.loss:.4f} nats per token"),
-            ("perplexity", f"{found.perplexity:.6g}"),
-            ("bits per byte", f"{found.bits_per_byte:.4f}"),
-            ("counted", f"{found.tokens:,} tokens, {found.bytes:,} bytes, {found.documents:,} documents"),
-            ("context", f"{found.context:,} tokens, stride {found.stride:,}, {self.tokenizer}"),
-            ("time", f"{found.seconds:.2f} s, {found.rate:,.0f} tokens/s"),
-        )
-        return Document("", (Facts(rows),))
+    made_with = {name: version for name, version in versions().items() if name in ("twoaxis", "torch")}
+    asked = {"model": folder, "data": list(data), "tokenizer": tokenizer.name}
+    rows = (
+        ("loss", f"{found.loss:.4f} nats per token"),
+        ("perplexity", f"{found.perplexity:.6g}"),
+        ("bits per byte", f"{found.bits_per_byte:.4f}"),
+        ("counted", f"{found.tokens:,} tokens, {found.bytes:,} bytes, {found.documents:,} documents"),
+        ("context", f"{found.context:,} tokens, stride {found.stride:,}, {tokenizer.name}"),
+        ("time", f"{found.seconds:.2f} s, {found.rate:,.0f} tokens/s"),
+    )
+    return Shown(made_with | asked | found.to_dict(), Document("", (Facts(rows),)))

@@ -4,7 +4,8 @@
     twoaxis.train(out="runs/delta", stream="deep_delta", steps=500)
 
 are the same call: what is not typed is not passed, so that a command cannot tell the two apart. `**fields` of a command
-stand for the fields of a run; in the help they are shown in groups with their defaults.
+stand for the fields of a run, and a parameter that is `Options` for all of its fields; in the help they are shown in
+groups with their defaults.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Annotated, Any, NamedTuple, TypedDict, Union, get_args, get_o
 
 import tyro
 
-from twoaxis.base.options import field_docs, parse_integer
+from twoaxis.base.options import Options, field_docs, parse_integer
 
 Repeated = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
 """An option that may be given several times; () is "not given", as it cannot be typed."""
@@ -58,10 +59,13 @@ def parse(command: Callable[..., Any], name: str, args: Sequence[str]) -> tuple[
     rest = [each.name for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD]
     # `**fields: Unpack[T]`: the keys of the TypedDict T are fields of a run.
     fields = set(get_type_hints(get_args(hints[rest[0]])[0])) if rest else set()
+    made_of = {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, Options)}
+    own = [each for each in own if each.name not in made_of]
     notes: dict[str, Any] = {each.name: spelled(hints[each.name]) for each in own}
     keyword = inspect.Parameter.KEYWORD_ONLY
     more: list[inspect.Parameter] = []
-    groups = _run_groups(fields - set(notes)) if fields else {}
+    groups = {name: _group(options) for name, options in made_of.items()}
+    groups |= _run_groups(fields - set(notes)) if fields else {}
     for group, (made, default) in groups.items():
         notes[f"_{group}"] = Annotated[made, tyro.conf.arg(name=group, help="")]
         more.append(inspect.Parameter(f"_{group}", keyword, default=default))
@@ -79,12 +83,14 @@ def parse(command: Callable[..., Any], name: str, args: Sequence[str]) -> tuple[
             raise ValueError("--markdown and --json are two forms of one result; give one of them")
         flat: dict[str, Any] = {}
         for option, value in given.items():
-            flat |= value if option[1:] in groups and option[0] == "_" else {option: value}
+            group = option.removeprefix("_")
+            flat |= {group: value} if group in made_of else value if option != group else {option: value}
         return {option: value for option, value in flat.items() if not (option in SPELLED and value == ())}, common
 
     typed.__signature__ = signature.replace(parameters=[*own, *more], return_annotation=Any)  # type: ignore[attr-defined]
     typed.__annotations__, typed.__doc__ = notes, command.__doc__
-    return tyro.cli(typed, args=list(args), prog=f"twoaxis {name}", config=(tyro.conf.OmitArgPrefixes,))
+    arguments, common = tyro.cli(typed, args=list(args), prog=f"twoaxis {name}", config=(tyro.conf.OmitArgPrefixes,))
+    return arguments | {each: made.from_dict(arguments[each]) for each, made in made_of.items()}, common
 
 
 def spelled(hint: Any) -> Any:
@@ -92,33 +98,21 @@ def spelled(hint: Any) -> Any:
     inner, rest = (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
     parts = get_args(inner) if get_origin(inner) in (Union, types.UnionType) else (inner,)
     bare = {get_args(part)[0] if get_origin(part) is Annotated else part for part in parts}
-    if bare == {int} or bare == {int, types.NoneType}:
-        return Annotated[(int if len(bare) == 1 else int | None, *rest, _integer(len(bare) > 1))]
+    if bare == {int}:
+        return Annotated[(int, *rest, word("INT", parse_integer))]
+    if bare == {int, types.NoneType}:
+        read = lambda text: None if text == "None" else parse_integer(text)  # noqa: E731
+        return Annotated[(int | None, *rest, word("{None}|INT", read))]
     return hint
 
 
-def word(metavar: str) -> Any:
-    """For `Annotated`: an option that Python gives in several forms and the command line as one word."""
+def word(metavar: str, read: Callable[[str], Any] = str) -> Any:
+    """For `Annotated`: an option that Python gives in several forms and the command line as one word, which is read."""
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
-        instance_from_str=lambda words: words[0],
+        instance_from_str=lambda words: read(words[0]),
         is_instance=lambda value: True,
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-def _integer(optional: bool) -> Any:
-    """How an integer is read from one word."""
-
-    def read(words: list[str]) -> int | None:
-        return None if optional and words[0] == "None" else parse_integer(words[0])
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="{None}|INT" if optional else "INT",
-        instance_from_str=read,
-        is_instance=lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool)),
         str_from_instance=lambda value: [str(value)],
     )
 
@@ -132,22 +126,23 @@ SPELLED: dict[str, Any] = {
 
 
 def _run_groups(wanted: set[str]) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """Fields of a run by section: a TypedDict, of which tyro returns what was typed, and its default."""
+    """Fields of a run by section; see `_group`."""
     from twoaxis.training.config import SECTIONS
 
-    groups: dict[str, tuple[Any, dict[str, Any]]] = {}
-    for section, options in SECTIONS.items():
-        hints, docs = get_type_hints(options, include_extras=True), field_docs(options)
-        made: dict[str, Any] = {}
-        for field in dataclasses.fields(options):
-            if field.name not in wanted:
-                continue
-            default: Any = field.default if field.default is not dataclasses.MISSING else None
-            shown = (" ".join(map(str, default)) or None) if isinstance(default, tuple) else default
-            help_of = tyro.conf.arg(help=docs[field.name], help_behavior_hint=f"(default: {shown})")
-            made[field.name] = Annotated[SPELLED.get(field.name) or spelled(hints[field.name]), help_of]
-        # tyro cannot leave a repeatable option of a TypedDict out: () stands for "not typed".
-        repeated = {name: () for name in made if name == "model"}
-        if made:
-            groups[section] = TypedDict(options.__name__, made, total=False), repeated  # type: ignore[operator,misc]
-    return groups
+    groups = {section: _group(options, wanted) for section, options in SECTIONS.items()}
+    return {section: group for section, group in groups.items() if group[0].__annotations__}
+
+
+def _group(options: type[Options], wanted: set[str] | None = None) -> tuple[Any, dict[str, Any]]:
+    """Fields of options, None is all of them, as a TypedDict, of which tyro returns what was typed, and its default."""
+    hints, docs = get_type_hints(options, include_extras=True), field_docs(options)
+    made: dict[str, Any] = {}
+    for field in dataclasses.fields(options):  # type: ignore[arg-type]
+        if wanted is not None and field.name not in wanted:
+            continue
+        default: Any = field.default if field.default is not dataclasses.MISSING else None
+        shown = (" ".join(map(str, default)) or None) if isinstance(default, tuple) else default
+        help_of = tyro.conf.arg(help=docs[field.name], help_behavior_hint=f"(default: {shown})")
+        made[field.name] = Annotated[SPELLED.get(field.name) or spelled(hints[field.name]), help_of]
+    # tyro cannot leave a repeatable option of a TypedDict out: () stands for "not typed".
+    return TypedDict(options.__name__, made, total=False), {name: () for name in made if name == "model"}  # type: ignore[operator,misc]

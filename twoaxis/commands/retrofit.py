@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from twoaxis.show.document import Document, Facts, Showable
+from twoaxis.show.document import Document, Facts, Shown
 
 if TYPE_CHECKING:
     from twoaxis.pretrained.record import Record
@@ -27,7 +26,7 @@ def retrofit(
     text: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None,
     tokens: int = 768,
     seed: int = 0,
-) -> Written:
+) -> Shown:
     """Put a stream or a mixer on a pretrained model without changing what it computes.
 
     Args:
@@ -70,42 +69,25 @@ def retrofit(
         print(f"note: {note}", file=sys.stderr)
     for line in closed_paths(made.record.still):
         print(f"warning: {line}", file=sys.stderr)
-    return Written(out, made.record)
+    return Shown({"folder": out, **made.record.to_dict()}, _document(out, made.record))
 
 
-@dataclass(frozen=True)
-class Written(Showable):
-    """What `retrofit` wrote.
-
-    Attributes:
-        folder: where.
-        record: what was done and measured.
-    """
-
-    folder: str
-    record: Record
-
-    def to_dict(self) -> dict[str, Any]:
-        """The record, and where it is."""
-        return {"folder": self.folder, **self.record.to_dict()}
-
-    def document(self) -> Document:
-        """What was made of what, how far it is from the source, and what was added."""
-        record = self.record
-        method, source, text = record.method, record.measured["source"], record.measured["text"]
-        plain = record.measured["plain"]["largest"]
-        largest = f"{source['largest']:.2e} ({source['relative']:.1e} relative)"
-        mixer = f", {method['mixer']}" if method["mixer"] else ""
-        exact = "0, bit for bit" if plain == 0 else f"{plain:.2e}"
-        share = record.added_parameters / record.source_parameters
-        rows = (
-            ("folder", self.folder),
-            ("source", f"{record.source['name']} ({record.source['family']}, {record.source['kind']})"),
-            ("method", f"{method['stream']}{mixer}; start: {record.neutral}; {record.dtype}"),
-            ("logits", f"differ from the source's by at most {largest}"),
-            ("", f"from the plain stream's by at most {exact}"),
-            ("", f"likeliest token equal at {source['agree']:,} of {source['tokens']:,}"),
-            ("text", f"{text['name']}: {text['tokens']:,} tokens, {text['bytes']:,} bytes"),
-            ("added", f"{record.added_parameters:,} parameters ({share:.3%}), {record.added_bytes:,} bytes"),
-        )
-        return Document("", (Facts(rows),))
+def _document(folder: str, record: Record) -> Document:
+    """What was made of what, how far it is from the source, and what was added."""
+    method, source, text = record.method, record.measured["source"], record.measured["text"]
+    plain = record.measured["plain"]["largest"]
+    largest = f"{source['largest']:.2e} ({source['relative']:.1e} relative)"
+    mixer = f", {method['mixer']}" if method["mixer"] else ""
+    exact = "0, bit for bit" if plain == 0 else f"{plain:.2e}"
+    share = record.added_parameters / record.source_parameters
+    rows = (
+        ("folder", folder),
+        ("source", f"{record.source['name']} ({record.source['family']}, {record.source['kind']})"),
+        ("method", f"{method['stream']}{mixer}; start: {record.neutral}; {record.dtype}"),
+        ("logits", f"differ from the source's by at most {largest}"),
+        ("", f"from the plain stream's by at most {exact}"),
+        ("", f"likeliest token equal at {source['agree']:,} of {source['tokens']:,}"),
+        ("text", f"{text['name']}: {text['tokens']:,} tokens, {text['bytes']:,} bytes"),
+        ("added", f"{record.added_parameters:,} parameters ({share:.3%}), {record.added_bytes:,} bytes"),
+    )
+    return Document("", (Facts(rows),))

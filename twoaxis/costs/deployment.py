@@ -104,6 +104,10 @@ class Deployment(Options):
             )
 
 
+ONE_DEVICE = Deployment()
+"""The defaults."""
+
+
 def _divisors(count: int) -> list[int]:
     return [n for n in range(1, count + 1) if count % n == 0]
 

@@ -18,6 +18,7 @@ a caller asks for it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -27,8 +28,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from twoaxis.base.files import atomic_folder, claim, file_sha256, remove_partial, short_hash, write_json
+from twoaxis.base.machine import versions
 from twoaxis.data.survey import Entry, Findings, Memory, read_again, read_sealed, sealed, survey
-from twoaxis.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, recipe_key, train_bpe
+from twoaxis.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, train_bpe
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,7 +108,8 @@ def open_corpus(options: DataOptions, *, watch: Watch | None = None, check: bool
     if not options.held_out > 0:
         raise ValueError(f"held_out is {options.held_out}: nothing would be left to evaluate on; 0.05 is usual")
     tokenizer = None if bpe_size(options.tokenizer) else load_tokenizer(options.tokenizer)
-    recipe = recipe_key(options.tokenizer) if tokenizer is None else tokenizer.key
+    trained = f"{options.tokenizer} tokenizers {versions()['tokenizers']}"
+    recipe = trained if tokenizer is None else tokenizer.key
     root = cache_folder(options.cache)
 
     def place(findings: Findings) -> Path:
@@ -121,8 +124,8 @@ def open_corpus(options: DataOptions, *, watch: Watch | None = None, check: bool
         facts = _facts(place(findings), check=check)
         if facts is None:
             told = (lambda what, done, total: None) if watch is None else watch
-            builder = _Builder(options, tokenizer, entries, findings.cut, told)
-            facts = _build(place(findings), builder, check=check)
+            documents = _Documents(options, entries, findings.cut, told)
+            facts = _build(place(findings), documents, tokenizer, check=check)
     folder = place(findings)
     if tokenizer is None:
         tokenizer = load_tokenizer(folder / "tokenizer")
@@ -161,7 +164,7 @@ def _same(path: Path, known: tuple[int, str], *, check: bool) -> bool:
         return False
 
 
-def _build(folder: Path, builder: _Builder, *, check: bool) -> dict[str, Any]:
+def _build(folder: Path, documents: _Documents, tokenizer: Tokenizer | None, *, check: bool) -> dict[str, Any]:
     """Build a corpus in the place of what may be left of it, unless another process does; returns its facts."""
     with claim(folder, wait=True, beside=True):
         facts = _facts(folder, check=check, say=True)
@@ -171,7 +174,7 @@ def _build(folder: Path, builder: _Builder, *, check: bool) -> dict[str, Any]:
         if folder.is_file():
             folder.unlink()
         with atomic_folder(folder, replace=True) as partial:
-            facts = builder.build(partial) | {"name": folder.name}
+            facts = _fill(partial, documents, tokenizer) | {"name": folder.name}
             files = sorted(path for path in partial.rglob("*") if path.is_file())
             names = {path: path.relative_to(partial).as_posix() for path in files}
             facts["files"] = {names[path]: [path.stat().st_size, file_sha256(path)] for path in files}
@@ -182,71 +185,59 @@ def _build(folder: Path, builder: _Builder, *, check: bool) -> dict[str, Any]:
     return facts
 
 
-class _Builder(NamedTuple):
-    """What is needed to build a corpus."""
+class _Documents(NamedTuple):
+    """The documents of a survey, to be read again under the eyes of a watch."""
 
     options: DataOptions
-    tokenizer: Tokenizer | None
     entries: list[Entry]
     cut: int | None
     watch: Watch
 
-    def build(self, folder: Path) -> dict[str, Any]:
-        """Fill the folder of a corpus; returns numbers of it."""
-        tokenizer = self.tokenizer
-        if tokenizer is None:
-            tokenizer = train_bpe(self._training_texts(), bpe_size(self.options.tokenizer) or 0)
-            tokenizer.save(folder / "tokenizer")
-        dtype = next(name for name in ("<u1", "<u2", "<u4") if tokenizer.vocab_size <= 256 ** int(name[-1]))
-        counts = self._encode(folder, tokenizer, dtype)
-        parts = {}
-        for part, held in (("train", False), ("held_out", True)):
-            sizes = [entry.size for entry in self.entries if entry.held_out is held]
-            parts[part] = {"documents": len(sizes), "bytes": sum(sizes), "tokens": counts[part]}
-        return {"format": FORMAT, "dtype": dtype, "vocab_size": tokenizer.vocab_size, **parts}
-
-    def _training_texts(self) -> Iterator[str]:
-        done, total = 0, sum(entry.size for entry in self.entries if not entry.held_out)
+    def read(self, what: str, *, training: bool = False) -> Iterator[tuple[str, Entry]]:
+        """All documents, or those for training, which is done with each when the next one is asked for."""
+        done, total = 0, sum(entry.size for entry in self.entries if not (training and entry.held_out))
         for text, entry in read_again(self.options, self.entries, self.cut):
-            if not entry.held_out:
-                yield text
+            if not (training and entry.held_out):
+                yield text, entry
                 done += entry.size
-                self.watch("tokenizer", done, total)
-
-    def _encode(self, folder: Path, tokenizer: Tokenizer, dtype: str) -> dict[str, int]:
-        """Write the tokens of both parts; returns how many."""
-        counts, starts = {"train": 0, "held_out": 0}, {"train": [0], "held_out": [0]}
-        total, done = sum(entry.size for entry in self.entries), 0
-        with contextlib.ExitStack() as stack:
-            names = ("train", "held_out", "held_out.sizes")
-            files = {name: stack.enter_context(open(folder / f"{name}.bin", "wb")) for name in names}
-            for texts, entries in _batches(read_again(self.options, self.entries, self.cut)):
-                part = "held_out" if entries[0].held_out else "train"
-                for tokens in tokenizer.encode(texts, sizes=part == "held_out"):
-                    files[part].write(tokens.ids.astype(dtype).tobytes())
-                    files["held_out.sizes"].write(tokens.sizes.astype("<u4").tobytes())  # nothing for the training part
-                    counts[part] += len(tokens.ids)
-                    starts[part].append(counts[part])
-                done += sum(entry.size for entry in entries)
-                self.watch("tokenise", done, total)
-        for part, places in starts.items():
-            np.array(places[:-1], dtype="<i8").tofile(folder / f"{part}.starts.bin")
-            if not counts[part]:
-                raise ValueError(f"the {part.replace('_', '-')} documents have no tokens with {tokenizer.name}")
-        return counts
+                self.watch(what, done, total)
 
 
-def _batches(documents: Iterator[tuple[str, Entry]]) -> Iterator[tuple[list[str], list[Entry]]]:
-    """Documents of one side in lots of about `BATCH` characters, so that several threads have something to do."""
-    texts: list[str] = []
-    entries: list[Entry] = []
-    length = 0
-    for text, entry in documents:
-        if texts and (length + len(text) > BATCH or entry.held_out != entries[0].held_out):
-            yield texts, entries
-            texts, entries, length = [], [], 0
-        texts.append(text)
-        entries.append(entry)
-        length += len(text)
-    if texts:
-        yield texts, entries
+def _fill(folder: Path, documents: _Documents, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Write a corpus into its folder, with a tokenizer of its own if none is given; returns numbers of it."""
+    if tokenizer is None:
+        learned = (text for text, _ in documents.read("tokenizer", training=True))
+        tokenizer = train_bpe(learned, bpe_size(documents.options.tokenizer) or 0)
+        tokenizer.save(folder / "tokenizer")
+    dtype = next(name for name in ("<u1", "<u2", "<u4") if tokenizer.vocab_size <= 256 ** int(name[-1]))
+    facts: dict[str, Any] = {"format": FORMAT, "dtype": dtype, "vocab_size": tokenizer.vocab_size}
+    starts = {"train": [0], "held_out": [0]}
+    with contextlib.ExitStack() as stack:
+        names = (*starts, "held_out.sizes")
+        files = {name: stack.enter_context(open(folder / f"{name}.bin", "wb")) for name in names}
+        for part, texts in _batches(documents.read("tokenise")):
+            for tokens in tokenizer.encode(texts, sizes=part == "held_out"):
+                files[part].write(tokens.ids.astype(dtype).tobytes())
+                files["held_out.sizes"].write(tokens.sizes.astype("<u4").tobytes())  # nothing for the training part
+                starts[part].append(starts[part][-1] + len(tokens.ids))
+    for part, (*places, tokens) in starts.items():
+        if not tokens:
+            raise ValueError(f"the {part.replace('_', '-')} documents have no tokens with {tokenizer.name}")
+        np.array(places, dtype="<i8").tofile(folder / f"{part}.starts.bin")
+        sizes = [entry.size for entry in documents.entries if entry.held_out is (part == "held_out")]
+        facts[part] = {"documents": len(sizes), "bytes": sum(sizes), "tokens": tokens}
+    return facts
+
+
+def _batches(documents: Iterator[tuple[str, Entry]]) -> Iterator[tuple[str, list[str]]]:
+    """Part and texts of documents of one side in lots of about `BATCH` characters, for several threads."""
+    for part, group in itertools.groupby(documents, lambda document: "held_out" if document[1].held_out else "train"):
+        texts: list[str] = []
+        length = 0
+        for text, _ in group:
+            if texts and length + len(text) > BATCH:
+                yield part, texts
+                texts, length = [], 0
+            texts.append(text)
+            length += len(text)
+        yield part, texts

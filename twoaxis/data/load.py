@@ -17,7 +17,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -38,8 +38,8 @@ TASK = "task:"
 """How the spelling of a task begins."""
 
 
-class Data(Protocol):
-    """What a run trains on and is measured on.
+class Data:
+    """Base class of what a run trains on and is measured on.
 
     Attributes:
         name: what tables call it.
@@ -56,30 +56,29 @@ class Data(Protocol):
     fingerprint: str
     vocab_size: int
     context: int
-    answers: bool
+    answers: bool = False
     chance: float | None = None
     bytes_per_token: float | None = None
     end: int | None = None
 
     def train(self, seed: int, count: int) -> Dataset[dict[str, Tensor]]:
         """The first `count` examples of the seed's endless order."""
-        ...
+        raise NotImplementedError
 
     def held_out(self, count: int) -> Dataset[dict[str, Tensor]]:
         """The examples to evaluate on; text may have fewer than `count`."""
-        ...
+        raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
-        """For JSON: documents, tokens, bytes, split, tokenizer, hashes."""
-        ...
+        """For JSON: what it is; of text also documents, tokens, bytes, split, tokenizer and hashes."""
+        return {name: getattr(self, name) for name in ("name", "fingerprint", "context", "vocab_size")}
 
     def excerpt(self, example: int = 0, *, seed: int = 0) -> str:
         """A training example as text."""
-        ...
+        raise NotImplementedError
 
     def save_tokenizer(self, folder: str | Path) -> None:
-        """Put the tokenizer beside a model, where transformers, `twoaxis generate` and `twoaxis eval` find it."""
-        ...
+        """Put the tokenizer, if it has files, beside a model, where transformers and `twoaxis generate` find it."""
 
 
 def load_data(options: DataOptions, *, watch: Watch | None = None, check: bool = False) -> TextData | TaskData:
@@ -113,8 +112,6 @@ def bars() -> Iterator[Watch]:
 
 class TextData(Data):
     """Documents, packed into rows."""
-
-    answers = False
 
     def __init__(self, options: DataOptions, *, watch: Watch | None = None, check: bool = False) -> None:
         self.options, self.context = options, options.context
@@ -179,13 +176,9 @@ class TextData(Data):
     def describe(self) -> dict[str, Any]:
         """Documents, tokens and bytes of both parts, and what they were made of and with."""
         facts, findings = self.corpus.facts, self.corpus.findings
-        described = {
-            "name": self.name,
-            "fingerprint": self.fingerprint,
+        described = super().describe() | {
             "sources": list(self.options.data),
-            "context": self.context,
             "isolate": self.options.isolate,
-            "vocab_size": self.vocab_size,
             "tokenizer": self.corpus.tokenizer.name,
             "train": facts["train"] | {"rows": self.rows, "used_tokens": self.train_tokens},
             "held_out": facts["held_out"] | {"rows": len(self.corpus.held_out.tokens) // self.context},
@@ -202,7 +195,7 @@ class TextData(Data):
         return self.corpus.tokenizer.decode(self.train(seed, example + 1)[example]["input_ids"].tolist())
 
     def save_tokenizer(self, folder: str | Path) -> None:
-        """The tokenizer's files; bytes have none."""
+        """As the tokenizer does."""
         self.corpus.tokenizer.save(folder)
 
 
@@ -242,12 +235,8 @@ class TaskData(Data):
 
     def describe(self) -> dict[str, Any]:
         """The task and its options."""
-        return {
-            "name": self.name,
-            "fingerprint": self.fingerprint,
+        return super().describe() | {
             "sources": [self.name],
-            "context": self.context,
-            "vocab_size": self.vocab_size,
             "tokenizer": None,
             "task": self.task.name,
             "summary": self.task.describe(),
@@ -260,9 +249,6 @@ class TaskData(Data):
     def excerpt(self, example: int = 0, *, seed: int = 0) -> str:
         """An example in words, its answers behind the questions."""
         return self.task.show(self.task.examples(seed, example, 1))
-
-    def save_tokenizer(self, folder: str | Path) -> None:
-        """A task has none."""
 
 
 class TaskExamples(Dataset[dict[str, Tensor]]):

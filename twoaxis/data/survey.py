@@ -54,13 +54,6 @@ class Findings(NamedTuple):
     skipped: dict[str, int]
 
 
-class Survey(NamedTuple):
-    """The documents in order, of a single one its head and its tail, and the findings."""
-
-    entries: list[Entry]
-    findings: Findings
-
-
 def split_position(content: bytes) -> float:
     """Where the hash of a document puts it between 0 and 1; those below `held_out` are held out."""
     return int.from_bytes(hashlib.sha256(b"side" + content).digest()[:8], "big") / 2**64
@@ -84,8 +77,8 @@ def find_cut(text: str, held_out: float) -> int:
     return line + 1 if line >= 0 else place
 
 
-def survey(options: DataOptions) -> Survey:
-    """Read every document once, for its hash and its side."""
+def survey(options: DataOptions) -> tuple[list[Entry], Findings]:
+    """Read every document once: the entries in order, of a single document its head and its tail, and the findings."""
     sizes: dict[bytes, int] = {}
     duplicates, skipped, last = 0, Skipped(), Document("", "")
     for document in read_sources(options.data, options.text_field, skipped):
@@ -109,7 +102,7 @@ def survey(options: DataOptions) -> Survey:
         parts = {False: last.text[:cut].encode(), True: last.text[cut:].encode()}
         entries = [Entry(hashlib.sha256(part).digest(), len(part), side) for side, part in parts.items()]
     text_hash = hashlib.sha256(b"".join(entry.hash + bytes([entry.held_out]) for entry in entries)).hexdigest()
-    return Survey(entries, Findings(text_hash, cut, duplicates, dict(+skipped)))
+    return entries, Findings(text_hash, cut, duplicates, dict(+skipped))
 
 
 def read_again(options: DataOptions, entries: Sequence[Entry], cut: int | None) -> Iterator[tuple[str, Entry]]:

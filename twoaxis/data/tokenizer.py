@@ -60,13 +60,6 @@ def bpe_size(spec: str) -> int | None:
     return int(size)
 
 
-def recipe_key(spec: str) -> str:
-    """Stands for a tokenizer that is to be trained, apart from the documents it learns from."""
-    import tokenizers
-
-    return f"{spec} tokenizers {tokenizers.__version__}"
-
-
 def load_tokenizer(spec: str | Path, vocab_size: int | None = None) -> Tokenizer:
     """A tokenizer that needs no training.
 
@@ -257,7 +250,12 @@ class Pretrained:
                 if sizes:
                     exact = exact_sizes(encoding.tokens, piece)
                     counted += offset_sizes([e for _, e in encoding.offsets], piece) if exact is None else exact
-            self._check(ids)
+            if (largest := max(ids, default=0)) >= self.vocab_size:
+                word = self.tokenizer.convert_ids_to_tokens(largest)
+                raise ValueError(
+                    f"the tokenizer {self.name} gives token {largest} ({word!r}), the vocabulary has "
+                    f"{self.vocab_size}: they do not belong together"
+                )
             counted = counted + [0] * len(end) if sizes else []
             encoded.append(Encoded(np.array(ids + end, np.int64), np.array(counted, np.int64)))
         return encoded
@@ -273,14 +271,6 @@ class Pretrained:
             return encode(texts, add_special_tokens=False)
         finally:
             backend.encode_special_tokens = before
-
-    def _check(self, ids: list[int]) -> None:
-        largest = max(ids, default=0)
-        if largest >= self.vocab_size:
-            raise ValueError(
-                f"the tokenizer {self.name} gives token {largest} ({self.tokenizer.convert_ids_to_tokens(largest)!r}), "
-                f"the vocabulary has {self.vocab_size}: they do not belong together"
-            )
 
     def decode(self, ids: Sequence[int]) -> str:
         """As the tokenizer writes them."""

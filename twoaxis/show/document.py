@@ -237,3 +237,24 @@ class Showable:
         for name, data in files.items():
             write_bytes(Path(folder) / name, data)
         return Saved(tuple(Path(folder) / name for name in files), note)
+
+
+@dataclass(frozen=True)
+class Shown(Showable):
+    """A result that is plain values and a document of them.
+
+    Attributes:
+        values: for JSON.
+        page: what is shown of them.
+    """
+
+    values: Any
+    page: Document
+
+    def to_dict(self) -> Any:
+        """The values."""
+        return self.values
+
+    def document(self) -> Document:
+        """The page."""
+        return self.page

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from twoaxis.base.files import Lease, claim, read_json, remove_partial, write_bytes, write_json
 from twoaxis.training.config import RUNNING, TrainConfig
 from twoaxis.training.engines.place import warn, world
-from twoaxis.training.results import CHECKPOINTS, LOG, MODEL, RUN, Result, load_result, save_result
+from twoaxis.training.results import CHECKPOINTS, LOG, MODEL, RESULT, RUN, Result, load_result
 
 if TYPE_CHECKING:
     from twoaxis.data.load import Data
@@ -126,7 +126,8 @@ class RunFolder:
     def finish(self, result: Result) -> None:
         """Write the result, then remove what only an unfinished run needs."""
         self.check_claim()
-        save_result(self.path, result)
+        stored = {name: value for name, value in result.to_dict().items() if name != "folder"}  # it may be moved
+        write_json(self.path / RESULT, stored)
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 

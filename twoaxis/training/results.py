@@ -1,11 +1,4 @@
-"""What a run leaves behind, as files that can be reloaded.
-
-RUN/run.json        resolved configuration, versions, hardware, data, parameters, FLOPs per token
-RUN/log.jsonl       a record per logged step and per evaluation
-RUN/checkpoints/    while it trains
-RUN/model/          the final model, as save_pretrained writes it
-RUN/result.json     written last: a run with one is finished and never done again
-"""
+"""What a run leaves behind, read again; `twoaxis.training.folder` lists the files."""
 
 from __future__ import annotations
 
@@ -15,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from twoaxis.base.files import JsonLines, read_json, write_json
+from twoaxis.base.files import JsonLines, read_json
 from twoaxis.show.charts import Axis, Chart, Line, Panel
 from twoaxis.show.document import Document, Facts, Showable
 from twoaxis.show.numbers import count, loss, percent, si, whole
@@ -98,20 +91,6 @@ class Result(Showable):
         """For JSON."""
         return dataclasses.asdict(self)
 
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> Result:
-        """The inverse of `to_dict`."""
-        given: dict[str, Any] = dict(values)
-        if given.get("row_losses") is not None:
-            given["row_losses"] = tuple(given["row_losses"])
-        return Result(**given)
-
-
-def save_result(folder: str | Path, result: Result) -> None:
-    """Mark a run as finished."""
-    stored = {name: value for name, value in result.to_dict().items() if name != "folder"}  # a folder may be moved
-    write_json(Path(folder) / RESULT, stored)
-
 
 def load_result(folder: str | Path) -> Result | None:
     """The outcome of a run, or None where it is not finished."""
@@ -119,7 +98,9 @@ def load_result(folder: str | Path) -> Result | None:
     if not path.exists():
         return None
     try:
-        return Result.from_dict(read_json(path) | {"folder": str(folder)})
+        given = read_json(path) | {"folder": str(folder)}
+        rows = given.get("row_losses")
+        return Result(**given | {"row_losses": None if rows is None else tuple(rows)})
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}. Remove it, and the run is made again") from error
 

@@ -161,7 +161,7 @@ def _facts(job: Job, data: Data) -> dict[str, Any]:
     return {
         "config": run.to_dict(),
         "key": run.key,
-        "data": data.describe() | {"name": data.name, "fingerprint": data.fingerprint},
+        "data": data.describe(),
         "model": model.config.to_dict(),
         "parameters": sum(p.numel() for p in model.parameters()),
         "learned": sum(p.numel() for p in model.parameters() if p.requires_grad),
