@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
 from torch import Tensor
 
 import twoaxis
@@ -79,86 +77,6 @@ def test_equals_flash_linear_attention(naive_attnres: Callable[..., Tensor], siz
             )
             for a, b in zip(ours_grad, their_grad, strict=True):
                 assert (a - b).abs().max() <= 2e-5 * max(1.0, b.abs().max().item())
-
-
-@given(
-    blocks=st.integers(1, 6),
-    size=st.integers(1, 13),
-    window=st.one_of(st.none(), st.integers(1, 8)),
-    keep_first=st.booleans(),
-    overflow=st.sampled_from(["drop", "sum"]),
-)
-@example(blocks=3, size=1, window=2, keep_first=True, overflow="sum")  # several sources leave the window
-@example(blocks=4, size=2, window=1, keep_first=False, overflow="sum")
-def test_sources_follow_the_window(blocks: int, size: int, window: int | None, keep_first: bool, overflow: str) -> None:
-    """With zero queries every read is the mean of the sources a plain state machine finds."""
-    stream = make(blocks, spread=0.0, block_size=size, window=window, keep_first=keep_first, overflow=overflow)
-    x = torch.randn(1, 2, 8, dtype=torch.float64)
-    reads, outs, out = run(stream, x)
-    for index, read in enumerate([*reads, out]):
-        finished = [outs[i : i + size] for i in range(0, index - index % size, size)]
-        slots = [x] + [torch.stack(f).sum(0) for f in finished]
-        if index % size:
-            slots.append(torch.stack(outs[index - index % size : index]).sum(0))
-        pinned, rest = (slots[:1], slots[1:]) if keep_first else ([], slots)
-        gone = rest[: max(0, len(rest) - window)] if window else []
-        kept = rest[len(gone) :]
-        spilled = [torch.stack(gone).sum(0)] if gone and overflow == "sum" else []
-        sources = [*pinned, *spilled, *kept]
-        assert len(sources) == len(stream.sources(stream.layout.sites[index]))
-        assert (read - torch.stack(sources).mean(0)).abs().max() <= 1e-12
-    declared = stream.neutral
-    forgets = any(
-        window is not None and len(slots) - int(keep_first) > window
-        for slots in [[0] * (-(-i // size) + 1) for i in range(len(reads) + 1)]
-    )
-    assert (declared == "none") == (forgets and overflow == "drop")
-
-
-@given(
-    blocks=st.integers(1, 5),
-    size=st.integers(1, 4),
-    groups=st.integers(1, 4),
-    heads=st.sampled_from([1, 2]),
-    read=st.sampled_from(["average", "sum"]),
-)
-def test_two_phase_equals_direct(blocks: int, size: int, groups: int, heads: int, read: str) -> None:
-    x = torch.randn(1, 3, 8, dtype=torch.float64)
-    direct = make(blocks, block_size=size, heads=heads, read=read)
-    phased = make(blocks, block_size=size, heads=heads, read=read, evaluation="two_phase", group=size * groups)
-    for a, b in zip(run(direct, x)[0] + [run(direct, x)[2]], run(phased, x)[0] + [run(phased, x)[2]], strict=True):
-        assert (a - b).abs().max() <= 1e-12
-
-
-@pytest.mark.parametrize("options", [v for v in AttentionResiduals.variants if v.get("query") is None])
-def test_decoding_equals_the_pass_over_all_tokens(options: dict[str, Any]) -> None:
-    """One token at a time takes a way of its own; its states are values, and it may be left for one with gradients."""
-    stream, x = make(3, **options), torch.randn(2, 4, 8, dtype=torch.float64)
-    reads, _, out = run(stream, x)
-    sites = stream.sites
-    for t in range(4):
-        with torch.no_grad():
-            found, _, last = run(stream, x[:, t : t + 1])
-            for a, b in zip([*found, last], [*(r[:, t : t + 1] for r in reads), out[:, t : t + 1]], strict=True):
-                assert (a - b).abs().max() <= 1e-12
-    token = x[:, :1]
-    with torch.no_grad():
-        state = stream.open(token)
-        seen = stream.read(state, sites[0])
-        one = stream.write(state, sites[0], torch.tanh(seen.x), seen, seen)
-        expected = stream.read(one, sites[1]).x.clone()
-        other = stream.write(state, sites[0], torch.ones_like(token), seen, seen)
-        assert (stream.read(other, sites[1]).x - expected).abs().max() > 1e-3
-        assert torch.equal(stream.read(one, sites[1]).x, expected)
-        weights = stream.weights(one, sites[1])
-    y = torch.tanh(seen.x).requires_grad_()
-    again = stream.read(stream.write(state, sites[0], y, seen, seen), sites[1]).x
-    assert (again - expected).abs().max() <= 1e-12
-    assert again.requires_grad
-    listed = stream.weights(stream.write(stream.open(token), sites[0], y, seen, seen), sites[1])
-    assert weights is not None
-    assert listed is not None
-    assert (weights - listed).abs().max() <= 1e-12
 
 
 def test_published_parameter_count() -> None:

@@ -99,11 +99,6 @@ def test_dead_names_rows_and_follows_the_values() -> None:
     assert (grad.abs().amax(-1) == 0).tolist() == [False, True, False]
 
 
-def test_both_forms_of_the_relu_are_one_function() -> None:
-    x = embedding()
-    assert torch.equal(run(make(relu="literal"), x), run(make(relu="trainable"), x))
-
-
 @pytest.mark.slow
 def test_the_slope_survives_the_compiler() -> None:
     stream = make(random=False)
@@ -164,28 +159,6 @@ def test_weights_reproduce_the_read_of_equal_channels(version: int) -> None:
     assert weights.shape == (2, 3, 3, 1)
     assert seen.k is not None
     close(seen.k.mean(-1), 0.7 * weights[..., 1, 0])
-
-
-def test_slots_are_contributions_and_the_residual_is_the_query_way() -> None:
-    stream = make(window=None)
-    _, steps, _ = trace(stream, embedding(), [toy(s.kind, s.index) for s in stream.sites])
-    first, second = steps[0], steps[1]
-    assert first["seen"].q is None
-    assert torch.equal(second["seen"].x, first["seen"].x + first["y"])
-    assert torch.equal(second["state"].value.kept[1].x, first["y"] + second["y"])
-
-
-def test_a_mixer_joins_every_way() -> None:
-    stream = make(MIXED_BLOCK)
-    _, steps, _ = trace(stream, embedding(), [toy(s.kind, s.index) for s in stream.sites])
-    mixer, attention, mlp = steps[3:6]
-    waiting = mixer["seen"].aux
-    assert mixer["seen"].k is None
-    assert torch.equal(attention["seen"].x, mixer["seen"].x + mixer["y"])
-    assert torch.equal(attention["seen"].k, waiting.k + mixer["y"])
-    assert torch.equal(attention["seen"].v, waiting.v + mixer["y"])
-    assert mlp["seen"].k is None
-    assert attention["state"].value.waiting is None
 
 
 def test_a_block_without_attention_reads_once() -> None:

@@ -6,12 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 
 import twoaxis
-from twoaxis import document_reach, padding_reach
 from twoaxis.depth.counts import count
 from twoaxis.depth.deep_delta import DeepDelta
 from twoaxis.depth.stream import Layout
@@ -58,59 +54,6 @@ def test_initial_values() -> None:
     x = torch.randn(1, 5, 256, dtype=torch.float64)
     assert torch.equal(stream.open(x).value.h, x.unsqueeze(-2).expand(-1, -1, 4, -1))
     assert make(gate_start=0.5).gate_bias[0].item() == pytest.approx(torch.logit(torch.tensor(0.25)).item())
-
-
-def test_zero_sublayer_keeps_the_state() -> None:
-    stream = make()
-    x = torch.randn(1, 3, 8, dtype=torch.float64)
-    state, site = stream.open(x), stream.sites[0]
-    seen = stream.read(state, site)
-    after = stream.write(state, site, torch.zeros_like(x), seen, seen)
-    assert torch.equal(after.value.h, x.unsqueeze(-2))
-
-
-def run(stream: DeepDelta, x: Tensor, past: tuple = (), reach: Tensor | None = None) -> tuple[Tensor, tuple]:
-    maps = [torch.randn(8, 8, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in range(4)]
-    functions = [
-        (site.kind, None, lambda c, m=m: torch.tanh(c @ m)) for site, m in zip(stream.sites, maps, strict=True)
-    ]
-    return twoaxis.compose(stream, functions).run(x, past, reach=reach, keep=True)
-
-
-@given(cuts=st.lists(st.integers(1, 6), min_size=1, max_size=6))
-def test_chunks_of_any_length_even_shorter_than_the_taps(cuts: list[int]) -> None:
-    stream = make(**TOKEN_SIDE)
-    x = torch.randn(2, sum(cuts), 8, dtype=torch.float64)
-    past, rows = (), []
-    for chunk in x.split(cuts, dim=1):
-        out, past = run(stream, chunk, past)
-        rows.append(out)
-    assert (torch.cat(rows, dim=1) - run(stream, x)[0]).abs().max() <= 1e-12
-    assert sum(ring.stored * ring.tensors()[0][0, 0].numel() for ring in past) <= count(stream).kept
-    if sum(cuts) >= 3:
-        assert sum(ring.tensors()[0][0].numel() for ring in past) == count(stream).kept
-
-
-def test_packed_documents_do_not_see_each_other() -> None:
-    stream = make(**TOKEN_SIDE)
-    x = torch.randn(1, 9, 8, dtype=torch.float64)
-    documents = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 2, 2]])
-    packed = run(stream, x, reach=document_reach(documents))[0]
-    apart = torch.cat([run(stream, part)[0] for part in x.split([2, 5, 2], dim=1)], dim=1)
-    assert (packed - apart).abs().max() <= 1e-12
-
-
-def test_left_padding_is_not_seen() -> None:
-    stream = make(**TOKEN_SIDE)
-    x = torch.randn(2, 6, 8, dtype=torch.float64)
-    mask = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
-    padded, past = run(stream, x, reach=padding_reach(mask))
-    alone, alone_past = run(stream, x[:1, 3:])
-    assert (padded[:1, 3:] - alone).abs().max() <= 1e-12
-    more = torch.randn(2, 2, 8, dtype=torch.float64)
-    reach = torch.tensor([[3, 4], [6, 7]])
-    later = run(stream, more, past, reach=reach)[0]
-    assert (later[:1] - run(stream, more[:1], alone_past)[0]).abs().max() <= 1e-12
 
 
 def test_only_token_mixing_variants_remember_tokens() -> None:

@@ -20,16 +20,6 @@ def make(blocks: int = 3, width: int = 8, **options: Any) -> DepthAttention:
     return made
 
 
-def test_window_bounds_what_is_carried() -> None:
-    stream = make(blocks=10, window=3)
-    x = torch.randn(1, 2, 8, dtype=torch.float64)
-    state = stream.open(x)
-    for site in stream.sites:
-        assert len(state.value.kept) == min(site.index + 1, 3)
-        seen = stream.read(state, site)
-        state = stream.write(state, site, x, seen, seen)
-
-
 def test_weights_sum_to_one_over_named_sources() -> None:
     stream = make(window=3, read_out=True)
     state = stream.open(torch.randn(1, 2, 8, dtype=torch.float64))

@@ -180,35 +180,6 @@ def test_initial_weights() -> None:
         assert alpha[0].item() == pytest.approx(older, abs=5e-4)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_first_logit_is_dead_and_gradients_of_a_block_sum_to_zero(variant: str) -> None:
-    stream = make(variant=variant)
-    run(stream, embedding()).sin().sum().backward()
-    assert list(stream.dead()) == ["logits.0"]
-    for name, parameter in stream.named_parameters():
-        assert parameter.grad is not None
-        if name == "logits.0":
-            assert torch.equal(parameter.grad, torch.zeros_like(parameter))
-        else:
-            assert parameter.grad.abs().min() > 1e-8
-            assert parameter.grad.sum().abs() < 1e-12 * max(1.0, parameter.grad.abs().max().item())
-    assert make(variant=variant, placement="1-3").dead() == {}
-
-
-def test_neutral_class_is_none_and_blend_hides_the_method() -> None:
-    stream = make()
-    assert stream.neutral == "none"
-    with pytest.raises(ValueError, match="use Blend"):
-        stream.neutral_()
-    plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH)
-    blend = twoaxis.stream("elc_bert", blocks=BLOCKS, width=WIDTH, blend=True).double()
-    assert torch.equal(run(blend, embedding()), run(plain, embedding()))
-    with torch.no_grad():
-        blend.get_parameter("gate").fill_(1.0)
-    method = twoaxis.stream("elc_bert", blocks=BLOCKS, width=WIDTH).double()
-    assert torch.equal(run(blend, embedding()), run(method, embedding()))
-
-
 def test_flops_of_each_variant() -> None:
     reads = BLOCKS * (BLOCKS + 1) // 2
     flops = {v: counts.count(make(variant=v)).flops // WIDTH for v in VARIANTS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 import twoaxis
 from tests.support.numbers import close, randn
 from twoaxis.base.spec import spell
-from twoaxis.depth import counts
 from twoaxis.depth.history import HistoryStream
 from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.registry import STREAMS, stream_names
@@ -174,58 +172,6 @@ def test_two_thousand_blocks_of_attention_residuals_run() -> None:
 
 
 @every_stream
-@pytest.mark.parametrize("kinds", [PLAIN_BLOCK, MIXED_BLOCK, ("parallel",)])
-def test_packs_and_continues_at_every_boundary_whatever_the_placement(
-    name: str, options: Any, kinds: tuple[str, ...]
-) -> None:
-    for placement in ("all", "1-3", "attention", "mlp", "mixer+out", "0,2", "none", "4"):
-        stream, x = make(name, options, kinds, placement=placement), randn(2, 3, WIDTH, seed=9)
-        out, state = run(stream, x), stream.open(x)
-        for site in stream.layout.sites:
-            if site.first:
-                packed = stream.pack(state)
-                close(resume(stream, stream.unpack(packed, site)), out)
-                with pytest.raises(ValueError, match=f"packs into {len(packed)} tensors, got {len(packed) + 1}"):
-                    stream.unpack((*packed, packed[0]), site)
-            if site in stream.sites:
-                state = visit(stream, state, [site], act)
-
-
-@every_stream
-def test_nothing_is_learned_where_nothing_is_placed(name: str, options: Any) -> None:
-    stream = make(name, options, MIXED_BLOCK, placement="none")
-    assert list(stream.parameters()) == []
-    x = randn(2, 3, WIDTH)
-    plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH, kinds=MIXED_BLOCK)
-    assert torch.equal(run(stream, x), run(plain, x))
-    assert counts.count(stream) == (0, 0, 0, WIDTH, 0)
-
-
-@every_stream
-def test_a_pass_begun_without_gradients_goes_on_with_them(name: str, options: Any) -> None:
-    """What earlier sites made is constant; what is made of parameters for later sites is not."""
-    stream, x = make(name, options), randn(2, 3, WIDTH)
-    with torch.no_grad():
-        state = halfway(stream, x)
-    fresh = stream.unpack(stream.pack(state), stream.layout.sites[state.index])
-    all_close(gradients(stream, resume(stream, state)), gradients(stream, resume(stream, fresh)))
-
-
-@every_stream
-def test_a_copy_goes_on_with_its_own_parameters(name: str, options: Any) -> None:
-    stream, x = make(name, options), randn(2, 3, WIDTH)
-    other = copy.deepcopy(stream)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(1.5)
-        state = halfway(stream, x)
-    fresh = other.unpack(other.pack(state), other.layout.sites[state.index])
-    out, again = resume(other, state), resume(other, fresh)
-    close(out, again)
-    all_close(gradients(other, out), gradients(other, again))
-
-
-@every_stream
 def test_a_state_meets_parameters_that_were_written_to(name: str, options: Any) -> None:
     stream, x = make(name, options), randn(2, 3, WIDTH)
     with torch.no_grad():
@@ -266,25 +212,6 @@ def test_every_parameter_is_in_the_graph(name: str, options: Any) -> None:
 
 
 @every_stream
-def test_optimiser_steps_inside_the_backward_pass(name: str, options: Any) -> None:
-    """A parameter that changes as soon as its own gradient is there changes nobody else's."""
-    stream, x = make(name, options), randn(2, 3, WIDTH)
-    before = {n: p.detach().clone() for n, p in stream.named_parameters()}
-    wanted = gradients(stream, run(stream, x))
-
-    def step(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        with torch.no_grad():
-            parameter -= parameter.grad
-
-    for parameter in stream.parameters():
-        parameter.register_post_accumulate_grad_hook(step)
-    out = run(stream, x)
-    (out * randn(*out.shape, seed=8)).sum().backward()
-    all_close({n: before[n] - p.detach() for n, p in stream.named_parameters()}, wanted)
-
-
-@every_stream
 def test_batches_of_gradients_and_second_derivatives(name: str, options: Any) -> None:
     stream, x = make(name, options), randn(1, 2, WIDTH, grad=True)
     leaves = [x, *stream.parameters()]
@@ -298,7 +225,8 @@ def test_batches_of_gradients_and_second_derivatives(name: str, options: Any) ->
                 close(many[i], one, least=1e-2)
 
     def second() -> Sequence[Tensor]:
-        (first,) = torch.autograd.grad((probes[0] * run(stream, x)).square().sum(), x, create_graph=True)
+        out = run(stream, x) * probes[0]  # a normalised output alone has a sum of squares that nothing changes
+        (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
         found = torch.autograd.grad(first.square().sum(), leaves, allow_unused=True)
         return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)]
 

@@ -82,25 +82,6 @@ def test_initial_values() -> None:
     assert build(scale_start=0.5).get_parameter("dynamic_beta_scale")[0] == 0.5
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("streams", [1, 2, 3, 4, 5, 7])
-def test_mean_readout_is_plain_to_a_bit(streams: int, dtype: torch.dtype) -> None:
-    stream = scatter(build(streams=streams, readout="mean")).to(dtype)
-    assert stream.neutral == "bitwise"
-    x = embedding(dtype)
-    assert not torch.equal(run(stream, x), plain(x))
-    stream.neutral_()
-    assert torch.equal(run(stream, x), plain(x))
-
-
-@pytest.mark.parametrize("streams", [2, 3, 4])
-def test_sum_readout_is_plain_times_n(streams: int) -> None:
-    stream, x = build(streams=streams).double(), embedding()
-    assert stream.neutral == "scale"
-    torch.testing.assert_close(run(stream, x), streams * plain(x), rtol=1e-14, atol=1e-14)
-    assert not torch.allclose(run(stream, x), plain(x))
-
-
 def test_neutral_class_follows_what_the_head_reads() -> None:
     assert build(streams=1).neutral == "bitwise"
     kinds = "mixer+attention+mlp"
@@ -148,25 +129,6 @@ def test_published_flops() -> None:
 
 
 # The weights.
-
-
-def test_orientation() -> None:
-    """alpha[i, j+1] carries stream i to stream j: shown with a shift, whose transpose is its inverse."""
-    stream = build(blocks=1, kinds=("attention",), streams=3, dynamic=False).double()
-    h = torch.arange(18, dtype=torch.float64).view(1, 3, WIDTH)
-    with torch.no_grad():
-        stream.static_alpha.zero_()
-        stream.static_beta.copy_(torch.tensor([[10.0, 20.0, 30.0]]))
-        stream.static_alpha[0, 2, 0] = 1.0
-        for i in range(3):
-            stream.static_alpha[0, i, 1 + (i + 1) % 3] = 1.0
-    site = stream.sites[0]
-    state = stream.unpack((h,), site)
-    seen = stream.read(state, site)
-    assert torch.equal(seen.x, h[:, 2])
-    after = stream.write(state, site, torch.ones(1, WIDTH, dtype=torch.float64), seen, seen).value.h
-    expected = torch.stack([h[:, 2] + 10.0, h[:, 0] + 20.0, h[:, 1] + 30.0], dim=1)
-    assert torch.equal(after, expected)
 
 
 @pytest.mark.parametrize("frozen", ["width", "depth", "both"])

@@ -66,72 +66,7 @@ def plain(x: Tensor, eps: float | None = None) -> Tensor:
 # The equations.
 
 
-def test_orientation() -> None:
-    """comb[i, o] carries stream i to stream o: shown with a shift, whose transpose is its inverse."""
-    stream = build(blocks=1, kinds=("attention",), streams=3, start="lite").double()
-    h = torch.arange(18, dtype=torch.float64).view(1, 3, WIDTH)
-    with torch.no_grad():
-        stream.base.fill_(-60.0)
-        stream.base[0, 2] = 60.0  # read stream 2 alone
-        stream.base[0, 3] = 0.0  # write to stream 0 alone
-        for i in range(3):
-            stream.base[0, 6 + 3 * i + (i + 1) % 3] = 60.0
-    site = stream.sites[0]
-    state = stream.unpack((h,), site)
-    seen = stream.read(state, site)
-    torch.testing.assert_close(seen.x, h[:, 2])
-    after = stream.write(state, site, torch.ones(1, WIDTH, dtype=torch.float64), seen, seen).value.h
-    torch.testing.assert_close(after, torch.stack([h[:, 2] + 1.0, h[:, 0], h[:, 1]], dim=1))
-
-
-def test_norm_weight_is_a_scale_of_fn() -> None:
-    with_weight, without, x = scatter(build(norm_weight=True).double()), build().double(), embedding()
-    assert with_weight.norm_weight is not None
-    with torch.no_grad():
-        without.fn.copy_(with_weight.fn * with_weight.norm_weight.unsqueeze(-2))
-        without.base.copy_(with_weight.base)
-        without.scale.copy_(with_weight.scale)
-    torch.testing.assert_close(run(with_weight, x), run(without, x), rtol=1e-12, atol=1e-12)
-
-
 # The manifold.
-
-
-@pytest.mark.parametrize("form", ["paper", "deepseek"])
-def test_mixing_is_doubly_stochastic_at_every_site(form: str) -> None:
-    stream, x = scatter(build(form=form, streams=4, iterations=200).double(), 0.2), embedding()
-    _, steps, _ = trace(stream, x, sublayers(len(stream.sites), x.dtype))
-    product = torch.eye(4, dtype=torch.float64)
-    for row, step in enumerate(steps):
-        pre, post, mix, _ = stream.routed(step["before"].value.h, row)
-        comb = mix.mT
-        assert (comb >= 0).all()
-        assert ((pre > 0) & (pre < 1 + 1e-5)).all()
-        assert ((post > 0) & (post < 2)).all()
-        gain = (comb.sum(-2) - 1).abs().max()
-        assert gain <= (1e-14 if form == "paper" else 2e-6)
-        assert (comb.sum(-1) - 1).abs().max() <= (1e-13 if form == "paper" else 1e-4)
-        bound = (comb.sum(-1).amax(-1) * comb.sum(-2).amax(-1)).sqrt()
-        assert (torch.linalg.matrix_norm(comb, 2) <= bound * (1 + 1e-12)).all()
-        product = comb.mT @ product
-        assert torch.equal(step["seen"].aux.route.mix, comb.mT)
-    ones = torch.ones(2, 3, 4, dtype=torch.float64)
-    tolerance = 1e-12 if form == "paper" else 5e-4
-    torch.testing.assert_close(product.sum(-1), ones, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(product.sum(-2), ones, rtol=tolerance, atol=tolerance)
-    assert torch.linalg.matrix_norm(product, 2).max() <= 1 + tolerance
-
-
-def test_silent_sublayers_keep_the_mean_of_the_streams() -> None:
-    """Doubly stochastic mixing neither amplifies nor loses the mean, however deep."""
-    stream = scatter(build(blocks=12, iterations=300, start="paper").double())  # logits that 300 divisions balance
-    h = torch.randn(2, 4, WIDTH, dtype=torch.float64)
-    state, zero = stream.unpack((h,), stream.sites[0]), torch.zeros(2, WIDTH, dtype=torch.float64)
-    for site in stream.sites:
-        seen = stream.read(state, site)
-        state = stream.write(state, site, zero, seen, seen)
-    torch.testing.assert_close(stream.close(state), h.sum(-2), rtol=1e-8, atol=1e-8)
-    assert not torch.allclose(state.value.h, h)
 
 
 def test_first_comb_has_no_gradient() -> None:
@@ -193,26 +128,6 @@ def test_zero_logits_are_plain_up_to_a_scale() -> None:
     torch.testing.assert_close(comb, torch.full_like(comb, 0.25), rtol=1e-15, atol=0)
     torch.testing.assert_close(run(stream, x, eps=1e-60), 4 * plain(x, eps=1e-60), rtol=1e-12, atol=1e-12)
     assert (run(stream, x) / 4 - plain(x)).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize("order", ["rows_last", "columns_last"])
-@pytest.mark.parametrize("readout", ["sum", "mean", "head"])
-@pytest.mark.parametrize("streams", [2, 3, 4, 5])
-def test_neutral_is_plain_to_rounding(streams: int, readout: str, order: str) -> None:
-    """Without a pre-norm, which would hide a scale."""
-    stream = scatter(build(streams=streams, readout=readout, order=order, pre_eps=1e-3, post_scale=1.5).double())
-    x = embedding()
-    stream.neutral_()
-    factor = streams if readout == "sum" else 1
-    assert stream.neutral == ("scale" if readout == "sum" else "rounding")
-    torch.testing.assert_close(run(stream, x), factor * plain(x), rtol=1e-12, atol=1e-12)
-    pre, post, mix, _ = stream.routed(torch.randn(streams, WIDTH, dtype=torch.float64), 1)
-    comb = mix.mT
-    assert pre.argmax() == 1
-    torch.testing.assert_close(pre.max(), torch.tensor(0.75, dtype=torch.float64))
-    torch.testing.assert_close(pre.sum(), torch.tensor(1.0, dtype=torch.float64))
-    torch.testing.assert_close(post, torch.ones_like(post))
-    assert comb.diagonal().min() > 0.99
 
 
 def test_one_stream_is_neutral_up_to_a_scale() -> None:

@@ -157,17 +157,6 @@ def test_parameters_of_the_published_sizes(blocks: int, width: int, released: bo
     assert round(count / 1e6, 2) == millions
 
 
-@pytest.mark.parametrize("ways", ["qkvr", "one"])
-@pytest.mark.parametrize("expand_last", [False, True])
-@pytest.mark.parametrize("round64", [False, True])
-def test_parameters(ways: str, expand_last: bool, round64: bool) -> None:
-    stream = make(ways=ways, expand_last=expand_last, round64=round64)
-    want = published(BLOCKS, WIDTH, 4 if ways == "qkvr" else 1, expand_last, round64)
-    assert counts.count(stream).parameters == want
-    pair = make(ways=ways, expand_last=expand_last, round64=round64, prenorm=True, postnorm=True)
-    assert counts.count(pair).parameters == want + WIDTH * (BLOCKS + 1) + 2 * WIDTH * BLOCKS
-
-
 def test_round64_always_adds() -> None:
     """Sixteen slots in four ways are 64 already and become 128; the head's 17 slots in one way become 64."""
     stream = make(blocks=16, round64=True)
@@ -194,16 +183,6 @@ def test_first_norms() -> None:
     assert torch.equal(run(shared, x), run(separate, x))
 
 
-def test_one_static_way_is_denseformer() -> None:
-    ours = make(ways="one", dynamic=False)
-    theirs = twoaxis.stream("denseformer", blocks=BLOCKS, width=WIDTH).double()
-    with torch.no_grad():
-        for block, static in ours.static.items():
-            theirs.get_parameter(f"alpha.{block}").copy_(static[0])
-    x = embedding()
-    assert torch.equal(run(ours, x), run(theirs, x))
-
-
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_weights_reproduce_the_reads(dynamic: bool) -> None:
     stream = make(dynamic=dynamic)
@@ -219,15 +198,6 @@ def test_weights_reproduce_the_reads(dynamic: bool) -> None:
         close(getattr(step["seen"], way), torch.einsum("bts,sbtd->btd", weights[..., row, :], slots))
     assert stream.weights(steps[5]["before"], steps[5]["site"]) is None
     assert stream.sources(stream.sites[0]) == ()
-
-
-def test_slots_are_complete_outputs_and_block_0_reads_the_embedding() -> None:
-    stream, x = make(), embedding()
-    _, steps, _ = trace(stream, x, [toy(s.kind, s.index) for s in stream.sites])
-    assert steps[0]["seen"].x is x
-    assert steps[0]["seen"].q is None
-    assert torch.equal(steps[1]["state"].value.kept[1].x, x + steps[0]["y"] + steps[1]["y"])
-    assert torch.equal(steps[3]["state"].value.kept[2].x, steps[2]["seen"].x + steps[2]["y"] + steps[3]["y"])
 
 
 def test_a_block_without_attention_mixes_one_way() -> None:

@@ -42,32 +42,6 @@ def run(stream: Stream, state: State) -> Tensor:
 
 
 @pytest.mark.parametrize(("name", "options"), METHODS, ids=str)
-def test_a_copy_uses_its_own_parameters(name: str, options: dict[str, Any]) -> None:
-    stream, x = make(name, options), torch.randn(1, 3, 6, dtype=torch.float64)
-    state, other = stream.open(x), copy.deepcopy(stream)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(1.7)
-    assert torch.equal(run(other, state), run(other, other.open(x)))
-    assert not torch.allclose(run(other, state), run(stream, state))
-
-
-@pytest.mark.parametrize(("name", "options"), METHODS, ids=str)
-def test_gradients_switched_on_after_opening(name: str, options: dict[str, Any]) -> None:
-    stream, x = make(name, options), torch.randn(1, 3, 6, dtype=torch.float64)
-    run(stream, stream.open(x)).square().sum().backward()
-    want = [p.grad for p in stream.parameters()]
-    stream.zero_grad()
-    with torch.no_grad():
-        state = stream.open(x)
-    run(stream, state).square().sum().backward()
-    for parameter, grad in zip(stream.parameters(), want, strict=True):
-        assert parameter.grad is not None
-        assert grad is not None
-        torch.testing.assert_close(parameter.grad, grad, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(("name", "options"), METHODS, ids=str)
 def test_what_is_written_into_parameters_is_seen(name: str, options: dict[str, Any]) -> None:
     stream, x = make(name, options), torch.randn(1, 3, 6, dtype=torch.float64)
     with torch.no_grad():

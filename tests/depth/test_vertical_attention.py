@@ -52,14 +52,6 @@ def run(stream: Stream, x: Tensor, functions: Sequence[Function] | None = None) 
     return twoaxis.compose(stream, [(s.kind, norm, f) for s, f in zip(stream.sites, functions, strict=True)])(x)
 
 
-@pytest.mark.parametrize("inner_residual", [True, False])
-def test_parallel_sites(inner_residual: bool) -> None:
-    stream = make(("parallel",), blocks=1, norm="l2", eps=0.0, inner_residual=inner_residual)
-    x, (f,) = embedding(), toys(1)
-    h = x / x.norm(dim=-1, keepdim=True)
-    close(run(stream, x), f(norm(h)) + (h if inner_residual else 0))
-
-
 def test_without_norm_and_inner_residual_it_is_elc_bert_zero_to_a_bit() -> None:
     for kinds in (("attention", "mlp"), ("mixer", "attention", "mlp"), ("parallel",)):
         ours = make(kinds, norm="none", inner_residual=False)
@@ -137,16 +129,6 @@ def test_first_block_switched_on_alone() -> None:
     plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH)
     x = embedding()
     close(run(stream, x), run(plain, x / x.norm(dim=-1, keepdim=True)))
-
-
-def test_neutral_class_is_none() -> None:
-    for kind in NORMS:
-        assert make(norm=kind).neutral == "none"
-        with pytest.raises(ValueError, match="use Blend"):
-            make(norm=kind).neutral_()
-    blend = twoaxis.stream("vertical_attention", blocks=BLOCKS, width=WIDTH, blend=True).double()
-    plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH)
-    assert torch.equal(run(blend, embedding()), run(plain, embedding()))
 
 
 def test_norms_run_in_float32_for_narrow_activations() -> None:

@@ -96,31 +96,7 @@ def test_a_set_is_the_same_in_any_order() -> None:
 # Memory.
 
 
-def test_decoder_trims_reorders_and_counts_what_it_keeps() -> None:
-    model, ids = small_decoder(mixer="canon"), tokens(2, 9)
-    want = model(ids)
-    _, past = model.step(ids[:, :6], model.start(spare=3))
-    _, drafted = model.step(tokens(2, 3, seed=7), past)
-    close(model.step(ids[:, 6:], drafted.trim(3))[0], want[:, 6:])
-    order = torch.tensor([1, 1, 0])
-    close(model.step(ids[order, 6:], past.reorder(order))[0], want[order, 6:])
-    _, exact = model.step(ids, model.start())
-    canons = [m for m in model.modules() if isinstance(m, ShortConv)]
-    kept = sum(local.cost().kept for local in canons)
-    assert kept == 2 * 3 * (8 + 16 + 8 + 24)
-    keys_and_values = 2 * 2 * 4 * 9
-    assert exact.nbytes() == 8 * 2 * (kept + keys_and_values)
-
-
 # Initial values, parameters, cost.
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("activation", [False, True])
-def test_zero_layers_return_their_input_to_the_bit(dtype: torch.dtype, activation: bool) -> None:
-    local = mixer("canon", start="zero", activation=activation).build("mlp", 5).to(dtype)
-    x = randn(2, 9, 5).to(dtype)
-    assert torch.equal(local(x), x)
 
 
 def test_published_start_and_parameters() -> None:

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 import twoaxis
-from tests.sequence.helpers import randomise, small_decoder, tokens
+from tests.sequence.helpers import randomise, tokens
 from tests.support.numbers import close, randn
-from twoaxis import Decoder, DecoderConfig, Ring, document_reach, mixer, padding_reach
+from twoaxis import Decoder, DecoderConfig, Ring, mixer, padding_reach
 from twoaxis.sequence.registry import MIXERS, mixer_names
 
 VARIANTS = [(name, dict(options)) for name in mixer_names() for options in MIXERS.find(name).variants]
-DDL = {"stream": "deep_delta", "stream_options": {"value_channels": 2, "compress": "token", "expand": "conv"}}
 each_variant = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
 
 
@@ -23,26 +22,6 @@ def test_every_mixer_is_exported_by_the_package() -> None:
         cls = MIXERS.find(name)
         assert getattr(twoaxis, cls.__name__) is cls
         assert cls.__name__ in dir(twoaxis)
-
-
-@each_variant
-@pytest.mark.parametrize("shape", [{}, DDL, {"block": "parallel"}], ids=["standard", "deep_delta", "parallel"])
-def test_chunks_documents_and_padding_in_the_decoder(name: str, options: dict[str, Any], shape: dict[str, Any]) -> None:
-    if name == "short_swa" and shape == {"block": "parallel"}:
-        shape = {"stream": "deep_delta"}
-    model = small_decoder(mixer=name, mixer_options=options, **shape)
-    ids, past, at = tokens(2, 9), model.start(), 0
-    want, rows = model(ids), []
-    for length in (1, 4, 2, 1, 1):
-        logits, past = model.step(ids[:, at : at + length], past)
-        rows.append(logits)
-        at += length
-    close(torch.cat(rows, dim=1), want)
-    reach = document_reach(torch.tensor([[0, 0, 1, 1, 1, 1, 2, 3, 3]] * 2))
-    parts = [model(ids[:, a:b]) for a, b in ((0, 2), (2, 6), (6, 7), (7, 9))]
-    close(model(ids, reach=reach), torch.cat(parts, dim=1))
-    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]] * 2)
-    close(model(ids, reach=padding_reach(mask))[:, 3:], model(ids[:, 3:]))
 
 
 @each_variant
