@@ -20,8 +20,8 @@ from tests.pretrained.test_smollm2 import find_gguf
 from tests.support.commands import run
 from tests.support.foreign import byte_llama, save
 from tests.support.processes import start
-from twoaxis.comparison.ladder import CONTROL, LADDER
-from twoaxis.comparison.probe import RATE_WINDOWS, ProbeConfig, choose_rungs, probe
+from twoaxis.comparison.probe import RATE_WINDOWS, probe
+from twoaxis.comparison.probe_plan import CONTROL, LADDER, ProbeConfig, choose_rungs
 from twoaxis.comparison.probe_report import Probed
 from twoaxis.comparison.probe_text import read_text
 from twoaxis.data.tokenizer import Bytes
@@ -93,7 +93,7 @@ def test_killed_and_started_again(folder: Path, text: str, tmp_path: Path) -> No
     config = ProbeConfig(data=(text,), seeds=(0,), context=32, steps=20, rates=(1.0,))
     done = probe(folder, out=tmp_path / "out", streams=["denseformer"], config=config, jobs=2)
     assert done.missing == 0
-    assert done.plan["seeds"] == list(range(8))
+    assert done.plan.config.seeds == tuple(range(8))
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -104,7 +104,7 @@ def test_more_rungs_and_seeds_are_added_and_other_settings_refused(folder: Path,
     more = ProbeConfig(data=(text,), seeds=(0, 5), **SMALL)
     made = probe(folder, out=tmp_path, mixers=["canon:set=A"], config=more, jobs=1)
     assert [row.rung.name for row in made.rows] == ["control", "scalar", "canon:set=A"]
-    assert made.plan["seeds"] == [0, 5]
+    assert made.plan.config.seeds == (0, 5)
     assert len(losses(tmp_path)) == 2 * 4
     assert {name: losses(tmp_path)[name] for name in first} == first
     other = ProbeConfig(data=(text,), seeds=(0,), **{**SMALL, "steps": 3})
@@ -134,12 +134,12 @@ def test_the_seeds_are_paired_and_the_gain_is_the_difference(folder: Path, text:
 def test_seconds_become_steps_once(folder: Path, text: str, tmp_path: Path) -> None:
     config = ProbeConfig(data=(text,), seeds=(0,), **{**SMALL, "seconds": 0.2, "site_windows": 0})
     made = probe(folder, out=tmp_path, streams=["denseformer"], config=config, jobs=1)
-    steps = [row.steps for row in made.rows]
+    steps = [row.rung.steps for row in made.rows]
     assert all(count >= 1 for count in steps)
     assert max(steps) >= 2  # a step of this model takes milliseconds
     assert [row.sites["late"].rise for row in made.rows] == [None, None]
     again = probe(folder, out=tmp_path, streams=["denseformer"], config=config, jobs=1)
-    assert [row.steps for row in again.rows] == steps
+    assert [row.rung.steps for row in again.rows] == steps
 
 
 def test_of_several_rates_the_best_on_a_seed_apart_is_taken(folder: Path, text: str, tmp_path: Path) -> None:
@@ -147,17 +147,15 @@ def test_of_several_rates_the_best_on_a_seed_apart_is_taken(folder: Path, text: 
     arguments: dict[str, Any] = {"streams": ["denseformer:dilation=2"], "mixers": ["canon:set=A"], "config": config}
     made = probe(folder, out=tmp_path, jobs=1, **arguments)
     tried = {name: found for name, found in losses(tmp_path).items() if name.endswith("seed-1000/result.json")}
-    rates = [
-        sorted(r["rung"]["rate"] for r in tried.values() if r["rung"]["name"] == row.rung.name) for row in made.rows
-    ]
+    rates = [sorted(r["rate"] for r in tried.values() if r["rung"] == row.rung.name) for row in made.rows]
     assert rates[0] == pytest.approx([0.5 * CONTROL.rate, 20 * CONTROL.rate])
     assert rates[1] == pytest.approx([0.5 * LADDER[0].rate, 20 * LADDER[0].rate])  # whatever the options
     assert rates[2] == pytest.approx([0.001 * factor for factor in (0.05, 0.5, 2, 20)])  # it is not on the ladder
     assert all(found["off"] == {} for found in tried.values())
     assert all(len(found["windows"]) == RATE_WINDOWS for found in tried.values())
     for row in made.rows:
-        mine = [r for r in tried.values() if r["rung"]["name"] == row.rung.name]
-        assert row.rung.rate == min(mine, key=lambda r: r["loss"])["rung"]["rate"]
+        mine = [r for r in tried.values() if r["rung"] == row.rung.name]
+        assert row.rung.rate == min(mine, key=lambda r: r["loss"])["rate"]
     again = probe(folder, out=tmp_path, jobs=1, **arguments)
     assert again.rows == made.rows
 
@@ -262,7 +260,7 @@ def test_smollm2(tmp_path: Path) -> None:
     made = probe(gguf, out=tmp_path, config=config)
     assert made.failed == ()
     assert made.loss == pytest.approx(2.5, abs=1.2)
-    assert [row.costs["parameters"] for row in made.rows[:2]] == [61 * 576, sum(range(2, 32))]
+    assert [row.rung.costs.parameters for row in made.rows[:2]] == [61 * 576, sum(range(2, 32))]
     for row in made.rows:
         assert row.gain.mean is not None
         assert abs(row.gain.mean) < 0.5, row  # two steps do not wreck the model

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("transformers")
 
 from tests.comparison.probing import byte_model, plant, write_text
-from twoaxis.comparison.probe import ProbeConfig, probe
+from twoaxis.comparison.probe import probe
+from twoaxis.comparison.probe_plan import ProbeConfig
 from twoaxis.comparison.statistics import BETTER, OPEN
 
 AMOUNTS: dict[str, Any] = {"context": 64, "batch": 4, "steps": 30, "held_out": 8, "seeds": (0, 1, 2)}
@@ -25,8 +26,8 @@ def test_a_planted_need_of_an_older_state_is_found_at_the_sites_that_have_it(tmp
     assert made.failed == ()
     control, scalar = made.rows
     assert (control.rung.name, scalar.rung.name) == ("control", "scalar")
-    assert scalar.costs["parameters"] == 2 + 3 + 4  # the reads before blocks 1 and 2, and out
-    assert control.costs["parameters"] == 7 * 32
+    assert scalar.rung.costs.parameters == 2 + 3 + 4  # the reads before blocks 1 and 2, and out
+    assert control.rung.costs.parameters == 7 * 32
     assert scalar.gain.verdict == BETTER
     assert scalar.gain.low is not None
     assert scalar.gain.low > 1

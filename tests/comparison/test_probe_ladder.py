@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any, cast
 
@@ -12,8 +13,9 @@ from torch import Tensor
 pytest.importorskip("transformers")
 
 from tests.support.foreign import byte_llama
-from twoaxis.comparison.ladder import CONTROL, LADDER, Rung, costs, group_names, group_of, make_model, sizes, switched
-from twoaxis.comparison.probe_run import Amounts, measure, passes, schedule
+from twoaxis.comparison.ladder import costs, make_model, sizes, switched
+from twoaxis.comparison.probe_plan import CONTROL, LADDER, Amounts, Rung, group_names, group_of
+from twoaxis.comparison.probe_run import measure, schedule
 from twoaxis.pretrained.build import plain_twin
 from twoaxis.pretrained.families import state
 
@@ -103,7 +105,7 @@ def test_groups_are_thirds_and_out_is_late() -> None:
 def test_costs_by_hand(theirs: Any) -> None:
     width, sites = theirs.config.hidden_size, 2 * 4 + 1
     control = costs(theirs.config, CONTROL, 64)
-    assert control == (width * sites, 0, 0.0, 1.0, 0)
+    assert dataclasses.astuple(control) == (width * sites, 0, 0.0, 1.0, 0)
     conv = costs(theirs.config, next(rung for rung in LADDER if rung.name == "conv"), 64)
     assert conv.parameters == 4 * (4 * width + width)  # taps and a pre-norm in each block
     assert conv.kept == 4 * 3 * width
@@ -130,6 +132,6 @@ def test_measured_losses_are_those_of_transformers(theirs: Any) -> None:
 
 
 def test_passes() -> None:
-    assert passes(Amounts(12, 2, 16, 4), 3) == 12 + 4 + 3
-    assert passes(Amounts(0, 2, 16, 4), 3) == 4
-    assert passes(Amounts(5, 2, 6, 0), 3) == 5 + 2
+    assert Amounts(12, 2, 16, 4).passes(3) == 12 + 4 + 3
+    assert Amounts(0, 2, 16, 4).passes(3) == 4
+    assert Amounts(5, 2, 6, 0).passes(3) == 5 + 2

@@ -140,6 +140,52 @@ def from_fields(cls: type[T], values: Mapping[str, Any], what: str) -> T:
     return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
+def from_record(cls: type[T], values: Any, what: str, remedy: str) -> T:
+    """An instance of a dataclass from a record that was written by the program, as JSON gives it.
+
+    Records within records are read alike, a field with a default may be missing, and names that nobody knows are passed
+    over, so that a later version can read it.
+
+    Args:
+        cls: the dataclass.
+        values: the record.
+        what: its file, for messages, which also have the place of what is wrong.
+        remedy: a sentence that ends them.
+    """
+    try:
+        return _record(cls, values, "")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{what} is damaged at {error}. {remedy}") from error
+
+
+def _record(hint: Any, value: Any, place: str) -> Any:
+    """What a value of a record stands for; an error begins with its place."""
+    where = place or "the whole"
+    if get_origin(hint) is tuple and isinstance(value, list):
+        inner = get_args(hint)[0]
+        value = tuple(_record(inner, each, f"{place}[{number}]") for number, each in enumerate(value))
+    elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{where}: a table is wanted, got {_short(value)}")
+        inside = {name: f"{place}.{name}" if place else name for name in field_types(hint)}
+        for field in dataclasses.fields(hint):
+            if field.name not in value and field.default is field.default_factory is dataclasses.MISSING:
+                raise ValueError(f"{inside[field.name]}: it is missing")
+        known = {
+            name: _record(kind, value[name], inside[name]) for name, kind in field_types(hint).items() if name in value
+        }
+        try:
+            return hint(**known)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{where}: {error}") from error
+    try:
+        value = _plain(value, hint)
+        check_type(place.rpartition(".")[2], value, hint)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    return value
+
+
 def check_names(values: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
     """Refuse names of options that are not known; `what` says whose options they are."""
     for name in values:
@@ -282,7 +328,8 @@ def _fits(value: object, hint: Any) -> bool:
     if get_origin(hint) is tuple:
         return isinstance(value, tuple | list) and all(_fits(item, get_args(hint)[0]) for item in value)
     if get_origin(hint) in (dict, Mapping):
-        return isinstance(value, Mapping)
+        inner = get_args(hint)[1] if get_args(hint) else Any
+        return isinstance(value, Mapping) and all(_fits(item, inner) for item in value.values())
     if hint is float:  # math.isfinite would overflow with an integer of hundreds of digits
         return _is_number(value) and -math.inf < value < math.inf
     if hint is int:

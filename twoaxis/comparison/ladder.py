@@ -1,17 +1,4 @@
-"""The rungs of a probe: what is put on a frozen model, what of it learns, and how a group of sites is switched off.
-
-    rung      what a read may choose                                method
-    control   nothing: the pre-norms' scales learn                  the source itself
-    scalar    one number per earlier block                          denseformer
-    channel   one number per earlier block and channel              deep_cross_attention, second version
-    token     one number per group of sub-layers, for each token    attention_residuals
-    window    attention over the last four sub-layers               depth_attention, thin
-    multiway  numbers for each token, for q, k, v and the residual  muddformer
-    conv      the last four tokens, by fixed taps                   short_conv
-    swa       the last sixteen tokens, by attention                 short_swa, thin
-
-All of them start as the source. The control is there because a model gains on a text by adapting to it, whatever
-learns: what the scales of its norms gain on the same text in the same steps is not the stream's merit.
+"""A rung on a frozen model: what of it learns, what it costs, and how a group of sites is switched off.
 
 A group of sites is switched off after the training: in a `Switched` stream its sites see the plain residual, the
 embedding and all increments, while everybody goes on writing to the method. A mixer's operators of the group are made
@@ -22,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.base.files import short_hash
+from twoaxis.comparison.probe_plan import Costs, Rung, group_of
 from twoaxis.depth.blend import Blend, Both
 from twoaxis.depth.counts import count
 from twoaxis.depth.site import Site
@@ -41,110 +27,6 @@ from twoaxis.pretrained.start import choose, is_norm, locals_of, read_method
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-
-THIRDS = {1: ("all",), 2: ("early", "late"), 3: ("early", "middle", "late")}
-"""Groups of sites by how many there are: thirds of the blocks, the out site with the last ones."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rung:
-    """A method, or the control, on a frozen model."""
-
-    name: str
-    """What tables call it."""
-    what: str
-    """What a read may choose, in words."""
-    stream: str = "standard"
-    """NAME[:option=value,...]"""
-    mixer: str | None = None
-    """The same, of a mixer."""
-    rate: float = 0.001
-    """Learning rate."""
-
-    @property
-    def control(self) -> bool:
-        """Whether the norms' scales learn, because there is no method."""
-        return self.stream == "standard" and self.mixer is None
-
-    @property
-    def method(self) -> str:
-        """Its spelling."""
-        if self.control:
-            return "norm scales"
-        parts = [] if self.stream == "standard" else [self.stream]
-        return " + ".join([*parts, *([] if self.mixer is None else [self.mixer])])
-
-    @property
-    def key(self) -> str:
-        """Stands for everything that can change a number; the names are not part of it."""
-        return short_hash({"stream": self.stream, "mixer": self.mixer, "rate": self.rate})
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-
-CONTROL = Rung(name="control", what="nothing: the pre-norms' scales learn", rate=0.003)
-LADDER = (
-    Rung(name="scalar", what="one number per earlier block", stream="denseformer", rate=0.0003),
-    Rung(
-        name="channel",
-        what="one number per earlier block and channel",
-        stream="deep_cross_attention:version=2,ways=single",
-        rate=0.003,
-    ),
-    Rung(
-        name="token",
-        what="one number per four sub-layers, for each token",
-        stream="attention_residuals:block_size=4",
-        rate=0.0001,
-    ),
-    Rung(
-        name="window",
-        what="attention over the last four sub-layers",
-        stream="depth_attention:heads=3,head_width=16",
-        rate=0.00003,
-    ),
-    Rung(
-        name="multiway", what="numbers for each token, for q, k, v and the residual", stream="muddformer", rate=0.00003
-    ),
-    Rung(name="conv", what="the last four tokens, by fixed taps", mixer="short_conv", rate=0.003),
-    Rung(name="swa", what="the last sixteen tokens, by attention", mixer="short_swa:heads=3,head_width=16", rate=0.001),
-)
-"""The default rungs.
-
-Their rates are such that one first step of Adam, which moves every number by the rate, costs SmolLM2 at most 0.02 nats
-per token on text that the step has not seen. Numbers that act in sums, as those of a matrix that every site shares,
-need smaller ones: the projections of `window` wreck a model of 30 blocks in one step of 0.0003.
-"""
-
-
-def own_rate(stream: str, mixer: str | None) -> float | None:
-    """The learning rate that the ladder has for a method, whatever its options; None if it is not on the ladder."""
-    method = read_method(stream, mixer)
-    for rung in (CONTROL, *LADDER):
-        known = read_method(rung.stream, rung.mixer)
-        if (known.stream, known.mixer) == (method.stream, method.mixer):
-            return rung.rate
-    return None
-
-
-class Costs(NamedTuple):
-    """What a rung adds to the source, by the formulas.
-
-    Attributes:
-        parameters: that learn here. The control's are the source's own: it adds none.
-        flops: per token and forward pass.
-        flops_share: the same divided by the source's.
-        live: numbers per token alive across sites at their most, in widths; the plain residual has 1.
-        kept: numbers per sequence kept between tokens when decoding.
-    """
-
-    parameters: int
-    flops: int
-    flops_share: float
-    live: float
-    kept: int
 
 
 def make_model(config: PreTrainedConfig, tensors: Mapping[str, Tensor], rung: Rung, seed: int) -> TwoAxisForCausalLM:
@@ -199,17 +81,6 @@ def costs(config: PreTrainedConfig, rung: Rung, context: int) -> Costs:
     )
 
 
-def group_names(blocks: int) -> tuple[str, ...]:
-    """The groups of sites of a model with so many blocks."""
-    return THIRDS[min(3, blocks)]
-
-
-def group_of(block: int, blocks: int) -> str:
-    """The group of a block; the out site is block `blocks` and belongs to the last group."""
-    names = group_names(blocks)
-    return names[min(block, blocks - 1) * len(names) // blocks]
-
-
 class Switched(Blend):
     """A trained stream of which some sites can be switched off, and whose reads are held against the plain residual.
 
@@ -250,28 +121,19 @@ def switched(
     """
     trunk = model.model.trunk
     stream, blocks = trunk.stream, trunk.config.blocks
-    saved: list[tuple[nn.Parameter, Tensor]] = []
+    saved = [(parameter, parameter.detach().clone()) for parameter in model.parameters() if parameter.requires_grad]
     made: Switched | None = None
-
-    def lose(parameter: nn.Parameter) -> None:
-        saved.append((parameter, parameter.detach().clone()))
-
     try:
-        if rung.stream != "standard":
-            made = Switched(stream)
-            for site in stream.layout.sites:
-                if off is not None and group_of(site.block, blocks) == off:
-                    made.gate[site.index] = 0.0
-            trunk.stream = made
         with torch.no_grad():
+            if rung.stream != "standard":
+                trunk.stream = made = Switched(stream)
+                closed = [site.index for site in stream.layout.sites if group_of(site.block, blocks) == off]
+                made.gate[closed] = 0.0
             for name, local in locals_of(trunk):
-                if off is not None and group_of(int(name.split(".")[1]), blocks) == off:
-                    for parameter in local.parameters():
-                        lose(parameter)
+                if group_of(int(name.split(".")[1]), blocks) == off:
                     local.neutral_()
             for name in start if rung.control else ():
-                if off is not None and group_of(_block(name, blocks), blocks) == off:
-                    lose(model.get_parameter(name))
+                if group_of(_block(name, blocks), blocks) == off:
                     model.get_parameter(name).copy_(start[name])
         yield made
     finally:
@@ -297,18 +159,20 @@ def sizes(
     """
     trunk = model.model.trunk
     blocks = trunk.config.blocks
-    found: dict[str, list[float]] = {name: [] for name in group_names(blocks)}
+    found: dict[str, list[tuple[float, int]]] = {}
     if rung.stream != "standard":
         for site in trunk.stream.layout.sites:
-            found[group_of(site.block, blocks)].append(departures[site.index])
-        return {name: sum(values) / len(values) for name, values in found.items() if values}
-    moved: dict[str, tuple[float, int]] = {}
+            found.setdefault(group_of(site.block, blocks), []).append((departures[site.index], 1))
+        return {name: _ratio(values) for name, values in found.items()}
     for name, before in start.items():
-        group = group_of(_block(name, blocks), blocks)
-        squares, numbers = moved.get(group, (0.0, 0))
         change = (model.get_parameter(name).detach() - before).double()
-        moved[group] = squares + change.square().sum().item(), numbers + change.numel()
-    return {name: (squares / numbers) ** 0.5 for name, (squares, numbers) in moved.items()}
+        group = group_of(_block(name, blocks), blocks)
+        found.setdefault(group, []).append((change.square().sum().item(), change.numel()))
+    return {name: _ratio(values) ** 0.5 for name, values in found.items()}
+
+
+def _ratio(values: list[tuple[float, int]]) -> float:
+    return sum(value for value, _ in values) / sum(number for _, number in values)
 
 
 def _block(name: str, blocks: int) -> int:

@@ -9,30 +9,23 @@ A column is added to GAINS, COSTS or `_site_columns`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from twoaxis.base.files import read_json
-from twoaxis.base.options import check_type
+from twoaxis.comparison.probe import Probes
+from twoaxis.comparison.probe_plan import Costs, ProbePlan, ProbeResult, Rung
 from twoaxis.comparison.report import Col, make_table, tone
 from twoaxis.comparison.statistics import BETTER, Difference, Sample, judge, mean_interval
 from twoaxis.show.charts import Axis, Chart, Mark, Panel
 from twoaxis.show.document import Block, Cell, Document, Facts, Heading, Prose, Saved, Showable
 from twoaxis.show.numbers import count, difference, loss
 
-if TYPE_CHECKING:
-    from twoaxis.comparison.ladder import Rung
-
 LOWER_BOUND = (
     "Only the few new parameters learned, on frozen weights that have adapted to the plain residual, for a few steps: "
     "a gain here is a lower bound of what the method can give this model, and no gain is no proof that there is none."
 )
-
-
-RESULT: dict[str, Any] = {"loss": float | None, "cpu_seconds": float, "off": dict[str, Any], "size": dict[str, Any]}
-"""What the result of a run has, and of which type."""
 
 
 class Sites(NamedTuple):
@@ -51,9 +44,7 @@ class Row(NamedTuple):
     """One rung.
 
     Attributes:
-        rung: what was put on the source.
-        costs: see `ladder.Costs`.
-        steps: that it was trained for.
+        rung: what was put on the source, with the rate that was chosen, its steps and costs.
         loss: mean over the seeds; None if none has finished.
         gain: over the frozen source.
         beyond: over the control; None for the control itself.
@@ -62,8 +53,6 @@ class Row(NamedTuple):
     """
 
     rung: Rung
-    costs: dict[str, Any]
-    steps: int
     loss: float | None
     gain: Difference
     beyond: Difference | None
@@ -77,8 +66,8 @@ class Probed(Showable):
 
     folder: Path
     """Of the probe."""
-    plan: dict[str, Any]
-    """As it stands in the folder."""
+    plan: ProbePlan
+    """What was asked for."""
     loss: float | None
     """Of the frozen source, mean over the seeds."""
     rows: tuple[Row, ...]
@@ -91,42 +80,35 @@ class Probed(Showable):
     @staticmethod
     def load(folder: str | Path) -> Probed:
         """Read a probe, finished or not."""
-        from twoaxis.comparison.probe import PLAN, read_plan, result_path, rungs_of
-
-        folder = Path(folder)
-        if not (folder / PLAN).is_file():
-            raise ValueError(f"{folder} holds no probe: there is no {PLAN} in it")
-        plan = read_plan(folder)
-        seeds, rungs = tuple(plan["seeds"]), rungs_of(plan)
-        if not rungs:
+        probes = Probes(Path(folder))
+        plan, seeds = probes.plan, probes.plan.config.seeds
+        rungs = [rung for each in plan.rungs if (rung := probes.chosen(each)) is not None]
+        if not rungs or not rungs[0].control:
             raise ValueError(f"the probe in {folder} has not chosen its learning rates yet; start it again")
 
-        def results(rung: Rung | None) -> dict[int, dict[str, Any]]:
-            paths = {seed: result_path(folder, rung, seed) for seed in seeds}
-            return {seed: _read(path) for seed, path in paths.items() if path.is_file()}
+        def results(rung: Rung | None) -> dict[int, ProbeResult]:
+            found = {seed: probes.result(rung, seed) for seed in seeds}
+            return {seed: result for seed, result in found.items() if result is not None}
 
         frozen, found = results(None), {rung.key: results(rung) for rung in rungs}
         samples = {key: _sample(of_rung) for key, of_rung in found.items()}
-        control = next(rung.key for rung in rungs if rung.control)
-        others = {key: sample for key, sample in samples.items() if key != control}
         gains = judge(_sample(frozen), samples, seeds=seeds, lower_is_better=False)
-        beyond = judge(samples[control], others, seeds=seeds, lower_is_better=False)
+        control, *others = samples
+        beyond = judge(samples[control], {key: samples[key] for key in others}, seeds=seeds, lower_is_better=False)
         rows = tuple(
             Row(
                 rung=rung,
-                costs=plan["costs"][rung.key],
-                steps=plan["steps"][rung.key],
-                loss=_mean(result["loss"] for result in found[rung.key].values()),
+                loss=_mean(result.loss for result in found[rung.key].values()),
                 gain=gains[rung.key],
                 beyond=beyond.get(rung.key),
-                sites={name: _sites(found[rung.key], name) for name in plan["groups"]},
-                seconds=_mean(result["cpu_seconds"] for result in found[rung.key].values()),
+                sites={name: _sites(found[rung.key].values(), name) for name in plan.groups},
+                seconds=_mean(result.cpu_seconds for result in found[rung.key].values()),
             )
             for rung in rungs
         )
-        missing = len(seeds) * (1 + len(rungs)) - len(frozen) - sum(map(len, found.values()))
-        source = _mean(result["loss"] for result in frozen.values())
-        return Probed(folder=folder, plan=plan, loss=source, rows=rows, missing=missing)
+        missing = len(seeds) * (1 + len(plan.rungs)) - len(frozen) - sum(map(len, found.values()))
+        source = _mean(result.loss for result in frozen.values())
+        return Probed(folder=Path(folder), plan=plan, loss=source, rows=rows, missing=missing)
 
     @property
     def exit_code(self) -> int:
@@ -135,13 +117,14 @@ class Probed(Showable):
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        rows = []
-        for row in self.rows:
-            entry = row._asdict() | {"rung": row.rung.to_dict(), "gain": row.gain.to_dict()}
-            entry["beyond"] = row.beyond and row.beyond.to_dict()
-            entry["sites"] = {name: sites._asdict() for name, sites in row.sites.items()}
-            rows.append(entry)
-        return {"plan": self.plan, "loss": self.loss, "rows": rows, "missing": self.missing, "note": LOWER_BOUND}
+        rows = [
+            row._asdict()
+            | {"rung": row.rung.to_dict(), "gain": row.gain.to_dict(), "beyond": row.beyond and row.beyond.to_dict()}
+            | {"sites": {name: sites._asdict() for name, sites in row.sites.items()}}
+            for row in self.rows
+        ]
+        plan = self.plan.to_dict()
+        return {"plan": plan, "loss": self.loss, "rows": rows, "missing": self.missing, "note": LOWER_BOUND}
 
     def save(self, folder: str | Path | None = None, stem: str = "report") -> Saved:
         """Write the report; None is the probe's own folder."""
@@ -150,40 +133,24 @@ class Probed(Showable):
     def document(self) -> Document:
         """The report."""
         by_site = [row for row in self.rows if any(sites.rise is not None for sites in row.sites.values())]
-        seeds = len(self.plan["seeds"])
         note = (
             f"Nats per token on held-out text; the frozen source has {loss(self.loss)}. Intervals: 95% for all rungs "
-            f"at once, over {seeds} data seeds."
+            f"at once, over {len(self.plan.config.seeds)} data seeds."
         )
         blocks: list[Block] = [Prose(headline(self)), Heading("Gains"), make_table(GAINS, self.rows, self, [note])]
         if any(row.gain.mean is not None for row in self.rows):
             blocks.append(_gain_chart(self))
         if by_site:
-            blocks += [Heading("Sites"), make_table(_site_columns(self.plan["groups"]), by_site, self, SITE_NOTES)]
+            blocks += [Heading("Sites"), make_table(_site_columns(self.plan.groups), by_site, self, SITE_NOTES)]
             blocks.append(_site_chart(self, by_site))
         blocks += [Heading("Costs"), make_table(COSTS, self.rows, self, COST_NOTES), Prose(LOWER_BOUND)]
         return Document("Probe", (*blocks, Facts(facts(self))))
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The result of a run; one whose values cannot be a run's is an error that names file and field."""
-    found = read_json(path)
-    try:
-        for name, hint in RESULT.items():
-            check_type(name, found.get(name) if isinstance(found, dict) else found, hint)
-        for name in ("off", "size"):
-            for group, value in found[name].items():
-                check_type(f"{name} of {group}", value, float | None)
-        check_type("windows", tuple(found.get("windows") or ()), tuple[float, ...])
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error}. Remove it, and the run is made again") from error
-    return found
-
-
-def _sample(results: Mapping[int, dict[str, Any]]) -> Sample:
+def _sample(results: Mapping[int, ProbeResult]) -> Sample:
     """Losses turned round, whose differences are gains."""
-    values = {seed: None if result["loss"] is None else -result["loss"] for seed, result in results.items()}
-    rows = {seed: [-loss for loss in result["windows"]] for seed, result in results.items() if result.get("windows")}
+    values = {seed: None if result.loss is None else -result.loss for seed, result in results.items()}
+    rows = {seed: [-loss for loss in result.windows] for seed, result in results.items() if result.windows}
     return Sample(values, rows)
 
 
@@ -192,14 +159,12 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _sites(results: dict[int, dict[str, Any]], name: str) -> Sites:
-    rises = [r["off"][name] for r in results.values() if r["off"].get(name) is not None]
-    interval = mean_interval(rises)
-    size = _mean(r["size"].get(name) for r in results.values())
-    if interval is None:
-        return Sites(None, size)
-    mean, low, high = interval
-    return Sites((mean, low, high) if len(rises) > 1 else (mean, None, None), size)
+def _sites(results: Iterable[ProbeResult], name: str) -> Sites:
+    size = _mean(result.size.get(name) for result in results)
+    rises = [rise for result in results if (rise := result.off.get(name)) is not None]
+    if len(rises) < 2:
+        return Sites((rises[0], None, None) if rises else None, size)
+    return Sites(mean_interval(rises), size)
 
 
 # Tables.
@@ -219,21 +184,19 @@ def _gain(gain: Difference | None) -> Cell:
     return Cell(difference(gain.mean) + interval, gain.mean)
 
 
-def _cost(name: str, text: Callable[[Any], str]) -> Callable[[Row, Probed], Cell]:
-    return lambda row, found: Cell(text(row.costs[name]), row.costs[name])
+def _number(value: float | None, form: str = "") -> Cell:
+    return Cell("" if value is None else format(value, form) if form else count(value), value)
 
 
-def _added(row: Row, found: Probed) -> Cell:
-    """The control trains parameters of the source."""
-    added = 0 if row.rung.control else row.costs["parameters"]
-    return Cell(count(added), added)
+def _flops(costs: Costs) -> Cell:
+    return Cell(f"{count(costs.flops)} ({costs.flops_share:+.2%})", costs.flops)
 
 
 NAME = Col("rung", lambda row, found: Cell(row.rung.name), words=True)
 GAINS = (
     NAME,
     Col("what learns", lambda row, found: Cell(row.rung.method), words=True),
-    Col("parameters", _cost("parameters", count)),
+    Col("parameters", lambda row, found: _number(row.rung.costs.parameters)),
     Col("loss", lambda row, found: Cell(loss(row.loss), row.loss)),
     Col("gain over the source", lambda row, found: _gain(row.gain)),
     Col("verdict", lambda row, found: _verdict(row.gain), words=True),
@@ -243,16 +206,14 @@ GAINS = (
 COSTS = (
     NAME,
     Col("a read may choose", lambda row, found: Cell(row.rung.what), words=True),
-    Col("added parameters", _added),
-    Col(
-        "FLOPs per token",
-        lambda row, found: Cell(f"{count(row.costs['flops'])} ({row.costs['flops_share']:+.2%})", row.costs["flops"]),
-    ),
-    Col("live", _cost("live", lambda value: f"{value:.3g}")),
-    Col("kept", _cost("kept", count)),
-    Col("steps", lambda row, found: Cell(str(row.steps), row.steps)),
-    Col("rate", lambda row, found: Cell(f"{row.rung.rate:.2g}", row.rung.rate)),
-    Col("CPU seconds", lambda row, found: Cell("" if row.seconds is None else f"{row.seconds:.0f}", row.seconds)),
+    # the control trains parameters of the source
+    Col("added parameters", lambda row, found: _number(0 if row.rung.control else row.rung.costs.parameters)),
+    Col("FLOPs per token", lambda row, found: _flops(row.rung.costs)),
+    Col("live", lambda row, found: _number(row.rung.costs.live, ".3g")),
+    Col("kept", lambda row, found: _number(row.rung.costs.kept)),
+    Col("steps", lambda row, found: _number(row.rung.steps, "d")),
+    Col("rate", lambda row, found: _number(row.rung.rate, ".2g")),
+    Col("CPU seconds", lambda row, found: _number(row.seconds, ".0f")),
 )
 SITE_NOTES = (
     "Off: how much the loss rises when the sites of that part of the blocks are switched off in the trained model "
@@ -267,22 +228,12 @@ COST_NOTES = (
 )
 
 
-def _site_columns(groups: list[str]) -> list[Col]:
+def _site_columns(groups: Sequence[str]) -> list[Col]:
     """What a group of sites is good for, and how much it does."""
 
-    def off(name: str) -> Callable[[Row, Probed], Cell]:
-        return lambda row, found: _rise(row.sites[name].rise)
-
-    def size(name: str) -> Callable[[Row, Probed], Cell]:
-        return lambda row, found: Cell(
-            "" if row.sites[name].size is None else f"{row.sites[name].size:.2g}", row.sites[name].size
-        )
-
-    return [
-        NAME,
-        *(Col(f"{name} off", off(name)) for name in groups),
-        *(Col(f"{name} size", size(name)) for name in groups),
-    ]
+    off = [Col(f"{name} off", lambda row, found, at=name: _rise(row.sites[at].rise)) for name in groups]
+    size = [Col(f"{name} size", lambda row, found, at=name: _number(row.sites[at].size, ".2g")) for name in groups]
+    return [NAME, *off, *size]
 
 
 def _rise(rise: tuple[float, float | None, float | None] | None) -> Cell:
@@ -303,23 +254,16 @@ def _gain_chart(found: Probed) -> Chart:
         ("gain over the frozen source", [(row, row.gain) for row in found.rows]),
         ("gain over the control", [(row, row.beyond) for row in found.rows if row.beyond is not None]),
     ):
-        marks = tuple(
-            Mark(
-                f"{row.rung.name} ({count(row.costs['parameters'])})",
-                gain.mean,
-                gain.low,
-                gain.high,
-                tone(gain.verdict),
-                not tone(gain.verdict),
-            )
-            for row, gain in gains
-        )
+        marks = []
+        for row, gain in gains:
+            shown, label = tone(gain.verdict), f"{row.rung.name} ({count(row.rung.costs.parameters)})"
+            marks.append(Mark(label, gain.mean, gain.low, gain.high, shown, not shown))
         if marks:
-            panels.append(Panel("intervals", title, Axis("nats per token", "difference", rule=0.0), Axis(), marks))
-    source = found.plan["source"]["name"].rpartition("/")[2]
-    title = f"Gains of frozen {source}, {len(found.plan['seeds'])} data seeds"
+            axis = Axis("nats per token", "difference", rule=0.0)
+            panels.append(Panel("intervals", title, axis, Axis(), tuple(marks)))
+    source, seeds = found.plan.source.rpartition("/")[2], len(found.plan.config.seeds)
     note = "95% intervals for all rungs at once; filled: resolved. In brackets the parameters that learn."
-    return Chart("gains", title, (tuple(panels),), note)
+    return Chart("gains", f"Gains of frozen {source}, {seeds} data seeds", (tuple(panels),), note)
 
 
 def _site_chart(found: Probed, rows: list[Row]) -> Chart:
@@ -327,7 +271,7 @@ def _site_chart(found: Probed, rows: list[Row]) -> Chart:
     marks = [
         Mark(row.rung.name, *rise, group=name)
         for row in rows
-        for name in found.plan["groups"]
+        for name in found.plan.groups
         if (rise := row.sites[name].rise) is not None
     ]
     axis = Axis("rise of the loss (nats per token)", "difference", rule=0.0)
@@ -361,27 +305,18 @@ def headline(found: Probed) -> str:
 
 def facts(found: Probed) -> tuple[tuple[str, str], ...]:
     """What the numbers were made of and with."""
-    plan = found.plan
-    fixed, text, source = plan["fixed"], plan["text"], plan["source"]
-    documents = {side: f"{text[side]['documents']:,} documents" for side in ("train", "held_out")}
+    plan, config, text = found.plan, found.plan.config, found.plan.text
+    windows = f"measured on {config.held_out} windows of {config.context} tokens, by site on {config.site_windows}"
     told = [
-        ("source", f"{source['name']} ({source['family']}), {plan['blocks']} blocks, frozen"),
-        ("text", f"{text['name']}: {documents['train']} to train on, {text['held_out']['documents']:,} held out"),
-        (
-            "each run",
-            f"{fixed['batch']} x {fixed['context']} tokens per step; measured on {fixed['held_out']} windows "
-            f"of {fixed['context']} tokens, by site on {fixed['site_windows']}",
-        ),
-        ("data seeds", ", ".join(map(str, plan["seeds"]))),
-        ("hardware", plan["hardware"]),
-        ("versions", ", ".join(f"{name} {value}" for name, value in plan["versions"].items() if value)),
-        ("command", f"`{plan['command']}`" if plan["command"] else ""),
-        (
-            "note",
-            plan["shared_documents"]
-            and f"{plan['shared_documents']} held-out documents serve more than once: seeds overlap",
-        ),
-        ("note", text["note"]),
+        ("source", f"{plan.source} ({plan.family}), {plan.blocks} blocks, frozen"),
+        ("text", f"{text.name}: {text.train:,} documents to train on, {text.held_out:,} held out"),
+        ("each run", f"{config.batch} x {config.context} tokens per step; {windows}"),
+        ("data seeds", ", ".join(map(str, config.seeds))),
+        ("hardware", plan.hardware),
+        ("versions", ", ".join(f"{name} {value}" for name, value in plan.versions.items() if value)),
+        ("command", plan.command and f"`{plan.command}`"),
+        ("note", plan.shared and f"{plan.shared} held-out documents serve more than once: seeds overlap"),
+        ("note", text.note),
         *(("failed", reason) for reason in found.failed),
     ]
     return tuple((name, str(value)) for name, value in told if value)

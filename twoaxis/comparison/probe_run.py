@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.comparison.ladder import Rung, group_names, make_model, sizes, switched
+from twoaxis.comparison.ladder import make_model, sizes, switched
+from twoaxis.comparison.probe_plan import CONTROL, ROWS, Amounts, ProbeResult, Rung, group_names
 from twoaxis.model.groups import param_groups
 
 if TYPE_CHECKING:
@@ -27,26 +28,6 @@ if TYPE_CHECKING:
 
 WARM_UP, LAST = 0.25, 0.1
 """Part of the steps in which the rate rises; what is left of it at the end."""
-ROWS = 4
-"""Windows of an evaluation pass."""
-
-
-class Amounts(NamedTuple):
-    """How much is trained and measured.
-
-    Attributes:
-        steps: optimiser steps; 0 measures the source.
-        batch: windows per step.
-        held_out: windows measured.
-        site_windows: of them, those measured with each group of sites switched off.
-        choosing: whether they are of the training documents, because a learning rate is chosen by them.
-    """
-
-    steps: int
-    batch: int
-    held_out: int
-    site_windows: int
-    choosing: bool = False
 
 
 class Material(NamedTuple):
@@ -64,41 +45,39 @@ class Material(NamedTuple):
 
 
 def run(
-    material: Material, rung: Rung, seed: int, amounts: Amounts, watch: Callable[[], None] = lambda: None
-) -> dict[str, Any]:
-    """Train and measure; the result is for JSON.
-
-    `loss` is None where the training diverged. `windows` are the mean losses of the windows measured. `off` has for
-    each group of sites the loss with it switched off minus the loss with all of them on, on `site_windows` windows.
+    material: Material, rung: Rung | None, seed: int, amounts: Amounts, watch: Callable[[], None] = lambda: None
+) -> ProbeResult:
+    """Train and measure.
 
     Args:
         material: the source and the text.
-        rung: what is put on it.
+        rung: what is put on it; None measures the source.
         seed: data seed, also of the new parameters that start at random.
         amounts: how much; with 0 steps the rung stays as it starts.
         watch: called after each step and each pass.
     """
     begun, busy = time.perf_counter(), time.process_time()
-    model = make_model(material.config, material.tensors, rung, seed)
+    on, text = rung or CONTROL, material.text
+    model = make_model(material.config, material.tensors, on, seed)
     start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-    trained = list(_train(model, rung, material.text, seed, amounts, watch))
-    text = material.text
+    trained = list(_train(model, on, text, seed, amounts, watch))
     held = (text.choosing_windows if amounts.choosing else text.held_out_windows)(seed, amounts.held_out)
     windows = measure(model, held, watch)
-    result: dict[str, Any] = {
-        "rung": rung.to_dict(),
-        "seed": seed,
-        "steps": amounts.steps,
-        "loss": _mean(windows),
-        "windows": windows if _mean(windows) is not None else None,
-        "training": [loss if math.isfinite(loss) else None for loss in trained],
-        "off": {},
-        "size": {},
-    }
-    if amounts.steps and amounts.site_windows and result["loss"] is not None:
+    loss, sites = _mean(windows), {}
+    if amounts.steps and amounts.site_windows and loss is not None:
         few = slice(0, amounts.site_windows)
-        result |= _sites(model, rung, start, held[few], _mean(windows[few]), watch)
-    return result | {"seconds": time.perf_counter() - begun, "cpu_seconds": time.process_time() - busy}
+        sites = _sites(model, on, start, held[few], _mean(windows[few]), watch)
+    return ProbeResult(
+        rung="source" if rung is None else rung.name,
+        rate=0.0 if rung is None else rung.rate,
+        seed=seed,
+        loss=loss,
+        windows=() if loss is None else tuple(windows),
+        training=tuple(loss if math.isfinite(loss) else None for loss in trained),
+        **sites,
+        seconds=time.perf_counter() - begun,
+        cpu_seconds=time.process_time() - busy,
+    )
 
 
 def step_seconds(material: Material, rung: Rung, amounts: Amounts) -> float:
@@ -171,14 +150,6 @@ def _sites(
             loss = _mean(measure(model, windows, watch))
         off[group] = None if loss is None or whole is None else loss - whole
     return {"off": off, "size": sizes(model, rung, start, departures)}
-
-
-def passes(amounts: Amounts, groups: int) -> int:
-    """How often `run` calls its watch."""
-    held = -(-amounts.held_out // ROWS)
-    if not amounts.steps or not amounts.site_windows:
-        return amounts.steps + held
-    return amounts.steps + held + groups * -(-min(amounts.site_windows, amounts.held_out) // ROWS)
 
 
 def _mean(values: list[float]) -> float | None:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.base.files import short_hash
+from twoaxis.comparison.probe_plan import TextFacts
 from twoaxis.data.sources import Skipped, read_sources, source_name
 
 if TYPE_CHECKING:
@@ -89,15 +90,10 @@ class ProbeText(NamedTuple):
         start = int(torch.randint(room, (1,), generator=_generator(self.fingerprint, side, seed, number)))
         return document[start : start + self.context]
 
-    def describe(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "name": self.name,
-            "fingerprint": self.fingerprint,
-            "train": {"documents": len(self.train), "tokens": sum(map(len, self.train))},
-            "held_out": {"documents": len(self.held_out), "tokens": sum(map(len, self.held_out))},
-            "note": self.note,
-        }
+    def facts(self) -> TextFacts:
+        """For the plan."""
+        sides = {"train": len(self.train), "held_out": len(self.held_out)}
+        return TextFacts(name=self.name, fingerprint=self.fingerprint, note=self.note, **sides)
 
 
 def read_text(sources: Sequence[str], tokenizer: Tokenizer, context: int, text_field: str = "text") -> ProbeText:
