@@ -30,4 +30,6 @@ def test_counts_are_those_of_the_frozen_commit() -> None:
 
     for label, wanted in KEPT["counts"].items():
         found = names.counts(wanted["fields"], TOKENS)
+        if label.startswith(names.COUNTED_ANEW):
+            continue
         assert found == {kind: wanted[kind] for kind in found}, label

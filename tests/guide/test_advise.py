@@ -101,7 +101,7 @@ def test_another_shape_changes_the_ranking(monkeypatch: pytest.MonkeyPatch) -> N
     assert [c.candidate.form for c in small.ranked] == ["d_v=4", "d_v=1"]
     assert [c.candidate.form for c in large.ranked] == ["d_v=1", "d_v=4"]
     (near, plain), (thin, wide) = ([c.ratio for c in found.ranked] for found in (small, large))
-    assert wide / thin > 1.05 > near / plain
+    assert wide / thin > 1.03 > near / plain
 
 
 def test_limits_leave_out_with_their_number() -> None:
@@ -232,7 +232,7 @@ def test_the_model_of_a_retrofit_is_the_folder_that_was_given(monkeypatch: pytes
     assert source == parse(monkeypatch, retrofit.text)[0] == str(folder)
     given = dict(options)
     assert given["mixers"] == list(choice.method for choice in advice.ranked[:2])
-    assert (given["streams"], given["out"]) == ((), "probes/advice")
+    assert (list(given["streams"]), given["out"]) == ([], "probes/advice")
     for spelled in given["mixers"]:
         assert read_method("standard", spelled).mixer == spelled.partition(":")[0]
 
@@ -377,7 +377,7 @@ def test_on_a_terminal_it_asks() -> None:
     process = processes.start("advise", stdin=theirs, stderr=theirs)
     os.write(ours, b"nano\nmixing\n\n\n\n64\n\x04")
     out, _ = process.communicate(timeout=300)
-    shown = os.read(ours, 65_536).decode()
+    shown = os.read(ours, 65_536).decode(errors="replace")  # a read may end inside a character
     os.close(ours)
     os.close(theirs)
     assert process.returncode == 0, shown

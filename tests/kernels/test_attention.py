@@ -79,8 +79,8 @@ FORMS = [("flash", None), ("tiles", 5), ("tiles", 20), ("gather", 5), ("blocked"
 @pytest.mark.parametrize("what", ["key", "value"])
 @pytest.mark.usefixtures("small_chunks")
 def test_what_is_no_number_spoils_those_who_see_it(form: str, window: int | None, documents: bool, what: str) -> None:
-    if documents and form == "flash":
-        pytest.skip("no documents")
+    if form == "flash" and (documents or what == "value"):
+        pytest.skip("torch's kernel takes no documents, and its values are multiplied by zero weights too")
     q, k, v = (randn(2, 2, 70, 4, seed=s) for s in range(3))
     reach = torch.arange(70).remainder(40).expand(2, 70) if documents else None
     clean = run(form, q, k, v, None, None, reach, window=window)

@@ -120,15 +120,21 @@ def unspoilt(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     Zero times what is no number is no number, so a value that is none becomes zero and its key says so instead: logits
     are masked by choice, and the key spoils the queries that see it alone.
     """
-    if device_of(v) == "cpu" and not torch.compiler.is_compiling() and (v.is_meta or finite(v)):
+    if device_of(v) == "cpu" and not torch.compiler.is_compiling() and finite(v):
         return k, v
     spoilt = ~v.isfinite().all(-1, keepdim=True)
     return k.masked_fill(spoilt, math.nan), v.masked_fill(spoilt, 0.0)
 
 
 def finite(t: Tensor) -> bool:
-    """Whether all numbers are finite, at the price of one sum; False too where the sum alone is not."""
-    return not torch._C._are_functorch_transforms_active() and math.isfinite(t.detach().sum())
+    """Whether all numbers are finite, at the price of one sum; False too where the sum alone is not.
+
+    Meta tensors pay the same and are taken to be finite.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return False
+    total = t.detach().sum()
+    return total.is_meta or math.isfinite(total)
 
 
 def unmasked(

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.kernels.attention import attention, unmasked, unspoilt
+from twoaxis.kernels.attention import attention, unmasked
 from twoaxis.kernels.dispatch import device_of
 from twoaxis.kernels.operator import Given, Grads
 from twoaxis.kernels.precision import widen
@@ -26,9 +26,8 @@ def _flash(
     q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, reach: Any, *, window: None, scale: float
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Saves the output and the logarithm of each softmax's denominator."""
-    inputs = q, *unspoilt(k, v)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        *_rows(inputs), 0.0, q.shape[-2] > 1, scale=scale
+        *_rows((q, k, v)), 0.0, q.shape[-2] > 1, scale=scale
     )
     return out.view(*q.shape[:-1], v.shape[-1]).to(q.dtype), (out, lse)
 

@@ -186,7 +186,7 @@ def _tiles(
     added = torch.zeros(lag.shape, dtype=layout.dtype, device=q.device).masked_fill_(outside, -math.inf)
     logits = torch.baddbmm(added.repeat(layout.groups, 1), layout.queries(q), layout.tiles(k_r).mT, alpha=scale)
     by_head = layout.by_query_head(logits)
-    if torch.compiler.is_compiling() or not (k.is_meta or finite(k_r)):
+    if torch.compiler.is_compiling() or not finite(k_r):
         by_head.masked_fill_(outside, -math.inf)
     if first := -(-layout.blank // layout.c):
         place = torch.arange(first, device=q.device)[:, None] * layout.c + torch.arange(lag.shape[1], device=q.device)

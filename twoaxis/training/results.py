@@ -98,9 +98,10 @@ def load_result(folder: str | Path) -> Result | None:
     if not path.exists():
         return None
     try:
-        given = read_json(path) | {"folder": str(folder)}
-        rows = given.get("row_losses")
-        return Result(**given | {"row_losses": None if rows is None else tuple(rows)})
+        given: dict[str, Any] = read_json(path) | {"folder": str(folder)}
+        if given.get("row_losses") is not None:
+            given["row_losses"] = tuple(given["row_losses"])
+        return Result(**given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}. Remove it, and the run is made again") from error
 
