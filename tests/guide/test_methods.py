@@ -302,7 +302,7 @@ def test_page_of_one_method(row: entries.Entry, capsys: pytest.CaptureFixture[st
     assert result.exit_code == 0
     result.show()
     shown = capsys.readouterr().out
-    joined = " ".join(shown.split())
+    joined = " ".join(shown.replace("`", "").split())
     for part in (row.card.paper, *sentences(read_evidence().of(row.name)), *row.default.dead):
         assert " ".join(part.replace("`", "").split()) in joined
     for block in source.notes(row.method).body:
