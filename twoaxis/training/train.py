@@ -25,7 +25,7 @@ from twoaxis.training.engines.place import find_place, join_processes, rank, war
 from twoaxis.training.folder import RunFolder
 from twoaxis.training.loggers import check_loggers, make_loggers
 from twoaxis.training.results import Result
-from twoaxis.training.setup import check, flops_per_token, make_model, make_optimizer, resolve, source_digest
+from twoaxis.training.setup import check, make_model, make_optimizer, resolve, source_digest
 
 if TYPE_CHECKING:
     from twoaxis.data.load import Data
@@ -117,6 +117,7 @@ def _prepare(
     """The run, at the step that it goes on from."""
     import torch
 
+    from twoaxis.model.flops import training_flops
     from twoaxis.training.checkpoint import load_checkpoint, remove_after
     from twoaxis.training.counters import Counters
     from twoaxis.training.loop import Job
@@ -133,7 +134,7 @@ def _prepare(
         counters=Counters(
             steps=run.total_steps,
             tokens_per_step=run.tokens_per_step,
-            flops_per_token=flops_per_token(run, model.config),
+            flops_per_token=training_flops(model.config, run.context, recompute=run.recompute).total,
         ),
         stop=stop,
     )
@@ -272,7 +273,6 @@ def _finish(job: Job, **outcome: Any) -> Result:
         "parameters": about.get("learned"),
         "peak_memory": about.get("peak_memory"),
         "train_loss": counters.train_loss,
-        **dict.fromkeys(("loss", "row_losses", "bits_per_byte", "accuracy", "chance", "weights")),
     }
     result = Result(**fields | outcome, folder=str(job.folder.path))
     if job.engine.rank == 0:
