@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import twoaxis
-from twoaxis.base.options import Count, Options, Share, check_types, from_fields, parse_integer
+from twoaxis.base.options import Count, Options, Share, check_types, from_fields, parse_integer, read_fields
 from twoaxis.depth.registry import STREAMS
 from twoaxis.depth.site import Site
 from twoaxis.sequence.registry import MIXERS
@@ -105,11 +105,11 @@ def test_bounds_stand_in_the_annotation(tmp_path: Path) -> None:
         ("x.yaml", "size: 1000000\nwindows: [2]\ntable: {a: b}\n"),
     ):
         (tmp_path / name).write_text(text)
-        assert Bounded.from_file(tmp_path / name) == Bounded(size=10**6, windows=(2,), table={"a": "b"})
+        assert Bounded.from_dict(read_fields(tmp_path / name)) == Bounded(size=10**6, windows=(2,), table={"a": "b"})
     for name, text in (("x.ini", ""), ("x.json", "[" * 100_000), ("x.toml", "a ="), ("x.yaml", "a: [")):
         (tmp_path / name).write_text(text)
         with pytest.raises(ValueError, match=f"{name} cannot be read"):
-            Bounded.from_file(tmp_path / name)
+            read_fields(tmp_path / name)
 
 
 def test_integers_as_people_write_them() -> None:

@@ -21,6 +21,7 @@ from tests.training.runs import SHAPE, Uneven, numbers, small
 from twoaxis import mixer_names, stream_names
 from twoaxis.base.interrupt import StopSignal
 from twoaxis.data.load import load_data
+from twoaxis.model.flops import training_flops
 from twoaxis.model.load import load_model
 from twoaxis.model.loss import labelled, score, summed_loss
 from twoaxis.training.checkpoint import weights, weights_digest
@@ -32,7 +33,7 @@ from twoaxis.training.folder import RunFolder
 from twoaxis.training.loop import Job, evaluate
 from twoaxis.training.results import load_log, load_result
 from twoaxis.training.schedule import rate
-from twoaxis.training.setup import flops_per_token, make_model, make_optimizer, model_config
+from twoaxis.training.setup import make_model, make_optimizer, model_config
 from twoaxis.training.train import train
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -162,7 +163,7 @@ def test_log_and_result(tmp_path: Path) -> None:
     keys = {"step", "tokens", "flops", "seconds"}
     assert all(set(r) == keys | {"loss", "lr", "grad_norm", "tokens_per_second"} for r in records)
     assert all(set(r) == keys | {"held_out_loss", "accuracy"} for r in log if "loss" not in r)
-    per_token = flops_per_token(run, model_config(run, load_data(run).vocab_size))
+    per_token = training_flops(model_config(run, load_data(run).vocab_size), run.context).total
     assert all(r["tokens"] == r["step"] * 6 * 24 and r["flops"] == r["tokens"] * per_token for r in log)
     assert (result.status, result.steps, result.tokens) == ("finished", 14, 14 * 6 * 24)
     assert (result.loss, result.accuracy) == (log[-1]["held_out_loss"], log[-1]["accuracy"])
@@ -305,7 +306,7 @@ def test_recompute_changes_memory_not_numbers(tmp_path: Path) -> None:
     assert plain.peak_memory is not None
     assert again.peak_memory < plain.peak_memory
     shape = model_config(run, 29)
-    none, full, half = (flops_per_token(dataclasses.replace(run, recompute=n), shape) for n in (0, 1, 2))
+    none, full, half = (training_flops(shape, run.context, recompute=n).total for n in (0, 1, 2))
     assert half - none == (full - none) / 2 > 0
 
 

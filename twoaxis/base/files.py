@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,24 +146,13 @@ def remove_partial(folder: str | Path, of: str = "") -> None:
             left.unlink(missing_ok=True)
 
 
-class Lease:
-    """A claim on a folder; `check` before writing refuses if another process has taken it over meanwhile."""
-
-    def __init__(self, folder: Path, lock: Any) -> None:
-        self.folder = folder
-        self._lock = lock
-
-    def check(self) -> None:
-        """Raise `Claimed` if the lease was lost, as after the machine slept for longer than it lasts."""
-        if self._lock.compromise is not None:
-            raise Claimed(f"{self.folder} was taken over by another process while this one did not answer; stopping")
-
-
 @contextlib.contextmanager
-def claim(folder: str | Path, *, wait: bool = False, beside: bool = False) -> Iterator[Lease]:
+def claim(folder: str | Path, *, wait: bool = False, beside: bool = False) -> Iterator[Callable[[], None]]:
     """Context manager that keeps a folder to one process, also across machines that share a file system.
 
-    A claim ends with its process, however that ends. `Claimed` is raised if another process has the folder.
+    A claim ends with its process, however that ends. `Claimed` is raised if another process has the folder. The context
+    is a function to call before writing: it raises `Claimed` if the lease was lost, as after the machine slept for
+    longer than it lasts.
 
     Args:
         folder: created if it is not there.
@@ -182,8 +171,13 @@ def claim(folder: str | Path, *, wait: bool = False, beside: bool = False) -> It
             lock.acquire(timeout=-1 if wait else 1.0)
         except filelock.Timeout as error:
             raise Claimed(f"{folder} is in use by another process ({_holder(lease)})") from error
+
+    def check() -> None:
+        if lock.compromise is not None:
+            raise Claimed(f"{folder} was taken over by another process while this one did not answer; stopping")
+
     try:
-        yield Lease(folder, lock)
+        yield check
     finally:
         with contextlib.suppress(OSError):  # the folder may be gone, and the lease with it
             lock.release()

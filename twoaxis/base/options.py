@@ -119,11 +119,6 @@ class Options:
         plain = {name: _plain(value, field_types(cls).get(name)) for name, value in values.items()}
         return from_fields(cls, plain, what or cls.__name__)
 
-    @classmethod
-    def from_file(cls, path: str | Path) -> Self:
-        """Options from a TOML, JSON or YAML file."""
-        return cls.from_dict(read_fields(path), str(path))
-
 
 def from_fields(cls: type[T], values: Mapping[str, Any], what: str) -> T:
     """An instance of any dataclass from values by name, with names, types and bounds checked.

@@ -65,7 +65,11 @@ def parse(command: Callable[..., Any], name: str, args: Sequence[str]) -> tuple[
     keyword = inspect.Parameter.KEYWORD_ONLY
     more: list[inspect.Parameter] = []
     groups = {name: _group(options) for name, options in made_of.items()}
-    groups |= _run_groups(fields - set(notes)) if fields else {}
+    if fields:
+        from twoaxis.training.config import SECTIONS
+
+        sections = {section: _group(options, fields - set(notes)) for section, options in SECTIONS.items()}
+        groups |= {section: group for section, group in sections.items() if group[0].__annotations__}
     for group, (made, default) in groups.items():
         notes[f"_{group}"] = Annotated[made, tyro.conf.arg(name=group, help="")]
         more.append(inspect.Parameter(f"_{group}", keyword, default=default))
@@ -123,14 +127,6 @@ SPELLED: dict[str, Any] = {
     "data": Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE")],
 }
 """Fields of a run that the command line writes in another way than Python."""
-
-
-def _run_groups(wanted: set[str]) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """Fields of a run by section; see `_group`."""
-    from twoaxis.training.config import SECTIONS
-
-    groups = {section: _group(options, wanted) for section, options in SECTIONS.items()}
-    return {section: group for section, group in groups.items() if group[0].__annotations__}
 
 
 def _group(options: type[Options], wanted: set[str] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.base.files import Lease, claim, read_json, remove_partial, write_bytes, write_json
+from twoaxis.base.files import claim, read_json, remove_partial, write_bytes, write_json
 from twoaxis.training.config import RUNNING, TrainConfig
 from twoaxis.training.engines.place import warn, world
 from twoaxis.training.results import CHECKPOINTS, LOG, MODEL, RESULT, RUN, Result, load_result
@@ -33,25 +33,23 @@ class RunFolder:
 
     Args:
         path: the folder; created when something is written.
+
+    Attributes:
+        check_claim: refuses to write after another process has taken the folder over, as when this machine slept.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.lease: Lease | None = None
+        self.check_claim: Callable[[], None] = lambda: None
         self.log, self.checkpoints, self.model = self.path / LOG, self.path / CHECKPOINTS, self.path / MODEL
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
         """Context manager that keeps the folder to this process, and removes what a killed one left half-written."""
-        with claim(self.path) as self.lease:
+        with claim(self.path) as self.check_claim:
             remove_partial(self.path)
             remove_partial(self.checkpoints)
             yield
-
-    def check_claim(self) -> None:
-        """Refuse to write after another process has taken the folder over, as when this machine slept for long."""
-        if self.lease is not None:
-            self.lease.check()
 
     def about(self) -> dict[str, Any] | None:
         """What run.json says; None before the run began."""

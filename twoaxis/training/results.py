@@ -36,19 +36,19 @@ class Result(Showable):
     """Numbers learned."""
     peak_memory: int | None
     """Bytes at the peak of a training step, where it was measured."""
-    loss: float | None
+    loss: float | None = None
     """Held-out nats per token at the end; None if it diverged."""
     row_losses: tuple[float | None, ...] | None = None
     """The same of each held-out example, to seven digits; None for an example without a labelled token."""
-    bits_per_byte: float | None
+    bits_per_byte: float | None = None
     """The same per byte of text, where tokens stand for text."""
-    accuracy: float | None
+    accuracy: float | None = None
     """Part of the held-out answers that are right, for diagnostic tasks."""
-    chance: float | None
+    chance: float | None = None
     """What guessing would score."""
     train_loss: float | None
     """Mean training loss over the last tenth of the steps."""
-    weights: str | None
+    weights: str | None = None
     """SHA-256 of the final weights."""
     message: str = ""
     """What went wrong, if something did."""

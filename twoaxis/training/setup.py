@@ -29,8 +29,9 @@ def resolve(run: TrainConfig) -> TrainConfig:
 
     One that starts from a saved model uses the tokenizer beside it unless another is named.
     """
-    check_spellings(run)
-    run = dataclasses.replace(run, stream=_canonical(run.stream, STREAMS), mixer=_canonical(run.mixer, MIXERS))
+    run = dataclasses.replace(
+        run, stream=_canonical("stream", run.stream, STREAMS), mixer=_canonical("mixer", run.mixer, MIXERS)
+    )
     if run.source is None or not run.tokenizer.startswith("bpe:") or run.data[0].startswith("task:"):
         return run
     from twoaxis.data.tokenizer import has_tokenizer
@@ -47,27 +48,23 @@ def resolve(run: TrainConfig) -> TrainConfig:
     return dataclasses.replace(run, tokenizer=run.source)
 
 
-def _canonical(spelling: Any, registry: Registry[Any]) -> Any:
-    """The spelling of a method with its name in place of an alias."""
+def _canonical(place: str, spelling: Any, registry: Registry[Any]) -> Any:
+    """The spelling of a method with its name in place of an alias; fields of a run inside it are refused."""
     if spelling is None:
         return None
+    for key, value in parse(spelling)[1].items():
+        if key == "label":
+            raise ValueError(f"{place} {spelling} has a label, which names a row of a comparison: leave it out")
+        word, _, field = key.partition(".")
+        if word == "train":
+            option = field.replace("_", "-")
+            if isinstance(value, bool):
+                option = option if value else f"no-{option}"
+            else:
+                option = f"{option} {spell_value(value)}"
+            raise ValueError(f"{place} {spelling} sets {key}, which only a comparison takes there: give --{option}")
     name = spelling.partition(":")[0]
     return registry.canonical(name.strip()) + spelling[len(name) :]
-
-
-def check_spellings(run: TrainConfig) -> None:
-    """Refuse fields of the run inside the spelling of a stream or a mixer, where only a comparison takes them."""
-    for place, spelling in (("stream", run.stream), ("mixer", run.mixer)):
-        for key, value in ({} if spelling is None else parse(spelling)[1]).items():
-            if key == "label":
-                raise ValueError(f"{place} {spelling} has a label, which names a row of a comparison: leave it out")
-            word, _, field = key.partition(".")
-            if word == "train":
-                name = field.replace("_", "-")
-                option = (
-                    f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {spell_value(value)}"
-                )
-                raise ValueError(f"{place} {spelling} sets {key}, which only a comparison takes there: give {option}")
 
 
 def check(run: TrainConfig, vocabulary: int | None = None) -> None:
@@ -180,18 +177,6 @@ def make_optimizer(run: TrainConfig, model: Any) -> torch.optim.AdamW:
     groups = param_groups(model, lr=run.lr, weight_decay=run.weight_decay, rates=rates)
     fused = {p.device.type for p in model.parameters()} <= {"cpu", "cuda", "mps", "xpu"}
     return torch.optim.AdamW(groups, lr=run.lr, betas=(run.beta1, run.beta2), eps=run.epsilon, fused=fused)
-
-
-def flops_per_token(run: TrainConfig, model: TwoAxisConfig) -> float:
-    """Training operations of a token, by the convention of `twoaxis.model.flops`; recomputed blocks count again.
-
-    Args:
-        run: the run.
-        model: from `model_config`.
-    """
-    from twoaxis.model.flops import training_flops
-
-    return training_flops(model, run.context, recompute=run.recompute).total
 
 
 def source_digest(source: str | None) -> str | None:

@@ -21,11 +21,11 @@ from twoaxis.base.files import atomic_folder
 from twoaxis.base.interrupt import Interrupted, StopSignal
 from twoaxis.base.machine import reproducible
 from twoaxis.model.load import quietly
-from twoaxis.training.engines.place import find_place, join_processes, rank, warn, world
+from twoaxis.training.engines.place import find_place, join_processes, warn, world
 from twoaxis.training.folder import RunFolder
 from twoaxis.training.loggers import check_loggers, make_loggers
 from twoaxis.training.results import Result
-from twoaxis.training.setup import check, flops_per_token, make_model, make_optimizer, resolve, source_digest
+from twoaxis.training.setup import check, make_model, make_optimizer, resolve, source_digest
 
 if TYPE_CHECKING:
     from twoaxis.data.load import Data
@@ -62,7 +62,11 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop.listening())
         stack.enter_context(quietly())
-        data = _load_data(run) if data is None else data
+        if data is None:
+            from twoaxis.data.load import bars, load_data
+
+            with bars() if place.rank == 0 else contextlib.nullcontext() as watch:  # one process shows them
+                data = load_data(run, watch=watch)
         check(run, data.vocab_size)  # before there is a folder
         if place.rank == 0:
             stack.enter_context(folder.claimed())
@@ -80,14 +84,6 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
     if stop.requested:  # in the last step: there was nothing left to stop, but whoever called may have more to do
         raise Interrupted("stopped; this run was at its end and its result is saved", stop.signal)
     return result
-
-
-def _load_data(run: TrainConfig) -> Data:
-    """The run's data, with bars on stderr while text is read; of several processes the first one shows them."""
-    from twoaxis.data.load import bars, load_data
-
-    with bars() if rank() == 0 else contextlib.nullcontext() as watch:
-        return load_data(run, watch=watch)
 
 
 def _where(run: TrainConfig, folder: RunFolder, engine: Engine) -> tuple[Result | None, Checkpoint | None]:
@@ -117,6 +113,7 @@ def _prepare(
     """The run, at the step that it goes on from."""
     import torch
 
+    from twoaxis.model.flops import training_flops
     from twoaxis.training.checkpoint import load_checkpoint, remove_after
     from twoaxis.training.counters import Counters
     from twoaxis.training.loop import Job
@@ -133,7 +130,7 @@ def _prepare(
         counters=Counters(
             steps=run.total_steps,
             tokens_per_step=run.tokens_per_step,
-            flops_per_token=flops_per_token(run, model.config),
+            flops_per_token=training_flops(model.config, run.context, recompute=run.recompute).total,
         ),
         stop=stop,
     )
@@ -272,7 +269,6 @@ def _finish(job: Job, **outcome: Any) -> Result:
         "parameters": about.get("learned"),
         "peak_memory": about.get("peak_memory"),
         "train_loss": counters.train_loss,
-        **dict.fromkeys(("loss", "row_losses", "bits_per_byte", "accuracy", "chance", "weights")),
     }
     result = Result(**fields | outcome, folder=str(job.folder.path))
     if job.engine.rank == 0:
