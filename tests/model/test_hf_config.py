@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from transformers import AutoConfig, LlamaConfig
 
-from tests.model.hf_helpers import ONE, as_hf
+from tests.model.hf_helpers import COMBINED, as_hf
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.hf_config import TwoAxisConfig, own_fields
 
@@ -119,8 +119,8 @@ def test_round_trips(tmp_path: Path) -> None:
         assert again.to_diff_dict() == config.to_diff_dict()
 
 
-@pytest.mark.parametrize("config", ONE)
-def test_every_method_goes_through_a_file(config: DecoderConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", COMBINED.values(), ids=COMBINED)
+def test_every_combination_goes_through_a_file(config: DecoderConfig, tmp_path: Path) -> None:
     given = as_hf(config)
     given.save_pretrained(tmp_path)
     again = AutoConfig.from_pretrained(tmp_path)
