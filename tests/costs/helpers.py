@@ -23,6 +23,7 @@ FIRST: list[Fields] = [
     if not number or STREAM_VARIANTS[number - 1]["stream"] != fields["stream"]
 ]
 """One variant of each stream."""
+FIRST_MIXERS: list[Fields] = [{"mixer": n, "mixer_options": dict(MIXERS.find(n).variants[0])} for n in MIXERS.names()]
 WIDE_DELTA: Fields = {
     "stream": "deep_delta",
     "stream_options": {"value_channels": 2, "compress": "token", "expand": "conv"},
@@ -31,6 +32,6 @@ WIDE_DELTA: Fields = {
 
 def label(fields: Fields) -> str:
     """For the names of tests."""
-    name = fields.get("stream") or fields["mixer"]
+    name = fields.get("stream") or fields.get("mixer") or str(fields)
     options = fields.get("stream_options") or fields.get("mixer_options") or {}
     return " ".join([name, *(f"{key}={value}" for key, value in options.items())])

@@ -69,11 +69,7 @@ def test_the_plain_residual_alone() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--pipeline-stages", "3"), "4 blocks cannot be cut into 3 stages; the nearest number of stages is 2"),
         (("--hardware", "h101"), "unknown hardware 'h101' (did you mean 'h100'?)"),
-        (("--micro-batch", "-2"), "micro_batch must be at least 1, got -2"),
-        (("--stream", "deep_dleta"), "unknown stream 'deep_dleta' (did you mean 'deep_delta'?)"),
-        (("--stream", "deep_delta:chanels=2"), "deep_delta has no option 'chanels'"),
         (("--out", "p.json"), "--out is where --calibrate writes its profile"),
         (("--hardware", "no/p.json"), "there is no hardware profile no/p.json; make one with twoaxis cost --calibrate"),
         (("--grid", "--stream", "deep_delta"), "--grid pairs streams with mixers"),

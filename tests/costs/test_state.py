@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from tests.costs.helpers import FIRST, MIXER_VARIANTS, STREAM_VARIANTS, WIDE_DELTA, Fields, label
+from tests.costs.helpers import FIRST, FIRST_MIXERS, WIDE_DELTA, Fields, label
 from twoaxis.costs.costs import cost
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.trace import boundaries, lengthened, meta_model, trace_step
@@ -20,7 +20,7 @@ SHAPE = DecoderConfig(vocabulary=40, width=16, blocks=3, heads=4, kv_heads=2, hi
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("fields", [*MIXER_VARIANTS, *STREAM_VARIANTS], ids=label)
+@pytest.mark.parametrize("fields", [*FIRST_MIXERS, *FIRST, WIDE_DELTA, {"windows": (5, None, 5)}], ids=label)
 def test_bytes_kept_are_those_of_the_real_past(fields: Fields) -> None:
     batch, context = 2, 23
     model = Decoder(dataclasses.replace(SHAPE, **fields))
@@ -70,7 +70,7 @@ def test_short_swa_at_a_long_context_by_hand() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("fields", STREAM_VARIANTS, ids=label)
+@pytest.mark.parametrize("fields", FIRST, ids=label)
 def test_boundaries_are_those_of_a_real_state(fields: Fields) -> None:
     config = dataclasses.replace(SHAPE, blocks=4, **fields)
     model = Decoder(config)

@@ -82,12 +82,8 @@ def test_memory_must_be_asked_for_and_fit() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"value_channels": 0}, "value_channels must be at least 1, got 0"),
         ({"expand": "conv"}, "expand='conv' needs value_channels > 1, got value_channels=1"),
         ({"gate_start": 2.5}, "gate_start must be at most 2, got 2.5"),
-        ({"compress": "both"}, "unknown compress 'both'.*it is one of channel, token"),
-        ({"value": "tanh"}, "unknown value 'tanh'"),
-        ({"update": "erase"}, "unknown update 'erase'.*it is one of delta, write, add"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

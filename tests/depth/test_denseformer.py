@@ -66,10 +66,3 @@ def test_weights_and_their_sources() -> None:
     assert stream.weights(state, stream.sites[0]) is None
     assert stream.sources(stream.layout.out) == ("block 0", "block 2")
     assert stream.sources(stream.sites[1]) == ()
-
-
-def test_bad_options() -> None:
-    with pytest.raises(ValueError, match="dilation must be at least 1, got 0"):
-        make(2, 0, 1)
-    with pytest.raises(ValueError, match="period must be at least 1, got -1"):
-        make(2, 1, -1)

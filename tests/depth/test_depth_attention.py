@@ -33,20 +33,11 @@ def test_weights_sum_to_one_over_named_sources() -> None:
     assert stream.sources(stream.sites[4]) == ("state before site 2", "state before site 3", "state before site 4")
 
 
-def test_block_granularity_reads_once_per_block() -> None:
-    stream = make(granularity="block")
-    assert [site.kind for site in stream.sites if stream.sources(site)] == ["attention"] * 3
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 0}, "window must be at least 1, got 0"),
         ({"heads": 3}, r"heads \(3\) must divide the width \(8\)"),
         ({"heads": 4, "kv_heads": 3}, r"kv_heads \(3\) must divide heads \(4\)"),
-        ({"inject": "multiply"}, "unknown inject 'multiply'.*it is one of add, replace"),
-        ({"granularity": "token"}, "unknown granularity 'token'"),
-        ({"head_width": 0}, "head_width must be at least 1, got 0"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

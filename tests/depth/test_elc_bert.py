@@ -12,42 +12,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import twoaxis
-from tests.support.numbers import randn
+from tests.support.numbers import close, randn
+from tests.support.streams import Function, maps, moved, norm, run
 from twoaxis.depth import counts
 from twoaxis.depth.stream import Stream
 
 VARIANTS = ("base", "zero", "normalized", "weighted_output")
 WIDTH, BLOCKS = 8, 4
-Function = Callable[[Tensor], Tensor]
-
-
-def norm(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
 
 
 def make(kinds: Sequence[str] = ("attention", "mlp"), blocks: int = BLOCKS, **options: Any) -> Stream:
     """An ELC-BERT stream with logits far from their start."""
     stream = twoaxis.stream("elc_bert", blocks=blocks, width=WIDTH, kinds=kinds, **options).double()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in stream.parameters():
-            parameter.normal_(generator=generator)
-    return stream
-
-
-def toys(count: int) -> list[Function]:
-    generator = torch.Generator().manual_seed(7)
-    weights = torch.randn(count, WIDTH, WIDTH, generator=generator, dtype=torch.float64) / 2
-    return [lambda x, w=w: torch.tanh(x @ w) for w in weights]
+    return moved(stream, 1.0, start=False)
 
 
 def embedding() -> Tensor:
     return randn(2, 3, WIDTH, seed=9)
-
-
-def run(stream: Stream, x: Tensor) -> Tensor:
-    functions = toys(len(stream.sites))
-    return twoaxis.compose(stream, [(s.kind, norm, f) for s, f in zip(stream.sites, functions, strict=True)])(x)
 
 
 def mixture(stream: Stream, block: int, slots: Sequence[Tensor]) -> Tensor:
@@ -58,7 +39,7 @@ def mixture(stream: Stream, block: int, slots: Sequence[Tensor]) -> Tensor:
 
 def by_blocks(stream: Stream, x: Tensor, variant: str, block: Callable[[Tensor, Sequence[Function]], Tensor]) -> Tensor:
     """The original's loop over a list of hidden states; `block` maps an input and its sub-layers to what is stored."""
-    functions, slots = [lambda t, f=f: f(norm(t)) for f in toys(len(stream.sites))], [x]
+    functions, slots = [lambda t, f=f: f(norm(t)) for f in maps(len(stream.sites), WIDTH)], [x]
     per_block = len(functions) // stream.layout.blocks
     for n in range(stream.layout.blocks):
         stored = block(mixture(stream, n, slots), functions[n * per_block : (n + 1) * per_block])
@@ -74,14 +55,10 @@ def two(variant: str) -> Callable[[Tensor, Sequence[Function]], Tensor]:
     return block
 
 
-def close(ours: Tensor, want: Tensor) -> None:
-    assert (ours - want).abs().max() <= 1e-12 * want.abs().max()
-
-
 def check_gradients(stream: Stream, x: Tensor, want: Callable[[Tensor], Tensor]) -> None:
     x = x.requires_grad_()
     leaves = [x, *stream.parameters()]
-    ours, theirs = run(stream, x), want(x)
+    ours, theirs = run(stream, x, maps(len(stream.sites), WIDTH)), want(x)
     close(ours, theirs)
     g = torch.cos(torch.arange(ours.numel(), dtype=ours.dtype)).view_as(ours)
     pairs = zip(torch.autograd.grad(ours, leaves, g), torch.autograd.grad(theirs, leaves, g), strict=True)
@@ -93,14 +70,15 @@ def test_placement_on_mlps_alone_reads_no_mixture() -> None:
     """A block is read at its beginning, so without its first sub-layer nothing of the method is left."""
     stream = make(placement="mlp")
     plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH)
-    assert torch.equal(run(stream, embedding()), run(plain, embedding()))
+    functions = maps(2 * BLOCKS, WIDTH)
+    assert torch.equal(run(stream, embedding(), functions), run(plain, embedding(), functions))
     assert not list(stream.parameters())
 
 
 def test_blocks_switched_off_store_their_plain_output() -> None:
     stream = make(variant="weighted_output", placement="1,3-4")
     assert [n for n, _ in stream.named_parameters()] == ["logits.1", "logits.3", "logits.4"]
-    f = [lambda t, g=g: g(norm(t)) for g in toys(2 * BLOCKS)]
+    f = [lambda t, g=g: g(norm(t)) for g in maps(2 * BLOCKS, WIDTH)]
 
     def plain(x: Tensor, f: Sequence[Function]) -> Tensor:
         x = x + f[0](x)
@@ -192,11 +170,12 @@ def test_flops_of_each_variant() -> None:
 @pytest.mark.parametrize("eps", [1e-7, 0.5])
 def test_epsilon_belongs_to_the_layer_norm(eps: float) -> None:
     stream = make(blocks=1, variant="normalized", eps=eps)
-    x, (attention, mlp) = embedding(), toys(2)
+    x, functions = embedding(), maps(2, WIDTH)
+    attention, mlp = functions
     a = attention(norm(x))
     stored = a + mlp(norm(x + a))
     centred = stored - stored.mean(-1, keepdim=True)
-    close(run(stream, x), centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt())
+    close(run(stream, x, functions), centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt())
 
 
 def test_sources_are_named_where_a_mixture_is_read() -> None:
@@ -206,16 +185,3 @@ def test_sources_are_named_where_a_mixture_is_read() -> None:
     assert stream.sources(stream.sites[5]) == ()
     assert len(stream.sources(stream.layout.out)) == BLOCKS + 1
     assert make().sources(stream.layout.out) == ()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"variant": "one"}, "unknown variant 'one'.*it is one of base, zero, normalized, weighted_output"),
-        ({"eps": -1e-3}, "eps must not be negative, got -0.001"),
-        ({"epsilon": 1e-3}, "has no option 'epsilon'"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(**options)

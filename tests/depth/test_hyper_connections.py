@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from torch import Tensor
 
 import twoaxis
 from tests.golden_formats.base import trace
+from tests.support.streams import maps, moved
 from twoaxis.depth import counts
 from twoaxis.depth.hyper_connections import HyperConnections
 from twoaxis.depth.stream import Layout
@@ -31,27 +31,12 @@ def build(blocks: int = 2, width: int = WIDTH, kinds: tuple[str, ...] = KINDS, *
     return stream
 
 
-def scatter(stream: HyperConnections, size: float = 0.3) -> HyperConnections:
-    """Move every parameter away from its start."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in stream.parameters():
-            parameter.add_(size * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
-    return stream
-
-
-def sublayers(count: int, dtype: torch.dtype, width: int = WIDTH) -> list[Callable[[Tensor], Tensor]]:
-    generator = torch.Generator().manual_seed(2)
-    weights = [torch.randn(width, width, generator=generator).to(dtype) / width**0.5 for _ in range(count)]
-    return [lambda x, w=w: torch.tanh(x @ w) for w in weights]
-
-
 def embedding(dtype: torch.dtype = torch.float64, width: int = WIDTH) -> Tensor:
     return torch.randn(2, 3, width, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
 
 
 def run(stream: twoaxis.Stream, x: Tensor) -> Tensor:
-    return trace(stream, x, sublayers(len(stream.sites), x.dtype))[0]
+    return trace(stream, x, maps(len(stream.sites), WIDTH, x.dtype))[0]
 
 
 def plain(x: Tensor, blocks: int = 2, kinds: tuple[str, ...] = KINDS) -> Tensor:
@@ -179,8 +164,8 @@ def test_parameter_groups() -> None:
 def test_agrees_with_the_package(streams: int, tanh: bool) -> None:
     """Its norm is an RMS norm without epsilon; everything else is the same, gradients included."""
     package = pytest.importorskip("hyper_connections")
-    stream = scatter(build(streams=streams, tanh=tanh, norm="rms", eps=0.0).double())
-    functions, x = sublayers(len(stream.sites), torch.float64), embedding()
+    stream = moved(build(streams=streams, tanh=tanh, norm="rms", eps=0.0).double())
+    functions, x = maps(len(stream.sites), WIDTH, torch.float64), embedding()
     layers = []
     for row in range(len(functions)):
         layer = package.HyperConnections(streams, dim=WIDTH, layer_index=row, tanh=tanh).double()
@@ -212,7 +197,7 @@ def test_agrees_with_the_package(streams: int, tanh: bool) -> None:
 def test_agrees_with_the_package_to_a_bit_without_dynamic_weights() -> None:
     package = pytest.importorskip("hyper_connections")
     stream, x = build(streams=4).double(), embedding()
-    functions = sublayers(len(stream.sites), torch.float64)
+    functions = maps(len(stream.sites), WIDTH, torch.float64)
     expand, reduce = package.HyperConnections.get_expand_reduce_stream_functions(4)
     h = expand(x)
     for row, fn in enumerate(functions):
@@ -222,19 +207,3 @@ def test_agrees_with_the_package_to_a_bit_without_dynamic_weights() -> None:
 
 
 # Errors.
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"streams": 0}, "streams must be at least 1, got 0"),
-        ({"norm": "batch"}, "unknown norm 'batch'"),
-        ({"frozen": "all"}, "unknown frozen 'all'"),
-        ({"readout": "head"}, "unknown readout 'head'"),
-        ({"eps": -1.0}, "eps must not be negative, got -1.0"),
-        ({"stream": 4}, "did you mean 'streams'"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(**options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,16 +12,13 @@ from torch import Tensor
 import twoaxis
 from tests.golden_formats.base import trace
 from tests.support.numbers import close, randn
+from tests.support.streams import moved, run, toy, toys
 from twoaxis.depth import counts
 from twoaxis.depth.muddformer import MuddFormer
 from twoaxis.depth.stream import State, Stream
 
 WIDTH, BLOCKS = 8, 4
 PLAIN_BLOCK, MIXED_BLOCK = ("attention", "mlp"), ("mixer", "attention", "mlp")
-
-
-def norm(x: Tensor, eps: float = 1e-6) -> Tensor:
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps)
 
 
 def make(
@@ -32,34 +29,12 @@ def make(
 ) -> MuddFormer:
     """A stream, with parameters far from their start unless told."""
     stream = twoaxis.stream("muddformer", blocks=blocks, width=WIDTH, kinds=kinds, **options).double()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in stream.parameters() if random else ():
-            parameter.normal_(0.0, 0.5, generator=generator)
     assert isinstance(stream, MuddFormer)
-    return stream
-
-
-def toy(kind: str, seed: int, dtype: torch.dtype = torch.float64) -> Callable[..., Tensor]:
-    generator = torch.Generator().manual_seed(100 + seed)
-    a, b, c, m = (torch.randn(4, WIDTH, WIDTH, generator=generator, dtype=torch.float64) / 4).to(dtype)
-
-    def run(q: Tensor, *rest: Tensor) -> Tensor:
-        k, v, x = (q, q, q) if not rest else (*rest, q)[:3]
-        attention = torch.tanh(q @ a + k @ b + v @ c)
-        mlp = torch.tanh(x @ m)
-        return {"attention": attention, "parallel": attention + mlp}.get(kind, mlp)
-
-    return run
+    return moved(stream, 0.5, start=False) if random else stream
 
 
 def embedding() -> Tensor:
-    x = randn(2, 3, WIDTH, seed=9)
-    return x.requires_grad_()
-
-
-def run(stream: Stream, x: Tensor) -> Tensor:
-    return twoaxis.compose(stream, [(s.kind, norm, toy(s.kind, s.index, x.dtype)) for s in stream.sites])(x)
+    return randn(2, 3, WIDTH, seed=9, grad=True)
 
 
 @pytest.mark.parametrize("both", [False, True])
@@ -102,7 +77,7 @@ def test_the_post_norm_does_not_starve_the_residual_way() -> None:
     state = stream.open(embedding().detach())
     for site in stream.sites[:2]:
         seen = stream.read(state, site)
-        state = stream.write(state, site, toy(site.kind, site.index)(seen.x), seen, seen)
+        state = stream.write(state, site, toy(site.kind, site.index, WIDTH)(seen.x), seen, seen)
     moved = state.value.kept[0].x
     static = stream.static["1"]
     for way, row in (("q", 0), ("x", 3)):
@@ -186,7 +161,7 @@ def test_first_norms() -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_weights_reproduce_the_reads(dynamic: bool) -> None:
     stream = make(dynamic=dynamic)
-    _, steps, _ = trace(stream, embedding(), [toy(s.kind, s.index) for s in stream.sites])
+    _, steps, _ = trace(stream, embedding(), toys(stream))
     step = steps[4]
     weights = stream.weights(step["before"], step["site"])
     assert weights is not None
@@ -210,7 +185,7 @@ def test_placement_decides_per_way() -> None:
     assert set(stream.mixes.values()) == {("q", "k", "v")}
     assert not list(stream.post_scale)
     total = x = embedding()
-    out, steps, _ = trace(stream, x, [toy(s.kind, s.index) for s in stream.sites])
+    out, steps, _ = trace(stream, x, toys(stream))
     for step in steps:
         assert torch.equal(step["seen"].x, total)
         inside = step["site"].kind == "attention" and step["site"].block > 0
@@ -245,14 +220,8 @@ def test_everything_is_decayed_as_in_the_original() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ways": "qkv"}, "unknown ways 'qkv'.*it is one of qkvr, one"),
-        ({"gelu": "relu"}, "unknown gelu 'relu'.*it is one of erf, tanh"),
-        ({"first_norms": "three"}, "unknown first_norms 'three'"),
-        ({"eps": -1.0}, "eps must not be negative, got -1.0"),
-        ({"generator_eps": -2.0}, "generator_eps must not be negative, got -2.0"),
         ({"dynamic": False, "round64": True}, "round64=True sizes the generator of dynamic weights"),
         ({"dynamic": False, "expand_last": True}, "expand_last=True sizes the generator of dynamic weights"),
-        ({"expand": True}, "muddformer has no option 'expand'"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,16 +13,12 @@ from torch import Tensor
 import twoaxis
 from tests.golden_formats.base import trace
 from tests.support.numbers import close, randn
+from tests.support.streams import maps, moved, run
 from twoaxis.depth import counts
 from twoaxis.depth.stream import Stream
 
 NORMS = ("l2", "rms", "none")
 WIDTH, BLOCKS = 8, 4
-Function = Callable[[Tensor], Tensor]
-
-
-def norm(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
 
 
 def make(
@@ -30,26 +26,11 @@ def make(
 ) -> Stream:
     """A stream with scalars far from their start."""
     stream = twoaxis.stream(name, blocks=blocks, width=WIDTH, kinds=kinds, **options).double()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in stream.parameters():
-            parameter.normal_(generator=generator)
-    return stream
-
-
-def toys(count: int) -> list[Function]:
-    generator = torch.Generator().manual_seed(7)
-    weights = torch.randn(count, WIDTH, WIDTH, generator=generator, dtype=torch.float64) / 2
-    return [lambda x, w=w: torch.tanh(x @ w) for w in weights]
+    return moved(stream, 1.0, start=False)
 
 
 def embedding() -> Tensor:
     return randn(2, 3, WIDTH, seed=9)
-
-
-def run(stream: Stream, x: Tensor, functions: Sequence[Function] | None = None) -> Tensor:
-    functions = functions or toys(len(stream.sites))
-    return twoaxis.compose(stream, [(s.kind, norm, f) for s, f in zip(stream.sites, functions, strict=True)])(x)
 
 
 def test_without_norm_and_inner_residual_it_is_elc_bert_zero_to_a_bit() -> None:
@@ -62,7 +43,7 @@ def test_without_norm_and_inner_residual_it_is_elc_bert_zero_to_a_bit() -> None:
 
 def test_rms_is_elc_bert_normalized_up_to_the_mean() -> None:
     """With increments of mean zero and a normalised slot 0 every read agrees; only the output is not normalised."""
-    centred = [lambda x, f=f: (y := f(x)) - y.mean(-1, keepdim=True) for f in toys(2 * BLOCKS)]
+    centred = [lambda x, f=f: (y := f(x)) - y.mean(-1, keepdim=True) for f in maps(2 * BLOCKS, WIDTH)]
     x0 = embedding()
     x0 = x0 - x0.mean(-1, keepdim=True)
     ours = make(norm="rms", inner_residual=False, eps=1e-7)
@@ -79,7 +60,7 @@ def test_mixture_lengths() -> None:
     """With l2 a mixture is no longer than one; with rms no longer than sqrt(width)."""
     for kind, bound in (("l2", 1.0), ("rms", WIDTH**0.5)):
         stream = make(norm=kind, eps=0.0)
-        _, steps, _ = trace(stream, 100 * embedding(), toys(2 * BLOCKS))
+        _, steps, _ = trace(stream, 100 * embedding(), maps(2 * BLOCKS, WIDTH))
         lengths = torch.stack([s["seen"].x.norm(dim=-1) for s in steps if s["site"].first])
         assert lengths.max() <= bound + 1e-12
         close(lengths[0], torch.full_like(lengths[0], bound))
@@ -87,7 +68,7 @@ def test_mixture_lengths() -> None:
 
 def test_sources_are_kept_by_reference() -> None:
     x = embedding()
-    _, steps, _ = trace(make(norm="l2"), x, toys(2 * BLOCKS))
+    _, steps, _ = trace(make(norm="l2"), x, maps(2 * BLOCKS, WIDTH))
     assert steps[0]["before"].value.kept[0].x is x
     after = steps[1]["state"].value
     assert after.kept[1].x is after.x
@@ -140,18 +121,3 @@ def test_norms_run_in_float32_for_narrow_activations() -> None:
     seen = stream.read(state, stream.sites[0]).x
     assert seen.dtype == torch.bfloat16
     assert (seen.double().norm(dim=-1) - 1).abs().max() < 2**-7
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"norm": "layer"}, "unknown norm 'layer'.*it is one of l2, rms, none"),
-        ({"init": "ones"}, "unknown init 'ones'.*it is one of zeros, newest"),
-        ({"inner_residual": "no"}, "inner_residual must be True or False, got 'no'"),
-        ({"eps": -1.0}, "eps must not be negative, got -1.0"),
-        ({"period": 2}, "has no option 'period'"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(**options)

@@ -300,9 +300,7 @@ def test_records_are_printed() -> None:
         (("--max-overhead", "-1"), "max_overhead must not be negative, got -1"),
         (("--headroom", "-1"), "headroom must not be negative, got -1 GB"),
         (("--top", "0"), "--top must be at least 1, got 0"),
-        (("--hardware", "h101"), "unknown hardware 'h101' (did you mean 'h100'?)"),
         (("--evidence", "nowhere.json"), "there is no evidence file nowhere.json"),
-        (("--pipeline-stages", "3"), "4 blocks cannot be cut into 3 stages"),
     ],
 )
 def test_mistakes(words: tuple[str, ...], message: str) -> None:

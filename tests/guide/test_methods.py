@@ -285,17 +285,6 @@ def test_json_is_everything_and_exact() -> None:
         assert len(method["options"]) == len(dataclasses.fields(entries.find(name).Config))  # type: ignore[arg-type]
 
 
-def test_markdown_has_all_columns() -> None:
-    done = run("methods", "--markdown", "--columns", "all")
-    assert done.code == 0, done.err
-    headers = [
-        cell.strip() for line in done.out.splitlines() if line.startswith("| method") for cell in line.split("|")
-    ]
-    assert {c.header for c in columns.COLUMNS.values()} <= {*headers}
-    for name in NAMES:
-        assert done.out.count(f"| {name} |") == len(columns.GROUPS)
-
-
 @pytest.mark.parametrize("row", ROWS, ids=NAMES)
 def test_page_of_one_method(row: entries.Entry, capsys: pytest.CaptureFixture[str]) -> None:
     result = methods(row.name)
@@ -309,12 +298,6 @@ def test_page_of_one_method(row: entries.Entry, capsys: pytest.CaptureFixture[st
         if isinstance(block, document.Code):
             assert all(line.strip() in shown for line in block.text.splitlines())
     assert [m["name"] for m in result.to_dict()["methods"]] == [row.name]
-
-
-def test_page_through_a_pipe() -> None:
-    done = run("methods", "canon", env={"COLUMNS": "100"})
-    assert done.code == 0, done.err
-    assert done.out == terminal.render(pages.MethodPage(entries.entry("canon", SHAPE)).document(), 100)
 
 
 @pytest.mark.parametrize(
@@ -340,9 +323,3 @@ def test_a_closed_pipe_is_not_an_error_message() -> None:
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert done.stdout == "{\n"
     assert done.stderr == ""
-
-
-def test_a_narrow_encoding_does_not_break_the_drawing() -> None:
-    done = run("methods", "standard", encoding="ascii")
-    assert done.code == 0, done.err
-    assert "x_{l+1} = x_l + f_l(x_l)" in done.out

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
-from torch.utils.checkpoint import checkpoint
 
 from tests.support.numbers import close, randn
 from twoaxis.base.meter import Meter
-from twoaxis.kernels import attention_blocked, using
+from twoaxis.kernels import attention_blocked
 from twoaxis.kernels.attention import attention, band_pays, chunk_of
 from twoaxis.kernels.attention_flex import TILE, through, window_mask
 from twoaxis.kernels.dispatch import target
@@ -145,18 +144,6 @@ def test_narrow_types_are_computed_wide_in_both_passes(form: str, dtype: torch.d
     assert torch.equal(ours, exact.to(dtype))
     found, want = torch.autograd.grad(ours, narrow, probe), torch.autograd.grad(exact, wide, probe.float())
     assert all(torch.equal(a, b.to(dtype)) for a, b in zip(found, want, strict=True))
-
-
-def test_activation_checkpointing_gives_the_same_bits() -> None:
-    leaves = [randn(2, 4, 60, 4, seed=s, grad=True) for s in range(3)]
-
-    def loss(*t: Tensor) -> Tensor:
-        with using("tiles"):
-            return attention(*t, window=7, scale=0.3).square().sum()
-
-    stored = torch.autograd.grad(loss(*leaves), leaves)
-    again = torch.autograd.grad(checkpoint(loss, *leaves, use_reentrant=False), leaves)
-    assert all(torch.equal(a, b) for a, b in zip(stored, again, strict=True))
 
 
 def test_chunks_follow_the_window() -> None:

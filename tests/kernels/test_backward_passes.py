@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev, vmap
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.numbers import randn
@@ -25,18 +24,14 @@ from twoaxis.kernels import using
 WIDTH = 6
 
 GATHERED: list[tuple[str, dict[str, Any]]] = [
-    ("attention_residuals", {}),
     ("attention_residuals", {"block_size": 2, "read": "sum", "evaluation": "two_phase", "heads": 2}),
     ("attention_residuals", {"weighting": "sigmoid", "window": 3, "overflow": "sum"}),
     ("denseformer", {"dilation": 2}),
     ("muddformer", {"prenorm": True, "postnorm": True}),
-    ("vertical_attention", {}),
-    ("elc_bert", {}),
 ]
 CARRIED: list[tuple[str, dict[str, Any]]] = [
     ("hyper_connections", {}),
     ("manifold_hyper_connections", {"streams": 3}),
-    ("deep_delta", {}),
     ("deep_delta", {"value_channels": 3, "expand": "conv"}),
 ]
 every = pytest.mark.parametrize(("name", "options"), GATHERED + CARRIED)
@@ -231,20 +226,6 @@ def test_what_is_frozen_or_cut_off(name: str, options: dict[str, Any]) -> None:
 
 
 @every
-def test_second_derivatives_of_a_stack(name: str, options: dict[str, Any]) -> None:
-    asked = Asked(name, options)
-
-    def twice(out: Tensor) -> tuple[Tensor | None, ...]:
-        first = asked.grads(asked.loss(out), create_graph=True)
-        penalty = sum((g.square().sum() for g in first if g is not None and g.requires_grad), out.square().sum())
-        return asked.grads(penalty)
-
-    with readable():
-        want = twice(asked.model(asked.x))
-    close(twice(asked.model(asked.x)), want, 1e-9)
-
-
-@every
 def test_changing_what_was_saved_raises(name: str, options: dict[str, Any]) -> None:
     asked = Asked(name, options)
     embedding = asked.x * 1.0
@@ -254,37 +235,6 @@ def test_changing_what_was_saved_raises(name: str, options: dict[str, Any]) -> N
             tensor.add_(1.0)
     with pytest.raises(RuntimeError, match=r"modified .*inplace"):
         asked.grads(loss)
-
-
-@every
-def test_a_packed_state_has_whole_gradients(name: str, options: dict[str, Any]) -> None:
-    """What a stage sends on is a value like any other: what the pass goes on to do with it counts."""
-    asked = Asked(name, options)
-    model, made = asked.model, asked.model.stream
-
-    def grads() -> tuple[Tensor | None, ...]:
-        packed = made.pack(state := model.block(model.block(made.open(asked.x), 0), 1))
-        return asked.grads(asked.loss(made.close(model.block(state, 2))), packed)
-
-    with readable():
-        want = grads()
-    found = grads()
-    assert [g is None for g in found] == [g is None for g in want]
-    close(found, want)
-
-
-@pytest.mark.parametrize(("name", "options"), CARRIED)
-def test_function_transforms(name: str, options: dict[str, Any]) -> None:
-    """`torch.func` takes no hand-written backward pass: it gets the readable forms."""
-    asked = Asked(name, options)
-    model, x = asked.model, asked.x.detach()
-    weights = {key: p.detach() for key, p in model.named_parameters()}
-    found = grad(lambda w, x: asked.loss(functional_call(model, w, (x,))), argnums=(0, 1))(weights, x)
-    asked.check([found[1], *(found[0][key] for key in weights)])
-    probe = randn(2, 3, WIDTH, seed=6)
-    each = vmap(grad(lambda x, probe: (model(x[None])[0] * probe).sum()))(x, probe)
-    close([each], asked.want[:1])
-    close([jacrev(lambda x: asked.loss(model(x)))(x)], asked.want[:1])
 
 
 def _parallel(rank: int, port: int, cases: list[tuple[str, dict[str, Any]]]) -> None:

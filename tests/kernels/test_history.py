@@ -71,34 +71,6 @@ def test_a_source_used_elsewhere_too_gets_both_gradients() -> None:
     assert x.grad.tolist() == [2.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("kind", ["static", "channel"])
-def test_weights_that_an_optimiser_changes_during_the_backward_pass(kind: str) -> None:
-    """Every read of a chain has weights of its own; the gradients of older sources come after the newest step."""
-
-    def passes(step: bool) -> list[Tensor]:
-        x = randn(2, 4, grad=True)
-        shapes = [(1, n) if kind == "static" else (1, n, 4) for n in range(1, 5)]
-        weights = [randn(*shape, seed=5 + n, grad=True) for n, shape in enumerate(shapes)]
-
-        def hook(weight: Tensor) -> None:
-            if step:
-                with torch.no_grad():
-                    weight.sub_(10.0)
-
-        for weight in weights:
-            weight.register_post_accumulate_grad_hook(hook)
-        sources = [x]
-        for weight in weights:
-            sources.append(torch.tanh(weighted_sum(sources, **{kind: weight})[0]))
-        sources[-1].sum().backward()
-        grads = [t.grad for t in (x, *weights)]
-        return [g for g in grads if g is not None]
-
-    found, want = passes(step=True), passes(step=False)
-    assert len(want) == 5
-    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
-
-
 @pytest.mark.parametrize(
     ("sources", "weights", "message"),
     [

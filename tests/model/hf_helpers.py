@@ -91,8 +91,6 @@ ONE_EACH: dict[str, DecoderConfig] = {
 }
 """One variant of every stream and mixer, and the combinations: for what is different for each method."""
 
-ONE = [pytest.param(config, id=name) for name, config in ONE_EACH.items()]
-
 
 def make(
     config: DecoderConfig | TwoAxisConfig, dtype: torch.dtype = torch.float64, seed: int = 0, **more: Any

