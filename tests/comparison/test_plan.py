@@ -396,7 +396,7 @@ def test_a_plan_is_the_same_after_a_file(tmp_path: Path) -> None:
     assert len(made.rows) == 3 * 3 * 2
     assert Plan.new(read_options(str(tmp_path / "compare.json"), {})) == plan
     (tmp_path / "compare.json").write_text('{"format": 99}')
-    with pytest.raises(ValueError, match="has format 99; this version of twoaxis reads format 1"):
+    with pytest.raises(ValueError, match="has format 99; this version of twoaxis reads format 2"):
         plans.Plan.load(tmp_path)
 
 

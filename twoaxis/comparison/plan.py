@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from twoaxis.base.files import read_json, short_hash, write_json
-from twoaxis.base.options import Count, Options, Positive, at_least, check_type, field_types
+from twoaxis.base.options import Count, Options, Positive, at_least, check_type, from_record
 from twoaxis.base.registry import did_you_mean
 from twoaxis.base.spec import spell
 from twoaxis.comparison.contenders import TIMED, check_contenders, freeze_references, without_matching
@@ -28,9 +28,18 @@ from twoaxis.comparison.options import FIELDS, LR_SEED, Match, Size, parse, pars
 from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import RUNNING, TrainConfig
 
-FORMAT = 1
+FORMAT = 2
 """Version of compare.json."""
 PLAN = "compare.json"
+ABOUT: dict[str, Any] = {
+    "data": dict[str, dict[str, Any]],
+    "use": dict[str, str],
+    "commands": tuple[str, ...],
+    "versions": dict[str, Any],
+    "hardware": dict[str, Any],
+    "hardware_line": str,
+}
+"""What a comparison notes about itself, and in which shape: facts of its data and digests of its files among it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +70,6 @@ class Row(Options):
     """Mean held-out loss by rate, where rates were compared; None is a rate with which a run diverged."""
     lr_edge: bool = False
     """Whether the chosen rate is the smallest or largest of several, so that a better one may lie beyond."""
-
-    def validate(self) -> None:
-        """Losses by rate are numbers."""
-        for rate, loss in self.lr_losses.items():
-            check_type(f"lr_losses[{rate}]", loss, float | None)
 
     @property
     def folder(self) -> Path:
@@ -139,10 +143,13 @@ class Plan(Options):
     rows: tuple[Row, ...] = ()
     """Data by data, size by size, contender by contender; empty until they are counted."""
     about: dict[str, Any] = field(default_factory=dict)
-    """data (facts and fingerprint by label), use (digests of files), versions, hardware, hardware_line, commands."""
+    """See `ABOUT`."""
 
     def validate(self) -> None:
         """Rules between fields."""
+        for name, kind in ABOUT.items():
+            if name in self.about:
+                check_type(name, self.about[name], kind)
         check_contenders(self.contenders)
         if self.baseline not in self.labels:
             hint = did_you_mean(self.baseline, self.labels)
@@ -282,24 +289,17 @@ class Plan(Options):
 
     def choosing_runs(self) -> list[Run]:
         """Runs that choose learning rates or have chosen them: seed by seed, row by row."""
-        labels = {contender.key: contender.label for contender in self.contenders}
         rows = [row for row in self.rows if row.lr is None or row.lr_losses]
-        return [
-            Run(row, labels[row.contender], rate, seed, True)
-            for seed in self.lr_seeds
-            for row in rows
-            for rate in self.lrs
-        ]
+        return self._runs(self.lr_seeds, [(row, rate) for row in rows for rate in self.lrs], choosing=True)
 
     def runs(self) -> list[Run]:
         """The compared runs of all rows whose learning rate is known: seed by seed, row by row."""
+        rows = [(row, row.lr) for row in self.rows if row.lr is not None]
+        return self._runs(self.seeds, rows, choosing=False)
+
+    def _runs(self, seeds: Sequence[int], rows: Sequence[tuple[Row, float]], *, choosing: bool) -> list[Run]:
         labels = {contender.key: contender.label for contender in self.contenders}
-        return [
-            Run(row, labels[row.contender], row.lr, seed, False)
-            for seed in self.seeds
-            for row in self.rows
-            if row.lr is not None
-        ]
+        return [Run(row, labels[row.contender], rate, seed, choosing) for seed in seeds for row, rate in rows]
 
     def config(self, run: Run) -> TrainConfig:
         """The configuration of a run."""
@@ -321,23 +321,10 @@ class Plan(Options):
         return Plan.from_dict(read_json(path), str(path)) if path.exists() else None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; the inverse is `from_dict`."""
-        return {
-            "format": FORMAT,
-            "base": self.base.to_dict(),
-            "contenders": [contender.to_dict() | {"key": contender.key} for contender in self.contenders],
-            "baseline": self.baseline,
-            "data": [{"label": data_label(d), "sources": list(d)} for d in self.data],
-            "sizes": [size.to_dict() for size in self.sizes],
-            "seeds": list(self.seeds),
-            "match": self.match,
-            "flops": self.flops,
-            "lr": list(self.lrs),
-            "lr_seeds": list(self.lr_seeds),
-            "use": list(self.use),
-            "rows": [row.to_dict() | {"folder": row.folder.as_posix()} for row in self.rows],
-            "about": self.about,
-        }
+        """For JSON; the inverse is `from_dict`. Keys of contenders and folders of rows stand there for people."""
+        contenders = [contender.to_dict() | {"key": contender.key} for contender in self.contenders]
+        rows = [row.to_dict() | {"folder": row.folder.as_posix()} for row in self.rows]
+        return {"format": FORMAT} | super().to_dict() | {"contenders": contenders, "rows": rows}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], what: str = PLAN) -> Plan:
@@ -347,72 +334,10 @@ class Plan(Options):
             values: the document.
             what: its file, for messages.
         """
-        if not isinstance(values, Mapping) or values.get("format") != FORMAT:
-            found = values.get("format") if isinstance(values, Mapping) else None
+        found = values.get("format") if isinstance(values, Mapping) else None
+        if found != FORMAT:
             raise ValueError(f"{what} has format {found!r}; this version of twoaxis reads format {FORMAT}")
-        at = "format"
-        try:
-            fields: dict[str, Any] = {}
-            for at, name in {**{name: name for name in field_types(cls) if name != "lrs"}, "lr": "lrs"}.items():
-                if at not in values:
-                    raise ValueError("it is missing")
-                value = values[at]
-                if at in ("contenders", "data", "sizes", "rows"):
-                    value = tuple(_read_entry(at, entry) for entry in _a_list(value))
-                elif at == "base":
-                    value = TrainConfig.from_dict(_a_table(value))
-                elif at == "about":
-                    value = _check_about(_a_table(value))
-                fields[name] = tuple(value) if isinstance(value, list) else value
-                check_type(at, fields[name], field_types(cls)[name])
-            at = "the whole"
-            return cls(**fields)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"{what} is damaged at {at}: {error}. Put back what stood there") from error
-
-
-def _read_entry(kind: str, entry: Any) -> Any:
-    """A contender, a data set, a size or a row of compare.json."""
-    values = dict(_a_table(entry))
-    if kind == "data":
-        sources = _a_list(values.get("sources"))
-        if not sources or not all(isinstance(source, str) for source in sources):
-            raise ValueError(f"sources must be names, got {sources!r}")
-        return tuple(sources)
-    if kind != "contenders":
-        made = Row if kind == "rows" else Size
-        return made.from_dict({name: value for name, value in values.items() if name in field_types(made)})
-    hints = field_types(Contender)
-    known = {name: value for name, value in values.items() if name in hints}
-    for name, value in known.items():
-        check_type(name, value, hints[name])
-    return Contender(**known)
-
-
-def _check_about(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What a comparison notes about itself, in the shape in which it is used."""
-    kinds = {"data": dict, "use": dict, "versions": dict, "hardware": dict, "hardware_line": str, "commands": list}
-    for name, kind in kinds.items():
-        if name in about and not isinstance(about[name], kind):
-            raise ValueError(f"{name} must be {kind.__name__}, got {about[name]!r}")
-    for label, facts in about.get("data", {}).items():
-        if not isinstance(facts, dict):
-            raise ValueError(f"data of {label} must be a table, got {facts!r}")
-    if not all(isinstance(command, str) for command in about.get("commands", ())):
-        raise ValueError(f"commands must be texts, got {about['commands']!r}")
-    return dict(about)
-
-
-def _a_table(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"a table is wanted, got {str(value)[:60]!r}")
-    return value
-
-
-def _a_list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"a list is wanted, got {str(value)[:60]!r}")
-    return value
+        return from_record(cls, values, what, "Put back what stood there")
 
 
 def contender_config(

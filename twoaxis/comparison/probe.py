@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from twoaxis.base.files import atomic_folder, claim, read_json, remove_partial, write_json
-from twoaxis.base.interrupt import Interrupted
 from twoaxis.base.machine import hardware_line, physical_cores, reproducible, versions
 from twoaxis.base.options import from_record
 from twoaxis.comparison.probe_plan import (
@@ -103,10 +102,7 @@ def probe(
         dataclasses.replace(plan, place=place, command=plan.command or command).save(out)
         work = Probes(out)
         count = physical_cores() if jobs is None else jobs
-        try:
-            failures = Watch("probe", work, unit="passes").run(launcher or LocalLauncher(), WORK, out, count)
-        except Interrupted as stopped:
-            raise Interrupted("stopped; the same command goes on from there", stopped.signal) from stopped
+        failures = Watch("probe", work, unit="passes").run(launcher or LocalLauncher(), WORK, out, count)
         for rung in work.plan.rungs:
             if work.chosen(rung) is None and all(work.result(each, RATE_SEED) for each in rung.candidates):
                 raise ValueError(
@@ -141,18 +137,12 @@ def _plan(source: Source, text: ProbeText, rungs: Sequence[Rung], config: ProbeC
     if (stored := ProbePlan.load(out)) is not None:
         plan = stored.grow(out, plan)
     known = [rung.spelling for rung in plan.rungs]
-    new = []
-    counted = [dataclasses.replace(rung, costs=costs(shape, rung, config.context)) for rung in rungs]
-    material = None
-    for rung in counted:
-        if rung.spelling in known:
-            continue
-        steps = config.steps
-        if config.seconds is not None:  # measured once: the plan keeps it
-            material = material or _material(source, text)
-            amounts = Amounts(0, config.batch, config.held_out, config.site_windows)
-            steps = max(1, int(config.seconds / step_seconds(material, rung, amounts)))
-        new.append(dataclasses.replace(rung, steps=steps))
+    new = [dataclasses.replace(rung, costs=costs(shape, rung, config.context), steps=config.steps) for rung in rungs]
+    new = [rung for rung in new if rung.spelling not in known]
+    if config.seconds is not None and new:  # measured once: the plan keeps it
+        material, seconds = _material(source, text), config.seconds
+        steps = [max(1, int(seconds / step_seconds(material, rung, config.batch))) for rung in new]
+        new = [dataclasses.replace(rung, steps=count) for rung, count in zip(new, steps, strict=True)]
     shared = text.shared(plan.config.seeds, config.held_out)
     return dataclasses.replace(plan, rungs=(*plan.rungs, *new), shared=shared)
 

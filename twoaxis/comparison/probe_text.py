@@ -62,23 +62,22 @@ class ProbeText(NamedTuple):
         rows = []
         for number in range(step * batch, (step + 1) * batch):
             epoch, place = divmod(number, len(self.train))
-            order = torch.randperm(len(self.train), generator=_generator(self.fingerprint, "order", seed, epoch))
-            rows.append(self._window(self.train[order[place]], "train", seed, number))
+            rows.append(self._window(self.train[self._order(seed, epoch)[place]], "train", seed, number))
         return torch.stack(rows)
 
     def held_out_windows(self, seed: int, count: int) -> Tensor:
         """(count, context) windows of the seed's own documents."""
-        rows = []
-        for number in range(count):
-            document = self.held_out[(seed * count + number) % len(self.held_out)]
-            rows.append(self._window(document, "held out", seed, number))
-        return torch.stack(rows)
+        documents = [self.held_out[(seed * count + number) % len(self.held_out)] for number in range(count)]
+        return torch.stack([self._window(d, "held out", seed, number) for number, d in enumerate(documents)])
 
     def choosing_windows(self, seed: int, count: int) -> Tensor:
         """(count, context) windows to choose a learning rate on: of the training documents, the last of the order."""
-        order = torch.randperm(len(self.train), generator=_generator(self.fingerprint, "order", seed, 0))
+        order = self._order(seed, 0)
         documents = [self.train[order[-1 - number % len(order)]] for number in range(count)]
         return torch.stack([self._window(d, "choose", seed, number) for number, d in enumerate(documents)])
+
+    def _order(self, seed: int, epoch: int) -> Tensor:
+        return torch.randperm(len(self.train), generator=_generator(self.fingerprint, "order", seed, epoch))
 
     def shared(self, seeds: Sequence[int], count: int) -> int:
         """How many held-out documents several of the seeds, or several windows of one, share."""
@@ -105,8 +104,6 @@ def read_text(sources: Sequence[str], tokenizer: Tokenizer, context: int, text_f
         context: tokens of a window.
         text_field: where records keep their text.
     """
-    if context < 2:
-        raise ValueError(f"context must be at least 2, a token and the one it predicts, got {context}")
     if not sources:
         raise ValueError("there is no text to train on: name it with --data")
     name = " + ".join(map(source_name, sources))

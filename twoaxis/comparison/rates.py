@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from twoaxis.comparison.plan import Plan, Run
+from twoaxis.comparison.statistics import mean_of_all
 from twoaxis.training.results import Result
 
 
@@ -35,7 +37,7 @@ def choose(losses: dict[float, list[float | None]]) -> Choice:
     Args:
         losses: of each rate's runs; None is a run that diverged.
     """
-    means = {rate: _mean(found) for rate, found in losses.items()}
+    means = {rate: mean_of_all(found) for rate, found in losses.items()}
     best = min(means, key=lambda rate: (means[rate] is None, means[rate] or 0.0, rate))
     return Choice(best, means, len(means) > 1 and best in (min(means), max(means)))
 
@@ -47,27 +49,17 @@ def choose_rates(plan: Plan, result: Callable[[Run], Result | None]) -> Plan:
         plan: rows without a rate are looked at.
         result: of a run; None where it is not finished.
     """
-    losses: dict[str, dict[float, list[float | None]]] = {}
-    open_rows: set[str] = set()
+    found: dict[Path, list[tuple[float, Result | None]]] = {}
     for run in plan.choosing_runs():
-        if run.row.lr is not None:
-            continue
-        key, found = run.row.folder.as_posix(), result(run)
-        if found is None:
-            open_rows.add(key)
-        else:
-            losses.setdefault(key, {}).setdefault(run.lr, []).append(found.loss)
+        if run.row.lr is None:
+            found.setdefault(run.row.folder, []).append((run.lr, result(run)))
     rows = []
     for row in plan.rows:
-        key = row.folder.as_posix()
-        if row.lr is None and key not in open_rows:
-            choice = choose(losses[key])
+        mine = found.get(row.folder, [])
+        ended = [(rate, each.loss) for rate, each in mine if each is not None]
+        if row.lr is None and len(ended) == len(mine):
+            choice = choose({rate: [loss for other, loss in ended if other == rate] for rate in plan.lrs})
             by_name = {repr(rate): loss for rate, loss in choice.losses.items()}
             row = dataclasses.replace(row, lr=choice.lr, lr_losses=by_name, lr_edge=choice.edge)
         rows.append(row)
     return plan if tuple(rows) == plan.rows else dataclasses.replace(plan, rows=tuple(rows))
-
-
-def _mean(losses: list[float | None]) -> float | None:
-    finite = [loss for loss in losses if loss is not None]
-    return sum(finite) / len(finite) if finite and len(finite) == len(losses) else None

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twoaxis.comparison.results import AXES, Comparison, Entry, Equal, Section, ratio
+from twoaxis.comparison.scaling import Interval
 from twoaxis.comparison.statistics import BETTER, WORSE, Difference
 from twoaxis.show.charts import Axis, Chart, Line, Mark, Panel, Tone
 from twoaxis.show.document import Block, Cell, Column, Document, Facts, Heading, Items, Prose, Table
@@ -169,18 +170,12 @@ def _accuracy_difference(entry: Entry, section: Section) -> Cell:
     found = entry.accuracy_difference
     if found is None or found.mean is None:
         return Cell(NOTHING)
-    text = f"{100 * found.mean:+.1f}"
-    if found.low is not None and found.high is not None:
-        text += f" ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
-    return Cell(text, found.mean, tone(found.verdict))
+    return Cell(with_ends(found.mean, found, lambda value: f"{100 * value:+.1f}"), found.mean, tone(found.verdict))
 
 
 def _speed_up(entry: Entry, section: Section) -> Cell:
     found = entry.speed_up
-    if found is None:
-        return Cell(NOTHING)
-    interval = "" if found.low is None or found.high is None else f" ({found.low:.3g} to {found.high:.3g})"
-    return Cell(f"{found.value:.3g}{interval}", found.value)
+    return Cell(NOTHING) if found is None else Cell(with_ends(found.value, found, "{:.3g}".format), found.value)
 
 
 def _cost(name: str, text: Callable[[float | None], str], entry: Entry, section: Section) -> Cell:
@@ -249,9 +244,7 @@ def result_notes(section: Section) -> list[str]:
         notes.append("Held-out error: how far the difference would move with other held-out text, one standard error.")
     if law is None:
         return [*notes, f"Effective speed-up: {section.scaling.note}."]
-    exponent, interval = f"{law.alpha:.4g}", section.scaling.exponent
-    if interval is not None and interval.low is not None and interval.high is not None:
-        exponent += f" ({interval.low:.3g} to {interval.high:.3g})"
+    exponent = with_ends(law.alpha, section.scaling.exponent, "{:.4g}".format)
     return [*notes, f"Speed-up by the law L = {law.l_inf:.4g} + A C^-alpha, alpha {exponent}; {section.scaling.note}."]
 
 
@@ -336,6 +329,13 @@ TABLES = (
     TableOf("Loss by seed", seed_columns),
     TableOf("Loss by learning rate", rate_columns, rate_notes, when=lambda section: len(section.plan.lrs) > 1),
 )
+
+
+def with_ends(value: float, found: Interval | Difference | None, text: Callable[[float], str]) -> str:
+    """A number and, in brackets, the ends of its interval where there is one."""
+    if found is None or found.low is None or found.high is None:
+        return text(value)
+    return f"{text(value)} ({text(found.low)} to {text(found.high)})"
 
 
 def unsigned(value: float) -> str:

@@ -45,6 +45,7 @@ from twoaxis.comparison.statistics import (
     Sample,
     difference,
     judge,
+    mean_of_all,
     seeds_needed,
 )
 from twoaxis.show.document import Document, Saved, Showable
@@ -197,14 +198,14 @@ class Entry:
 
     def mean(self, name: str) -> float | None:
         """Mean over finished runs of a field of their results; None where one has none."""
-        return _mean([getattr(result, name) for result in self.results.values()])
+        return mean_of_all([getattr(result, name) for result in self.results.values()])
 
     @property
     def tokens_per_second(self) -> float | None:
         """Throughput as it was measured before the runs, else that of all runs that ended."""
         if self.row.tokens_per_second is not None:
             return self.row.tokens_per_second
-        return _mean([run.result.tokens_per_second for run in self.runs.values() if run.result is not None])
+        return mean_of_all([run.result.tokens_per_second for run in self.runs.values() if run.result is not None])
 
     @property
     def peak_memory(self) -> int | None:
@@ -462,28 +463,30 @@ def _entries(folder: Path, plan: Plan) -> list[Entry]:
     """The rows of a plan with the runs that have begun."""
     entries, planned = [], plan.runs()
     for row in plan.rows:
-        mine = {run.seed: run.folder for run in planned if run.row is row and (folder / run.folder).is_dir()}
-        runs = {seed: _record(folder, place) for seed, place in mine.items()}
+        runs = {}
+        for run in planned:
+            if run.row is row and (home := folder / run.folder).is_dir():
+                runs[run.seed] = RunRecord(run.folder, read_result(home), load_curve(home), (home / MODEL).is_dir())
         contender, baseline = plan.contender(row.contender), row.contender == plan.baseline_key
         init = str(contender.model.get("init", plan.base.model.get("init", "paper")))
         entries.append(Entry(row=row, contender=contender, baseline=baseline, init=init, seeds=plan.seeds, runs=runs))
     return entries
 
 
-def _record(home: Path, place: Path) -> RunRecord:
-    """A run folder; a file whose values cannot be a run's is an error that names it."""
-    folder = home / place
+def read_result(folder: Path) -> Result | None:
+    """The result of a run; None where there is none. Values that cannot be a run's are an error that names the file."""
     result = load_result(folder)
-    if result is not None:
-        try:
-            check_types(result)
-            for name, value in dataclasses.asdict(result).items():
-                for number in value if isinstance(value, tuple) else (value,):
-                    if isinstance(number, int | float) and not abs(number) < LARGEST:
-                        raise ValueError(f"{name} must be a number below {LARGEST:g}, got {number}")
-        except ValueError as error:
-            raise ValueError(f"{folder / RESULT} is damaged: {error}. Remove it, and the run is made again") from error
-    return RunRecord(place, result, load_curve(folder), (folder / MODEL).is_dir())
+    if result is None:
+        return None
+    try:
+        check_types(result)
+        for name, value in dataclasses.asdict(result).items():
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, int | float) and not abs(number) < LARGEST:
+                    raise ValueError(f"{name} must be a number below {LARGEST:g}, got {number}")
+    except ValueError as error:
+        raise ValueError(f"{folder / RESULT} is damaged: {error}. Remove it, and the run is made again") from error
+    return result
 
 
 def load_curve(folder: Path) -> Curve:
@@ -570,7 +573,7 @@ def _equal(entry: Entry, base: Entry, plan: Plan, family: int) -> dict[str, Equa
         apart = difference(others, ours, plan.seeds, family=family)
         if apart.verdict == {"contender": WORSE, "baseline": BETTER}.get(early):
             apart = apart._replace(verdict=OPEN, note="; ".join(filter(None, (apart.note, EARLY))))
-        loss = _mean([loss for loss in ours.values.values() if loss is not None])
+        loss = mean_of_all([loss for loss in ours.values.values() if loss is not None])
         found[axis] = Equal(budget=budget, loss=loss, difference=apart, read_at=min(parts), early=early)
     return found
 
@@ -600,8 +603,3 @@ def _points(entry: Entry) -> dict[int, Point]:
         seed: Point(entry.losses[seed], entry.row.tokens, result.tokens_per_second if rate is None else rate)
         for seed, result in entry.results.items()
     }
-
-
-def _mean(values: Sequence[Any]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known and len(known) == len(values) else None

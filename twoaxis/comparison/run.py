@@ -17,17 +17,18 @@ from rich.console import Console
 
 from twoaxis.base.files import claim, remove_partial
 from twoaxis.base.interrupt import Interrupted
-from twoaxis.base.options import check_types, read_fields
+from twoaxis.base.options import read_fields
 from twoaxis.base.plugins import fingerprints, use_files
 from twoaxis.comparison.budget import Measure, count_contender, make_rows, measure_speeds, threads_of
 from twoaxis.comparison.contenders import controls
 from twoaxis.comparison.options import command_line, merge, parse
 from twoaxis.comparison.plan import PLAN, Plan, Run, data_label
 from twoaxis.comparison.rates import choose_rates
+from twoaxis.comparison.results import read_result
 from twoaxis.comparison.runner.launchers import Launcher, LocalLauncher, default_jobs
 from twoaxis.comparison.runner.watch import Failure, Watch
 from twoaxis.comparison.runner.worker import Beat, only_gpu
-from twoaxis.training.results import RESULT, Result, load_result
+from twoaxis.training.results import RESULT, Result
 
 WORK = "twoaxis.comparison.run:Runs"
 """What a worker of a comparison loads."""
@@ -247,9 +248,8 @@ class Runs:
     def outcome(self, failures: list[Failure]) -> Outcome:
         """What is there, and what is not."""
         plan = self.plan()
-        labels = {contender.key: contender.label for contender in plan.contenders}
         missing = [
-            f"{labels[row.contender]}, {row.data}, {row.size}: all seeds, its learning rate could not be chosen"
+            f"{plan.contender(row.contender).label}, {row.data}, {row.size}: all seeds, no learning rate was chosen"
             for row in plan.rows
             if row.lr is None
         ]
@@ -313,17 +313,6 @@ class RunUnit(NamedTuple):
             beat(step / config.total_steps, "" if loss is None else f"loss {loss:.3f}")
 
         train(config, self.folder, on_step=on_step)
-
-
-def read_result(folder: Path) -> Result | None:
-    """The result of a run, every number of the type it should have; None where there is none."""
-    result = load_result(folder)
-    if result is not None:
-        try:
-            check_types(result)
-        except ValueError as error:
-            raise ValueError(f"{folder / RESULT} is damaged: {error}. Remove it, and the run is made again") from error
-    return result
 
 
 def load_facts(plan: Plan) -> dict[str, dict[str, Any]]:

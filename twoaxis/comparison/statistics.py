@@ -196,6 +196,12 @@ def _row_error(baseline: Sample, contender: Sample, seeds: Sequence[int]) -> flo
     return _moments(means)[1] / math.sqrt(len(means)) if len(means) > 1 else None
 
 
+def mean_of_all(values: Sequence[float | None]) -> float | None:
+    """The mean; None where there is no value, or one is not known."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+
+
 def _moments(values: Sequence[float]) -> tuple[float, float]:
     """Mean and standard deviation; the latter of one value is 0."""
     mean = math.fsum(values) / len(values)
