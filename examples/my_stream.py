@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from twoaxis.depth.history import HistoryStream, View, Weights, newest
+from twoaxis.base.method import OneAt
+from twoaxis.depth.history import HistoryStream, View, Weights
 from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Apply, Layout, Seen
@@ -56,7 +57,7 @@ class MemoryMix(HistoryStream):
         reads = {index: Read(range(n + 1)) for index, n in born.items()}
         self.follow(Plan(layout, born, reads, [f"state before site {index}" for index in mixing]))
         for index, read in reads.items():
-            self.parameter(f"theta.{index}", read.total, start=newest(config.start))
+            self.parameter(f"theta.{index}", read.total, start=OneAt(value=config.start))
 
     def route(self, view: View, site: Site) -> Weights:
         """The softmax of the site's scalars, in float32 at least."""

@@ -14,7 +14,7 @@ from twoaxis.comparison.options import Size
 from twoaxis.comparison.plan import Plan, Row, data_label
 from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.results import LOG, RUN, Result, save_result
+from twoaxis.training.results import LOG, RESULT, RUN, Result
 
 TOKENS = 2_000_000
 ALPHA, L_INF, SCALE = 0.12, 1.8, 150.0
@@ -168,4 +168,4 @@ def _run(
         weights=None,
         message="the loss is not a number at step 120" if diverged else "",
     )
-    save_result(place, result)
+    write_json(place / RESULT, result.to_dict())

@@ -104,6 +104,8 @@ def test_zero_logits_are_plain_up_to_a_scale() -> None:
     with torch.no_grad():
         stream.fn.zero_()
     pre, post, mix, _ = stream.routed(x.unsqueeze(-2).expand(2, 3, 4, WIDTH), 0)
+    assert pre is not None
+    assert mix is not None
     comb = mix.mT
     assert torch.equal(pre, torch.full_like(pre, 0.5))
     assert torch.equal(post, torch.ones_like(post))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import torch
 
@@ -66,7 +67,7 @@ def check_hyper_connections(g: Golden) -> None:
     g.equal("sub_in", stacked(steps, lambda s: s["seen"].x))
     g.equal("sub_out", stacked(steps, lambda s: s["y"]))
     g.equal("state", stacked(steps, lambda s: s["state"].value.h))
-    routes = [stream.routed(s["before"].value.h, i) for i, s in enumerate(steps)]
+    routes: list[Any] = [stream.routed(s["before"].value.h, i) for i, s in enumerate(steps)]
     weights = [(torch.cat([route.read.unsqueeze(-1), route.mix.mT], dim=-1), route.gain) for route in routes]
     shape = x0.shape[:-1]
     g.equal("alpha", torch.stack([alpha.expand(*shape, *alpha.shape[-2:]) for alpha, _ in weights]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import torch
 
@@ -54,7 +55,7 @@ def check_manifold_hyper_connections(g: Golden) -> None:
     g.equal("sub_in", stacked(steps, lambda s: s["seen"].x))
     g.equal("sub_out", stacked(steps, lambda s: s["y"]))
     g.equal("state", stacked(steps, lambda s: s["state"].value.h))
-    routes = [stream.routed(s["before"].value.h, i) for i, s in enumerate(steps)]
+    routes: list[Any] = [stream.routed(s["before"].value.h, i) for i, s in enumerate(steps)]
     weights = [(route.read, route.gain, route.mix.mT) for route in routes]
     for key, arrays in zip(("H_pre", "H_post", "comb"), zip(*weights, strict=True), strict=True):
         g.equal(key, torch.stack(arrays))

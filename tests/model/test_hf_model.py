@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -229,7 +229,7 @@ def test_checkpointing_recomputes_and_its_limits() -> None:
     model, tokens = make(BASE).train(), prompt(0)
     runs: list[int] = []
     for block in model.model.trunk.blocks:
-        block.register_forward_pre_hook(lambda block, given: runs.append(block.number))
+        block.register_forward_pre_hook(lambda block, given: runs.append(cast(int, block.number)))
     for every, again in ((1, [2, 1, 0]), (2, [2, 0])):
         runs.clear()
         model.gradient_checkpointing_enable(every_n_layers=every)

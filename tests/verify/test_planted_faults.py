@@ -344,7 +344,7 @@ class CarriesItsParameter(Gain):
         return (value.x,)
 
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Any:
-        return Carried(*tensors, self.gain * 1.0)
+        return Carried(tensors[0], self.gain * 1.0)
 
 
 class _Late(torch.autograd.Function):
@@ -364,7 +364,7 @@ class ReadsAParameterWhenItIsTooLate(Gain):
     def __init__(self, config: Any, layout: Layout) -> None:
         super().__init__(config, layout)
         self.drop("gain")
-        self.gain = nn.ParameterList(torch.empty(()) for _ in self.rows)
+        self.gain: Any = nn.ParameterList(torch.empty(()) for _ in self.rows)
 
     def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         with torch.no_grad():

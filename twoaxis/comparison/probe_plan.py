@@ -130,21 +130,21 @@ class Rung(Options):
 
 CONTROL = Rung(name="control", what="nothing: the pre-norms' scales learn", rate=0.003)
 LADDER = tuple(
-    Rung(name=name, rate=rate, what=what, **{axis: method})
-    for name, axis, method, rate, what in (
-        ("scalar", "stream", "denseformer", 3e-4, "one number per earlier block"),
+    Rung(name=name, rate=rate, what=what, stream=stream, mixer=mixer)
+    for name, stream, mixer, rate, what in (
+        ("scalar", "denseformer", None, 3e-4, "one number per earlier block"),
         (
             "channel",
-            "stream",
             "deep_cross_attention:version=2,ways=single",
+            None,
             3e-3,
             "one number per earlier block and channel",
         ),
-        ("token", "stream", "attention_residuals:block_size=4", 1e-4, "one number per four sub-layers, for each token"),
-        ("window", "stream", "depth_attention:heads=3,head_width=16", 3e-5, "attention over the last four sub-layers"),
-        ("multiway", "stream", "muddformer", 3e-5, "numbers for each token, for q, k, v and the residual"),
-        ("conv", "mixer", "short_conv", 3e-3, "the last four tokens, by fixed taps"),
-        ("swa", "mixer", "short_swa:heads=3,head_width=16", 1e-3, "the last sixteen tokens, by attention"),
+        ("token", "attention_residuals:block_size=4", None, 1e-4, "one number per four sub-layers, for each token"),
+        ("window", "depth_attention:heads=3,head_width=16", None, 3e-5, "attention over the last four sub-layers"),
+        ("multiway", "muddformer", None, 3e-5, "numbers for each token, for q, k, v and the residual"),
+        ("conv", "standard", "short_conv", 3e-3, "the last four tokens, by fixed taps"),
+        ("swa", "standard", "short_swa:heads=3,head_width=16", 1e-3, "the last sixteen tokens, by attention"),
     )
 )
 """The default rungs.

@@ -180,7 +180,7 @@ class DeepDelta(ParallelStreams):
         valued, parameter = config.value != "constant", self.parameter
         matrix: dict[str, Any] = {"start": Normal(0.5 * d**-0.5), "decay": True}
         even: dict[str, Any] = {"start": 1 / dv, "neutral": 1 / dv}
-        compressor = matrix | {"neutral": OneAt() if self.by_token else OneAt(self.own_tap)}
+        compressor: dict[str, Any] = matrix | {"neutral": OneAt() if self.by_token else OneAt(self.own_tap)}
         parameter("gate_in", n, hidden, d, needed=config.gate == "two_layer", **matrix)
         parameter("gate_weight", n, hidden, **matrix)
         parameter("gate_bias", n, start=math.log(share / (1 - share)))
