@@ -139,4 +139,4 @@ def test_every_part_runs_at_small_sizes() -> None:
     assert {*tables["steps"]["rows"]} == {*CONTENDERS}
     assert tables["steps"]["rows"]["standard"]["memory"] == 1.0
     assert 0.8 < tables["memory_by_depth"]["rows"]["standard"]["exponent"] < 1.2
-    assert len(tables) == 11
+    assert len(tables) == 12

@@ -30,7 +30,6 @@ parameters that were written to. The time to build a stream is linear in the num
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -320,8 +319,11 @@ class HistoryStream(Stream):
 
     def _used(self) -> list[Tensor]:
         """The parameters called in `derives`."""
-        used = [p for name in self.derives if (p := getattr(self, name, None)) is not None]
-        return list(chain.from_iterable(p.values() if isinstance(p, nn.ParameterDict) else (p,) for p in used))
+        used: list[Tensor] = []
+        for name in self.derives:  # a comprehension that names what it tests cannot be traced by a compiler
+            p = getattr(self, name, None)
+            used += p.values() if isinstance(p, nn.ParameterDict) else () if p is None else (p,)
+        return used
 
     def _now(self, h: History, boundary: int) -> History:
         """`h` with what is made of parameters made anew, where it is stale."""
