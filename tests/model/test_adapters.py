@@ -276,7 +276,7 @@ def test_dilation_and_period_are_inferred_or_asked_for(dilation: int, period: in
     found = twoaxis.stream("denseformer", blocks=8, width=WIDTH, **options)
     assert isinstance(found, DenseFormer)
     assert isinstance(twin, DenseFormer)
-    assert found.read_slots == twin.read_slots
+    assert found.plan.reads == twin.plan.reads
 
 
 def test_norms_of_the_ways_fit_the_trunk() -> None:
