@@ -30,6 +30,9 @@ def test_counts_are_those_of_the_frozen_commit() -> None:
 
     for label, wanted in KEPT["counts"].items():
         found = names.counts(wanted["fields"], TOKENS)
-        if label.startswith(names.COUNTED_ANEW):
+        if found == {kind: wanted[kind] for kind in found}:
             continue
-        assert found == {kind: wanted[kind] for kind in found}, label
+        assert label.startswith(names.COUNTED_ANEW), label  # on purpose: one read more, or one vector less
+        assert found["parameters"] == wanted["parameters"], label
+        reads, live = (found["cost"][kind] - wanted["cost"][kind] for kind in ("reads", "live"))
+        assert (reads, live) in ((1, 0), (0, -16)), label
