@@ -413,7 +413,11 @@ def test_what_the_originals_do_not_have_is_refused() -> None:
             None,
             "deepseek_v4 has no pre_eps=0.001, only 1e-06",
         ),
-        (make("muddformer", prenorm=True, postnorm=True), None, "has no generator_scale.1, muddformer with prenorm=True, postnorm=True has"),
+        (
+            make("muddformer", prenorm=True, postnorm=True),
+            None,
+            "has no generator_scale.1, muddformer with prenorm=True",
+        ),
         (make("muddformer", generator_eps=1e-3), None, "has no generator_eps=0.001, only None"),
         (make("denseformer", period=3), "denseformer_experiments", "period=3, blocks=2, dilation=1"),
         (make("deep_delta", value="constant"), None, "deep_delta with value='constant' has no value_weight"),
