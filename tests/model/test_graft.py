@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -54,18 +54,23 @@ def test_the_configuration_holds_the_familys_and_the_methods(tmp_path: Path) -> 
     model = grafted("llama", "two axes")
     model.save_pretrained(tmp_path)
     document = json.loads((tmp_path / "config.json").read_text())
-    assert (document["model_type"], document["format"], document["text_config"]["model_type"]) == ("twoaxis", 1, "llama")
+    assert (document["model_type"], document["format"]) == (TwoAxisConfig.model_type, 1)
+    assert document["text_config"]["model_type"] == "llama"
     assert (document["stream"], document["mixer_blocks"]) == ("muddformer", [0, 2])
-    assert document["survey"]["exact"] == "bitwise" and len(document["survey"]["forms"]) == 1
+    assert document["survey"]["exact"] == "bitwise"
+    assert len(document["survey"]["forms"]) == 1
     again = AutoConfig.from_pretrained(tmp_path)
-    assert isinstance(again, TwoAxisConfig) and again.methods() == model.config.methods()
-    assert again.architecture == model.config.architecture and again.vocab_size == model.config.text_config.vocab_size
+    assert isinstance(again, TwoAxisConfig)
+    assert again.methods() == model.config.methods()
+    assert again.architecture == model.config.architecture
+    assert again.vocab_size == model.config.text_config.vocab_size
     assert {key.split(".")[0] for key in load_file(tmp_path / "model.safetensors")} == {"backbone", "stream"}
 
 
 def test_a_model_is_made_of_a_configuration_without_a_survey() -> None:
     model = TwoAxisForCausalLM(TwoAxisConfig(text_config=tiny_config("llama"), stream="denseformer"))
-    assert model.config.survey is not None and model(tokens()).logits.shape == (2, 13, 99)
+    assert model.config.survey is not None
+    assert model(tokens()).logits.shape == (2, 13, 99)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,8 @@ def test_layers_whose_source_has_changed_are_proved_anew(tmp_path: Path, monkeyp
     real = survey_module.prove
     monkeypatch.setattr("twoaxis.model.graft.prove", lambda *args: proofs.append("proved") or real(*args))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert proofs == ["proved"] and loaded.config.survey["digest"] != "another"
+    assert proofs == ["proved"]
+    assert loaded.config.survey["digest"] != "another"
     forms = [form._replace(addends=(2, 1)) for form in model.config.architecture.forms]
     model.config.survey = model.config.architecture._replace(forms=tuple(forms)).to_dict()
     model.save_pretrained(tmp_path)
@@ -120,8 +126,11 @@ def test_outputs_are_the_familys() -> None:
     model = grafted("mixtral", "hyper_connections", attn_implementation="eager")
     model.set_attn_implementation("eager")
     out = model(tokens(), output_hidden_states=True, output_attentions=True, output_router_logits=True, labels=tokens())
-    assert len(out.hidden_states) == 4 and all(h.shape == (2, 13, 32) for h in out.hidden_states)
-    assert len(out.attentions) == 3 and len(out.router_logits) == 3 and out.aux_loss is not None
+    assert len(out.hidden_states) == 4
+    assert all(h.shape == (2, 13, 32) for h in out.hidden_states)
+    assert len(out.attentions) == 3
+    assert len(out.router_logits) == 3
+    assert out.aux_loss is not None
     assert isinstance(model(tokens(), return_dict=False), tuple)
     assert model(tokens(), logits_to_keep=2).logits.shape[1] == 2
 
@@ -169,7 +178,8 @@ def test_a_cache_is_cropped_exactly_or_not_at_all(method: str) -> None:
     logits(model, given[:, :10], past_key_values=short, use_cache=True)
     with pytest.raises(ValueError, match="cannot trim 3"):
         short.crop(-3)
-    assert short.get_seq_length() == 10 and short.layers[0].get_seq_length() == 10
+    assert short.get_seq_length() == 10
+    assert short.layers[0].get_seq_length() == 10
     short.activate_past_recording()
     logits(model, given[:, 10:], past_key_values=short, use_cache=True)
     short.crop(-3)
@@ -211,7 +221,7 @@ def test_packed_documents_are_refused_with_a_cache() -> None:
     places = torch.cat([torch.arange(6), torch.arange(7)]).expand(2, -1)
     with pytest.raises(ValueError, match="would see each other with a cache"):
         model(tokens(), position_ids=places, use_cache=True)
-    with pytest.raises(ValueError, match="would see each other in BloomForCausalLM|would see each other in"):
+    with pytest.raises(ValueError, match="would see each other in OPTForCausalLM"):
         graft(tiny("opt"))(tokens(), position_ids=places)
 
 
@@ -241,7 +251,9 @@ def test_sampled_and_assisted_text(method: str) -> None:
     torch.manual_seed(0)
     sampled = model.generate(given, max_new_tokens=6, do_sample=True, eos_token_id=None)
     torch.manual_seed(0)
-    assert torch.equal(model.generate(given, max_new_tokens=6, do_sample=True, use_cache=False, eos_token_id=None), sampled)
+    assert torch.equal(
+        model.generate(given, max_new_tokens=6, do_sample=True, use_cache=False, eos_token_id=None), sampled
+    )
 
 
 # Training.
@@ -260,7 +272,8 @@ def test_stream_parameters_stay_in_float32_in_a_bfloat16_model(tmp_path: Path) -
     model = graft(tiny("llama").bfloat16(), "hyper_connections:readout=mean")
     kept = {name: p.dtype for name, p in model.named_parameters() if name.startswith("stream.")}
     wide = {f"stream.{n}" for group in model.stream.parameter_groups() if group.float32 for n in group.names}
-    assert wide and {name for name, dtype in kept.items() if dtype == torch.float32} == wide
+    assert wide
+    assert {name for name, dtype in kept.items() if dtype == torch.float32} == wide
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert {n: p.dtype for n, p in loaded.named_parameters()} == {n: p.dtype for n, p in model.named_parameters()}
@@ -273,10 +286,11 @@ def test_embeddings_are_resized_and_tied_as_the_familys(tmp_path: Path) -> None:
     model = grafted("llama", "denseformer", tie_word_embeddings=True)
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
     model.resize_token_embeddings(111)
-    assert model.config.vocab_size == 111 and logits(model, tokens()).shape[-1] == 111
+    assert model.config.vocab_size == 111
+    assert logits(model, tokens()).shape[-1] == 111
     model.save_pretrained(tmp_path)
     assert sum("embed" in key or "head" in key for key in load_file(tmp_path / "model.safetensors")) == 1
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight
     assert torch.equal(logits(loaded, tokens()), logits(model, tokens()))
 
@@ -290,15 +304,18 @@ def test_folders_are_strict_by_name_and_may_be_sharded(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
     for name in ("whole", "shards"):
-        assert difference(logits(AutoModelForCausalLM.from_pretrained(tmp_path / name), tokens()), logits(model, tokens())) < 1e-6
+        assert (
+            difference(logits(AutoModelForCausalLM.from_pretrained(tmp_path / name), tokens()), logits(model, tokens()))
+            < 1e-6
+        )
     file = tmp_path / "whole" / "model.safetensors"
     state = load_file(file)
     gone = next(key for key in state if key.startswith("stream."))
     save_file({k: v for k, v in state.items() if k != gone}, file, {"format": "pt"})
-    with pytest.raises(ValueError, match=f"missing: {gone}"):
+    with pytest.raises(ValueError, match="missing: stream"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
     save_file({**state, "stream.more": torch.ones(1)}, file, {"format": "pt"})
-    with pytest.raises(ValueError, match="unexpected: stream.more"):
+    with pytest.raises(ValueError, match=r"unexpected: stream\.more"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
     save_file({**state, gone: torch.ones(3, 3, 3)}, file, {"format": "pt"})
     with pytest.raises(ValueError, match="of another shape"):
@@ -339,7 +356,7 @@ def test_a_device_map_at_load_and_before(tmp_path: Path) -> None:
     from accelerate import cpu_offload
 
     with pytest.raises(Refused, match="spread by a device map"):
-        graft(cpu_offload(tiny("llama"), torch.device("cpu")))
+        graft(cast(Any, cpu_offload(tiny("llama"), torch.device("cpu"))))
 
 
 def test_experts_implementations_are_the_familys() -> None:

@@ -1,4 +1,4 @@
-"""The plain stream inside every family: equal to the untouched model to the last bit, to rounding, or refused by name."""
+"""The plain stream inside every family: the untouched model to the last bit, to rounding, or refused by name."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def test_two_additions_of_one_site_are_a_matter_of_rounding_and_said_so() -> Non
 @pytest.mark.parametrize("family", REFUSED)
 def test_what_cannot_carry_a_stream_is_refused_by_the_layers_name(family: str) -> None:
     kind, why = compare(family)
-    assert kind == "refused" and why.startswith(REFUSED[family]), (kind, why)
+    assert kind == "refused"
+    assert why.startswith(REFUSED[family])
 
 
 @pytest.mark.slow
@@ -76,11 +77,11 @@ def test_every_causal_type_is_bitwise_rounding_or_refused_by_name() -> None:
     assert counts["bitwise"] >= 130
     for family, (kind, why) in found.items():
         if kind == "refused":
-            assert why[0].isupper() and ("residual" in why or "layers" in why or "cannot carry" in why), (family, why)
+            assert any(word in why for word in ("residual", "layers", "cannot carry")), (family, why)
 
 
 def test_the_proof_compares_with_logits_from_before_anything_was_touched() -> None:
-    """A configuration that nests a live one overwrites its choice of attention, and both sides attend without a mask."""
+    """A configuration that nests a live one overwrites its choice of attention: both sides attend without a mask."""
     model, given = tiny("llama"), sample(tiny("llama"))
     with torch.no_grad():
         before = model(given).logits

@@ -36,14 +36,14 @@ class Counting(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": row, "labels": row, "attention_mask": torch.ones_like(row)}
 
 
-def trained(folder: Path, resume: bool = False, **changes: Any) -> tuple[Trainer, list[float]]:
+def trained(folder: Path, resume: Path | None = None, **changes: Any) -> tuple[Any, list[float]]:
     """A trainer after its run, and the losses."""
     settings: dict[str, Any] = {"max_steps": 8, "save_steps": 4, "per_device_train_batch_size": 4, "seed": 3}
     settings |= {"learning_rate": 1e-2, "logging_steps": 1, "report_to": [], "use_cpu": True, "disable_tqdm": True}
     model = grafted("llama", "two axes")
     arguments = TrainingArguments(output_dir=str(folder), **{**settings, **changes})
     trainer = Trainer(model=model, args=arguments, train_dataset=Counting())
-    trainer.train(resume_from_checkpoint=resume or None)
+    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     return trainer, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
@@ -51,8 +51,7 @@ def test_trainer_learns_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     whole, losses = trained(tmp_path / "whole")
     assert losses[-1] < losses[0]
-    trained(tmp_path / "cut", max_steps=4)
-    again, _ = trained(tmp_path / "cut", resume=True)
+    again, _ = trained(tmp_path / "again", resume=tmp_path / "whole" / "checkpoint-4")
     one, other = whole.model.state_dict(), again.model.state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -61,26 +60,34 @@ def test_trainers_checkpointing_is_not_reentrant_or_refused(tmp_path: Path) -> N
     pytest.importorskip("accelerate")
     plain = trained(tmp_path / "plain", max_steps=2, save_steps=100)[1]
     assert trained(tmp_path / "on", max_steps=2, save_steps=100, gradient_checkpointing=True)[1] == plain
+    more: dict[str, Any] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
     with pytest.raises(ValueError, match="use_reentrant=True would lose"):
-        more: dict[str, Any] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
         trained(tmp_path / "lost", max_steps=2, **more)
 
 
-@pytest.mark.parametrize(("family", "method"), [("llama", "two axes"), ("phi3", "hyper_connections"), ("llama", "canon")])
+@pytest.mark.parametrize(
+    ("family", "method"), [("llama", "two axes"), ("phi3", "hyper_connections"), ("llama", "canon")]
+)
 def test_lora_trains_saves_loads_and_merges(family: str, method: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     model = grafted(family, method)
     before = logits(model, tokens())
     targets = ["qkv_proj", "o_proj"] if family == "phi3" else ["q_proj", "k_proj", "v_proj", "up_proj"]
-    new = ["stream", *sorted({n.split(".")[-1] for n, _ in model.named_modules() if n.split(".")[-1].startswith("twoaxis_")})]
+    new = [
+        "stream",
+        *sorted({n.split(".")[-1] for n, _ in model.named_modules() if n.split(".")[-1].startswith("twoaxis_")}),
+    ]
     settings = peft.LoraConfig(r=2, target_modules=targets, modules_to_save=new)
     wrapped = peft.get_peft_model(model, settings)
     assert torch.equal(logits(wrapped, tokens()), before)
     wrapped.train()
     found = gradients(wrapped, tokens())
     learning = {name for name, p in wrapped.named_parameters() if p.requires_grad}
-    assert learning <= set(found) | {n for n in learning if "gate" in n} and any("lora_B" in n for n in found)
-    assert any("stream" in n for n in found) == any("stream" in n for n, _ in model.stream.named_parameters(prefix="stream"))
+    assert learning <= set(found) | {n for n in learning if "gate" in n}
+    assert any("lora_B" in n for n in found)
+    assert any("stream" in n for n in found) == any(
+        "stream" in n for n, _ in model.stream.named_parameters(prefix="stream")
+    )
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
             if name in learning:
@@ -104,9 +111,10 @@ def test_lm_eval_scores_a_folder(tmp_path: Path) -> None:
 
     from tests.support.foreign import trained_tokenizer
 
-    tokenizer = trained_tokenizer()
+    tokenizer = trained_tokenizer("def f(): import the os and more", "<end>")
     model = grafted("llama", "two axes", vocab_size=len(tokenizer))
-    scorer = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2, device="cpu", max_length=32)
+    make: Any = HFLM
+    scorer = make(pretrained=model, tokenizer=tokenizer, batch_size=2, device="cpu", max_length=32)
     requests = [Instance("loglikelihood", {}, (a, b), 0) for a, b in (("def", " f"), ("import the", " os and more"))]
     alone = [scorer.loglikelihood([request])[0] for request in requests]
     together = scorer.loglikelihood(requests)
@@ -132,8 +140,8 @@ def attention_calls(forward: Any) -> int:
     names = {
         target.id
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and "ALL_ATTENTION_FUNCTIONS" in ast.unparse(node.value)
-        for target in node.targets
+        if isinstance(node, ast.Assign | ast.AnnAssign) and "ALL_ATTENTION_FUNCTIONS" in ast.unparse(node)
+        for target in (node.targets if isinstance(node, ast.Assign) else (node.target,))
         if isinstance(target, ast.Name)
     }
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
@@ -150,20 +158,24 @@ def test_serving_engines_find_one_attention_per_layer(family: str, tmp_path: Pat
     document = json.loads((tmp_path / "config.json").read_text())
     assert {"AutoConfig", "AutoModel", "AutoModelForCausalLM"} <= set(document["auto_map"])
     base = AutoModel.from_pretrained(tmp_path)
-    assert base._supports_attention_backend and base.backbone._supports_attention_backend
+    assert base._supports_attention_backend
+    assert base.backbone._supports_attention_backend
     found = [m for m in base.modules() if attention_calls(joins.original_class(m).forward) and hasattr(m, "layer_idx")]
     assert [m.layer_idx for m in found] == list(range(base.config.get_text_config().num_hidden_layers))
     assert all(attention_calls(joins.original_class(m).forward) == 1 and m.config is not None for m in found)
     assert all(isinstance(m.scaling, float) for m in found)
     out = base(input_ids=tokens(1), position_ids=torch.arange(13)[None], use_cache=False, return_dict=False)
-    assert isinstance(out, tuple) and out[0].shape == (1, 13, 32)
-    assert {f"stream.{n}" for g in base.stream.parameter_groups() if g.float32 for n in g.names} <= base._keep_in_fp32_modules_strict
+    assert isinstance(out, tuple)
+    assert out[0].shape == (1, 13, 32)
+    assert {
+        f"stream.{n}" for g in base.stream.parameter_groups() if g.float32 for n in g.names
+    } <= base._keep_in_fp32_modules_strict
 
 
 @pytest.mark.parametrize("family", SERVED)
 def test_a_paged_attention_function_serves_two_sequences(family: str) -> None:
     """Both sequences in one flattened row, keys and values in pages of a pool, as serving engines do it."""
-    model = grafted(family, "hyper_connections")
+    model = grafted(family, "hyper_connections", sliding_window=None)
     lengths, pool = (5, 8), {}
 
     def paged(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: float, **_: Any) -> Any:
@@ -183,7 +195,8 @@ def test_a_paged_attention_function_serves_two_sequences(family: str) -> None:
     model.set_attn_implementation("twoaxis_paged")
     places = torch.cat([torch.arange(n) for n in lengths])[None]
     served = logits(model, tokens(1), position_ids=places)
-    assert len(pool) == 2 * 3 and difference(served, torch.cat(expected, dim=1)) < 1e-5
+    assert len(pool) == 2 * 3
+    assert difference(served, torch.cat(expected, dim=1)) < 1e-5
     ALL_ATTENTION_FUNCTIONS._global_mapping.pop("twoaxis_paged", None)
 
 
@@ -196,9 +209,9 @@ def test_an_attention_function_that_is_not_dispatched_is_refused(tmp_path: Path)
     with pytest.raises(ValueError, match="would fetch code from a hub"):
         model.set_attn_implementation("someone/kernel")
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="would fetch code|kernel"):
+    with pytest.raises(ValueError, match="would fetch code"):
         AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="someone/kernel")
     for name in ("eager", "sdpa"):
-        loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=name)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=name)
         assert loaded.backbone.config._attn_implementation == name == loaded.config._attn_implementation
         assert difference(logits(loaded, tokens()), logits(model, tokens())) < 1e-5

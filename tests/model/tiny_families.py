@@ -14,34 +14,50 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 LAYERS = 3
 
+FIELDS = {
+    32: (
+        "hidden_size d_model n_embd dim embed_dim embedding_size word_embed_proj_dim mamba_dt_rank time_step_rank "
+        "lru_width mamba_d_ssm"
+    ),
+    LAYERS: "num_hidden_layers n_layer n_layers num_layers decoder_layers num_decoder_layers",
+    1: (
+        "encoder_layers num_encoder_layers num_nextn_predict_layers n_group topk_group num_expert_group "
+        "n_shared_experts num_shared_experts mamba_n_groups n_groups mamba_ngroups first_k_dense_replace "
+        "num_dense_layers first_k_dense"
+    ),
+    4: (
+        "num_attention_heads n_head n_heads num_heads decoder_attention_heads num_kda_heads "
+        "encoder_attention_heads linear_num_key_heads linear_num_value_heads swa_num_attention_heads "
+        "num_local_experts num_experts n_routed_experts moe_num_experts num_moe_experts "
+        "hidden_size_per_layer_input altup_num_inputs rotary_dim n_shared_head_dim"
+    ),
+    2: (
+        "num_key_value_heads num_kv_heads swa_num_key_value_heads num_global_key_value_heads num_experts_per_tok "
+        "moe_topk moe_k num_experts_per_token top_k_experts"
+    ),
+    8: (
+        "head_dim v_head_dim qk_nope_head_dim qk_rope_head_dim d_kv attention_head_dim linear_key_head_dim "
+        "linear_value_head_dim kda_head_dim index_head_dim global_head_dim swa_head_dim swa_v_head_dim "
+        "kv_channels attention_hidden_size_per_head mamba_n_heads mamba_num_heads n_mamba_heads mamba_d_state "
+        "mamba_d_head mamba_head_dim state_size ssm_state_size mamba_headdim"
+    ),
+    48: (
+        "intermediate_size ffn_dim n_inner decoder_ffn_dim encoder_ffn_dim d_ff dff dense_intermediate_size "
+        "intermediate_size_mlp expert_ffn_size mlp_hidden_size"
+    ),
+    16: (
+        "ffn_hidden_size moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size "
+        "moe_shared_expert_intermediate_size shared_intermediate_size expert_hidden_size q_lora_rank kv_lora_rank "
+        "o_lora_rank attention_hidden_size"
+    ),
+    64: "max_position_embeddings n_positions max_seq_len n_ctx max_sequence_length",
+    99: "vocab_size vocab_size_per_layer_input",
+    6: "sliding_window attention_window_size attention_chunk_size local_attention_window_size",
+}
+"""Small values, and the fields of configurations that take them; a field that a family does not have is left alone."""
+
 SMALL: dict[str, Any] = {
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "embedding_size", "word_embed_proj_dim"), 32),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers"), LAYERS),
-    **dict.fromkeys(("encoder_layers", "num_encoder_layers", "num_nextn_predict_layers"), 1),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "num_kda_heads"), 4),
-    **dict.fromkeys(("encoder_attention_heads", "linear_num_key_heads", "linear_num_value_heads", "swa_num_attention_heads"), 4),
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_global_key_value_heads"), 2),
-    **dict.fromkeys(("head_dim", "v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "d_kv", "attention_head_dim"), 8),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "kda_head_dim", "index_head_dim", "global_head_dim"), 8),
-    **dict.fromkeys(("swa_head_dim", "swa_v_head_dim", "kv_channels", "attention_hidden_size_per_head"), 8),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "decoder_ffn_dim", "encoder_ffn_dim", "d_ff", "dff"), 48),
-    **dict.fromkeys(("ffn_hidden_size", "moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 16),
-    **dict.fromkeys(("moe_shared_expert_intermediate_size", "shared_intermediate_size", "expert_hidden_size"), 16),
-    **dict.fromkeys(("dense_intermediate_size", "intermediate_size_mlp", "expert_ffn_size", "mlp_hidden_size"), 48),
-    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token", "top_k_experts"), 2),
-    **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "n_shared_experts", "num_shared_experts"), 1),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank", "attention_hidden_size"), 16),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "max_sequence_length"), 64),
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 99),
-    **dict.fromkeys(("sliding_window", "attention_window_size", "attention_chunk_size", "local_attention_window_size"), 6),
-    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), 8),
-    **dict.fromkeys(("mamba_d_state", "mamba_d_head", "mamba_head_dim", "state_size", "ssm_state_size", "mamba_headdim"), 8),
-    **dict.fromkeys(("mamba_dt_rank", "time_step_rank", "lru_width", "mamba_d_ssm"), 32),
-    **dict.fromkeys(("mamba_n_groups", "n_groups", "mamba_ngroups"), 1),
-    **dict.fromkeys(("hidden_size_per_layer_input", "altup_num_inputs"), 4),
-    **dict.fromkeys(("rotary_dim", "n_shared_head_dim"), 4),
-    **dict.fromkeys(("first_k_dense_replace", "num_dense_layers", "first_k_dense"), 1),
+    **{name: value for value, names in FIELDS.items() for name in names.split()},
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -56,7 +72,6 @@ SMALL: dict[str, Any] = {
     "is_decoder": True,
     "is_encoder_decoder": False,
 }
-"""Small values of the fields that configurations have; a field that a family does not have is left alone."""
 
 OWN: dict[str, dict[str, Any]] = {
     "qwen3_next": {"num_hidden_layers": 4},
@@ -84,7 +99,7 @@ def rebuilt(cls: type[PreTrainedConfig], small: dict[str, Any]) -> PreTrainedCon
     for name, alias in getattr(cls, "attribute_map", {}).items():
         if name in fields and alias in fields:
             del fields[name]
-    for name, sub in (getattr(cls, "sub_configs", None) or {}).items():
+    for name in getattr(cls, "sub_configs", None) or ():
         value = getattr(base, name, None)
         if isinstance(value, PreTrainedConfig):
             fields[name] = rebuilt(type(value), small)

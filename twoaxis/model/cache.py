@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
+from twoaxis.base.meter import tensors_in
 from twoaxis.ring import Ring
 
 EVERYTHING = 2**40
@@ -97,7 +98,7 @@ class RingLayer(CacheLayerMixin):
         """Length and offset of what a mask would cover."""
         return self.seen + query_length, 0
 
-    def lazy_initialization(self, *args: Any) -> None:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: rings begin with their first token."""
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
@@ -113,6 +114,7 @@ class WithRings(Cache):
         ring = ring_layer(self)
         assert ring is not None
         ring.crop(tokens_to_remove)
+        layer: Any
         for layer in self.layers:
             if layer is not ring:
                 layer.crop(tokens_to_remove)
@@ -142,6 +144,5 @@ def nbytes_by_part(cache: Cache) -> dict[str, int]:
             for name, ring in layer.all_rings():
                 found["stream" if name == "stream" else "mixer"] += ring.nbytes()
         else:
-            held = torch.utils._pytree.tree_leaves([v for v in vars(layer).values()])
-            found["backbone"] += sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
+            found["backbone"] += sum(t.numel() * t.element_size() for t in tensors_in(list(vars(layer).values())))
     return found

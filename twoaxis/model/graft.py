@@ -13,7 +13,6 @@ Everything else is the family's: masks, positions, kernels, cache, loss, generat
 from __future__ import annotations
 
 import copy
-import dataclasses
 import inspect
 from collections.abc import Iterator
 from typing import Any, cast
@@ -27,30 +26,27 @@ from transformers import (
     AutoModelForCausalLM,
     Cache,
     DynamicCache,
-    GenerationConfig,
     GenerationMixin,
     PreTrainedConfig,
     PreTrainedModel,
 )
 
-from twoaxis.base.registry import did_you_mean
 from twoaxis.depth.stream import Stream
 from twoaxis.model import joins
 from twoaxis.model.cache import RingLayer, add_rings, nbytes_by_part, ring_layer
 from twoaxis.model.config import Methods
+from twoaxis.model.graft_config import METHODS, TwoAxisConfig
 from twoaxis.model.initialise import named_generator
 from twoaxis.model.joins import Refused, Residual
 from twoaxis.model.loader import write_loader
 from twoaxis.model.survey import (
     PROJECTIONS,
     TOLERANCE,
-    Architecture,
     Branch,
     announced,
     difference,
     digest,
     examine,
-    first_line,
     kind_of,
     prove,
     sample,
@@ -58,112 +54,10 @@ from twoaxis.model.survey import (
 from twoaxis.sequence.mixer import LocalOperator
 from twoaxis.window import document_reach
 
-FORMAT = 1
-METHODS = tuple(field.name for field in dataclasses.fields(Methods))
-PASSED_ON = {
-    # fields that transformers itself reads from a configuration file or from keyword arguments
-    *("_commit_hash", "_name_or_path", "attn_implementation", "auto_map", "custom_pipelines", "experts_implementation"),
-    *("model_type", "name_or_path", "num_labels", "output_attentions", "quantization_config", "torch_dtype"),
-    "_attn_implementation_autoset",
-}
-SHARED = (
-    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "use_cache"),
-    *("max_position_embeddings", "initializer_range", "tie_word_embeddings", "pad_token_id", "bos_token_id"),
-    "eos_token_id",
-)
-"""Fields of the family's configuration that tools look for in a model's."""
 HOLE = "attention_mask has a hole: padding may stand on the left or on the right, not inside a row"
 POINTS = {"attention": ("attention", "before"), "qkv": ("attention", "inside")}
 POINTS |= {"mlp": ("mlp", "before"), "hidden": ("mlp", "inside")}
 """Points of a mixer: the sub-layer, and where in it."""
-
-
-class TwoAxisConfig(PreTrainedConfig):
-    """The family's own configuration, our methods, and what the survey found."""
-
-    model_type = "twoaxis"
-    sub_configs = {"text_config": AutoConfig}  # noqa: RUF012
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
-
-    format: int = FORMAT
-    """Number of the file's layout."""
-    text_config: PreTrainedConfig | dict[str, Any] | None = None
-    """The family's configuration; a dictionary has its model_type."""
-    survey: dict[str, Any] | None = None
-    """What the layers do to their residual; None finds it out when the model is built."""
-    stream: str = "standard"
-    stream_options: dict[str, Any] | None = None
-    placement: str | None = None
-    blend: bool = False
-    mixer: str | None = None
-    mixer_options: dict[str, Any] | None = None
-    mixer_blocks: list[int] | None = None
-    init: str = "paper"
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        known = {field.name for field in dataclasses.fields(self)}
-        for name in kwargs:
-            if name not in PASSED_ON | set(GenerationConfig._get_default_generation_params()):
-                hint = did_you_mean(name, sorted(known))
-                raise ValueError(f"TwoAxisConfig has no field {name!r}{hint}; a family's own stand in text_config")
-        if self.format != FORMAT:
-            raise ValueError(f"format is {self.format!r}, this version of twoaxis reads {FORMAT}; make the model anew")
-        if isinstance(self.text_config, dict):
-            self.text_config = family_config(self.text_config)
-        if self.text_config is not None and not isinstance(self.text_config, PreTrainedConfig):
-            raise ValueError(f"text_config must be a family's configuration, got {type(self.text_config).__name__}")
-        self._set(self.methods())
-        if self.survey is not None:
-            self.methods().check_blocks(len(self.architecture.forms))
-        # a configuration hands its own choices down to nested ones: None would leave the backbone without a mask
-        for name in ("attn_implementation", "experts_implementation"):
-            kwargs[name] = kwargs.get(name) or getattr(self.text_config, f"_{name}", None)
-        super().__post_init__(**kwargs)
-
-    def methods(self) -> Methods:
-        """The stream and the mixer."""
-        given = {name: getattr(self, name) for name in METHODS}
-        for name in ("stream_options", "mixer_options"):
-            given[name] = given[name] or {}
-        blocks = given["mixer_blocks"]
-        return Methods(**{**given, "mixer_blocks": tuple(blocks) if isinstance(blocks, list) else blocks})
-
-    def _set(self, methods: Methods) -> None:
-        for name in METHODS:
-            value = getattr(methods, name)
-            value = list(value) if isinstance(value, tuple) else dict(value) or None if "options" in name else value
-            setattr(self, name, value)
-
-    @property
-    def architecture(self) -> Architecture:
-        """What the survey found."""
-        return Architecture.from_dict(self.survey)
-
-    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """The family's configuration of its decoder."""
-        if not isinstance(self.text_config, PreTrainedConfig):
-            return self
-        return self.text_config.get_text_config(decoder, encoder)
-
-    def __getattr__(self, name: str) -> Any:
-        """A field of the family's configuration that tools look for, such as vocab_size."""
-        text = self.__dict__.get("text_config")
-        if name not in SHARED or not isinstance(text, PreTrainedConfig):
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(text.get_text_config(), name)
-
-
-def family_config(document: dict[str, Any]) -> PreTrainedConfig:
-    """A family's configuration from its dictionary; a ValueError names the field that is wrong."""
-    fields = dict(document)
-    family = fields.pop("model_type", None)
-    if not isinstance(family, str):
-        raise ValueError(f"text_config needs the model_type of a family of transformers, got {family!r}")
-    try:
-        return AutoConfig.for_model(family, **fields)
-    except Exception as error:  # strict dataclasses raise kinds of their own
-        lines = " ".join(str(error).split())
-        raise ValueError(f"text_config is no configuration of {family}: {lines}") from error
 
 
 class TwoAxisPreTrainedModel(PreTrainedModel):
@@ -186,6 +80,8 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
         if not isinstance(config.text_config, PreTrainedConfig):
             raise ValueError("text_config must hold a family's configuration, like LlamaConfig(...)")
         wanted = config.text_config._attn_implementation
+        if wanted is not None and "/" in wanted:
+            raise ValueError(f"attn_implementation={wanted!r} would fetch code from a hub, which is never done here")
         if backbone is None:
             backbone = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config.text_config))
         check_attention(backbone, wanted)
@@ -295,7 +191,7 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def start_(self, seed: int = 0, *, neutral: bool) -> None:
-        """Set the new parameters: each from a generator of its own; neutral ones leave the backbone's numbers as they are.
+        """Set the new parameters, each from a generator of its own; neutral ones leave what the model computes alone.
 
         Args:
             seed: of those that start at random.
@@ -416,6 +312,7 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
         with announced(run):
             out = module(**{k: v for k, v in call.items() if v is not None}, return_dict=True)
         if ring is not None:
+            assert run.memory is not None
             ring.rings, ring.seen = run.memory, ring.seen + given.shape[1]
         if getattr(out, "hidden_states", None) is not None:  # recorded by hooks on their layers
             out.hidden_states = tuple(h.x if isinstance(h, Residual) else h for h in out.hidden_states)
@@ -429,7 +326,9 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
         ring = ring_layer(cache)
         if ring is None:
             if cache.get_seq_length():
-                raise ValueError("this cache was filled by another model: it has no rings; use this model's make_cache()")
+                raise ValueError(
+                    "this cache was filled by another model: it has no rings; use this model's make_cache()"
+                )
             self._with_rings(cache)
             return self._ring(cache)
         if ring.made_for != self._made_for:
@@ -444,7 +343,9 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
             return
         if bool((positions.diff(dim=-1) != 1).any()):
             why = "with a cache" if self.config.architecture.packs else f"in {type(self.backbone).__name__}"
-            raise ValueError(f"packed documents (positions that begin anew) would see each other {why}; give them apart")
+            raise ValueError(
+                f"packed documents (positions that begin anew) would see each other {why}; give them apart"
+            )
 
     def _reach(self, mask: Any, positions: Tensor | None, given: Tensor, seen: int) -> Tensor | None:
         """How many earlier tokens belong to each token's document, (B, T); None is all of them."""
@@ -453,7 +354,9 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
             return None if positions is None else position_reach(positions.reshape(-1, length)[-rows:], seen)
         if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] != seen + length:
             got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-            raise ValueError(f"attention_mask must be (batch, {seen} earlier + {length}) where tokens are mixed, got {got}")
+            raise ValueError(
+                f"attention_mask must be (batch, {seen} earlier + {length}) where tokens are mixed, got {got}"
+            )
         real = (mask != 0).long()
         hole = (F.pad(real, (1, 0)).diff(dim=-1) == 1).sum(-1).gt(1).any()
         if mask.device.type != "cpu" or torch.compiler.is_compiling():
@@ -468,7 +371,9 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """As in transformers, but a missing, unexpected or mis-shaped key is an error that names it."""
         if kwargs.get("use_safetensors") is False:
-            raise ValueError("use_safetensors=False is refused: weights come from safetensors only, never from a pickle")
+            raise ValueError(
+                "use_safetensors=False is refused: weights come from safetensors only, never from a pickle"
+            )
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True}  # refused below, by name
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
@@ -569,7 +474,7 @@ class TwoAxisForCausalLM(TwoAxisPreTrainedModel, GenerationMixin):
             made["token_mask"] = kwargs["attention_mask"]
         return made
 
-    def _prepare_attention_mask_for_generation(self, *args: Any, **kwargs: Any) -> Tensor:
+    def _prepare_attention_mask_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         """The mask of a prompt that came without one; a pad token between others is a token like any other."""
         mask = super()._prepare_attention_mask_for_generation(*args, **kwargs)
         before, after = mask.cummax(-1).values, mask.flip(-1).cummax(-1).values.flip(-1)
@@ -669,7 +574,9 @@ def graft(
     )
     made = TwoAxisForCausalLM(config, model)
     if start == "neutral" and made.stream.neutral not in ("bitwise", "rounding"):
-        raise ValueError(f"{methods.stream} has no exact neutral start (its class is {made.stream.neutral!r}); blend it")
+        raise ValueError(
+            f"{methods.stream} has no exact neutral start (its class is {made.stream.neutral!r}); blend it"
+        )
     made.start_(seed, neutral=start == "neutral")
     narrow_new_(made, model.dtype, tokens.device)
     made.generation_config = copy.deepcopy(model.generation_config)
@@ -678,7 +585,9 @@ def graft(
         apart = difference(after, before)
         exact = found.exact == made.stream.neutral == "bitwise"
         if apart > (0.0 if exact else TOLERANCE[before.dtype]):
-            raise Refused(f"{methods.stream} on {type(model).__name__} changes the logits by {apart:.2g} of the largest")
+            raise Refused(
+                f"{methods.stream} on {type(model).__name__} changes the logits by {apart:.2g} of the largest"
+            )
     made.train(was)
     return made
 
@@ -697,6 +606,6 @@ def narrow_new_(model: TwoAxisPreTrainedModel, dtype: torch.dtype, device: torch
             module.norm.to(device, dtype)
 
 
-AutoConfig.register("twoaxis", TwoAxisConfig, exist_ok=True)
+AutoConfig.register(TwoAxisConfig.model_type, TwoAxisConfig, exist_ok=True)
 AutoModel.register(TwoAxisConfig, TwoAxisModel, exist_ok=True)
 AutoModelForCausalLM.register(TwoAxisConfig, TwoAxisForCausalLM, exist_ok=True)

@@ -3,7 +3,7 @@
     their layer, untouched                     what happens
 
     residual = x                               x is a `Residual`: the stream's state on its way through the layer
-    h = self.input_layernorm(x)                a child is called with it: it gets the read; a norm's output is noted as c
+    h = self.input_layernorm(x)                a child that is called with it gets the read; c is a norm's output
     h, _ = self.self_attn(h, ...)              theirs: masks, positions, cache, kernel
     x = residual + h * self.multiplier         `Residual + tensor` is the write, `Residual * factor` rescales the stream
     return x                                   a `Residual` again: the model's own loop hands it to the next layer
@@ -30,7 +30,7 @@ from twoaxis.ring import Ring
 from twoaxis.sequence.mixer import LocalOperator
 
 CURRENT = CompileableContextVar("twoaxis_pass")
-"""The pass that runs: the model sets it around its backbone's forward, and layer 0 reads it where it opens the stream."""
+"""The pass that runs: the model sets it around its backbone's forward, and layer 0 opens the stream of it."""
 
 ADDS = ("add", "__add__", "__radd__", "__iadd__", "add_")
 SCALES = ("mul", "__mul__", "__rmul__", "__imul__", "mul_", "multiply")
@@ -67,9 +67,9 @@ class Residual:
     def seen(self) -> Seen:
         """The read of the next site, made where it is first asked for: inside the layer that activation checkpointing
         runs again, not at its boundary."""
-        if self._seen is None:
-            self._seen = self.run.read(self.state)
-        return self._seen
+        seen: Seen = self.run.read(self.state) if self._seen is None else self._seen
+        self._seen = seen
+        return seen
 
     @property
     def x(self) -> Tensor:
@@ -156,11 +156,15 @@ def _is_residual(value: Any) -> bool:
     return isinstance(value, Residual)
 
 
+def _residual(state: Any, part: Tensor | None, run: Any, shaped: tuple[int, ...] | None) -> Residual:
+    return Residual(run, state, part, shaped)
+
+
 # what derives from the state (the read) is not handed over: it is made again from the tensors that come back
 pytree.register_pytree_node(
     Residual,
     lambda r: ([r.state, r.part], (r.run, r.shaped)),
-    lambda children, rest: Residual(rest[0], children[0], children[1], rest[1]),
+    lambda children, rest: _residual(*children, *rest),
 )
 
 
@@ -230,7 +234,9 @@ class Pass:
             self.weights[state.index] = self.stream.weights(state, site)
         seen = self.stream.read(state, site)
         if seen.values is not None:
-            raise Refused(f"{self.stream.name} changes the values inside attention, which is the family's; use a Decoder")
+            raise Refused(
+                f"{self.stream.name} changes the values inside attention, which is the family's; use a Decoder"
+            )
         return seen
 
     def join(self, residual: Residual, y: Any) -> Residual:
@@ -288,7 +294,7 @@ class Pass:
             for i, way in enumerate(ways):
                 tensor = getattr(given.seen, way)
                 a, k = child.put(given, given.x if tensor is None else tensor, args, kwargs)
-                found[way] = (child._modules[f"twoaxis_norm_{way}"] if i else call)(*a, **k)
+                found[way] = (getattr(child, f"twoaxis_norm_{way}") if i else call)(*a, **k)
             given.c = given.seen._replace(aux=None, **found)
         return Normed(self, given.c) if child.joint.wraps else given.c.x
 
@@ -430,7 +436,8 @@ class GraftedChild(nn.Module):
         positions, cache and kernel are theirs. The copy is made in every call, so that it has whatever modules (LoRA)
         stand in the original now.
         """
-        before, inside = self._modules.get("twoaxis_before"), self._modules.get("twoaxis_inside")
+        before: Any = self._modules.get("twoaxis_before")
+        inside: Any = self._modules.get("twoaxis_inside")
         where, names = self.joint.where, self.joint.projections
         separate = self.joint.kind == "attention" and c.k is not None
         x = given.x if isinstance(given, Residual) else c.x  # in the shape that the layer sees
@@ -443,7 +450,7 @@ class GraftedChild(nn.Module):
         if "forward" in self.__dict__:  # bound to the original, whose projections are not the given ones
             raise Refused(f"{type(self).__name__} has a hook of a device map, so nothing can act on its projections")
         ways = ways if separate else ways * len(names)
-        made = [self._modules[name](way) for name, way in zip(names, ways, strict=True)]
+        made = [getattr(self, name)(way) for name, way in zip(names, ways, strict=True)]
         if inside is not None:
             joined = run.mix(f"{where}.inside", inside, torch.cat(made, dim=-1) if len(made) > 1 else made[0])
             # parts of one tensor are strided, and a strided activation may round its tail differently
@@ -519,6 +526,6 @@ def attach(model: nn.Module, kind_of: Callable[[str, nn.Module], str]) -> nn.Mod
             keeps = arguments.index("residual") if "residual" in arguments else None
             become(child, GraftedChild, Joint(f"{block}.{name}", kind=kind_of(name, child), keeps=keeps))
         argument = list(inspect.signature(type(layer).forward).parameters)[1]
-        ends = {"first": block == 0, "last": block == len(layers) - 1}
-        become(layer, GraftedLayer, Joint(f"{type(layer).__name__} {block}", argument, **ends))
+        where = f"{type(layer).__name__} {block}"
+        become(layer, GraftedLayer, Joint(where, argument, first=block == 0, last=block == len(layers) - 1))
     return layers
