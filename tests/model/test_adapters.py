@@ -282,8 +282,13 @@ def test_norms_of_the_ways_fit_the_trunk() -> None:
     sample = samples.muddformer()
     tensors = {key: t for key, t in sample.tensors.items() if not key.endswith("bias")}
     adapted = read(sample, tensors)
-    config = twoaxis.DecoderConfig(
-        width=WIDTH, blocks=4, heads=2, stream=adapted.stream, stream_options=adapted.options, norm_eps=1e-4
+    config = twoaxis.ModelConfig(
+        hidden_size=WIDTH,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        stream=adapted.stream,
+        stream_options=adapted.options,
+        rms_norm_eps=1e-4,
     )
     model = twoaxis.Decoder(config)
     model.stream.load_state_dict(adapted.state)
