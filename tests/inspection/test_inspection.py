@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 
 import twoaxis
 from tests.inspection.helpers import PROMPT, look, make
+from tests.model.graft_helpers import grafted, logits, tokens
 from twoaxis.base.method import NamedRange, Quantity
 from twoaxis.data.tokenizer import Bytes, Encoded
 from twoaxis.depth.standard import Standard
@@ -285,3 +286,23 @@ def test_files_and_a_prompt_that_is_markup(tmp_path: Path) -> None:
     assert '<b id="x">' not in text
     assert "<!--" not in text
     assert text.count("</script>") == 4  # three grids and the page's own
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral"])
+@pytest.mark.parametrize("method", ["muddformer", "two axes", "deep_delta", "hyper_connections"])
+def test_grafts_are_inspected_like_decoders(family: str, method: str) -> None:
+    """Weights, lengths and mixers of a graft; what it computes is not touched."""
+    model = grafted(family, method)
+    ids = tokens(1)
+    before = logits(model, ids)
+    with torch.no_grad(), twoaxis.trace(model) as seen:
+        assert torch.equal(model(input_ids=ids, use_cache=False).logits, before)
+    assert len(seen.passes) == 1
+    assert [record.site for record in seen] == list(model.stream.layout.sites)
+    text = "".join(map(chr, range(40, 60)))
+    found = only(inspect(model, Bytes(), text, name=family))
+    assert (found["stream"], found["blocks"]) == (model.config.stream, model.stream.layout.blocks)
+    assert all(site["norm"]["mean"] > 0 for site in found["sites"])
+    assert any(site["weights"] for site in found["sites"]) == (method != "deep_delta")
+    mixed = [site["block"] for site in found["sites"] if any(": " in q["name"] for q in site["quantities"])]
+    assert {*mixed} == ({0, 2} if method == "two axes" else set())
