@@ -49,8 +49,8 @@ def test_a_loaded_folder_knows_which_parameters_are_new(model: Any) -> None:
     assert set(origins) == {name for name, _ in model.named_parameters()}
     assert origins == {name: expected(name) for name in origins}
     assert list(origins.values()).count("pretrained") == 4 * 9 + 3  # 9 tensors a block, embedding, norm, head
-    assert origins["model.trunk.blocks.0.norms.mixer.weight"] == "new"
-    assert origins["model.trunk.blocks.1.norms.attention.weight"] == "pretrained"
+    assert origins["model.trunk.layers.0.mixer.norm.weight"] == "new"
+    assert origins["model.trunk.layers.1.input_layernorm.weight"] == "pretrained"
 
 
 def test_a_model_that_is_no_retrofit_is_refused(folder: Path, model: Any, tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_rates_and_groups(model: Any) -> None:
     groups = param_groups(model, lr=2e-3, weight_decay=0.1, rates=rates)
     of = {name: (group["lr"], group["weight_decay"]) for group in groups for name in group["names"]}
     assert of["lm_head.weight"] == (pytest.approx(2e-4), 0.1)
-    assert of["model.trunk.blocks.1.norms.attention.weight"] == (pytest.approx(2e-4), 0.0)  # three ways, but scales
-    assert of["model.trunk.blocks.0.mixer.local.output.weight"] == (2e-3, 0.1)
+    assert of["model.trunk.layers.1.input_layernorm.weight"] == (pytest.approx(2e-4), 0.0)  # three ways, but scales
+    assert of["model.trunk.layers.0.mixer.local.output.weight"] == (2e-3, 0.1)
     for group in model.model.trunk.stream.parameter_groups():
         assert {of[f"model.trunk.stream.{n}"] for n in group.names} == {(2e-3 * group.rate, 0.1 * group.decay)}
     trainable(model, "new", new=new_parameters(model))

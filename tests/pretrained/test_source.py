@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -205,8 +206,13 @@ def test_a_model_that_computes_something_else_is_not_written(
 ) -> None:
     from twoaxis.pretrained import families
 
-    monkeypatch.setitem(families.MODULES, "mlp.gate_proj", "mlp.up")
-    monkeypatch.setitem(families.MODULES, "mlp.up_proj", "mlp.gate")
+    swapped = {"gate_proj": "up_proj", "up_proj": "gate_proj"}
+    real = families.our_name
+
+    def exchanged(key: str) -> str | None:
+        return real(re.sub("gate_proj|up_proj", lambda found: swapped[found[0]], key))
+
+    monkeypatch.setattr(families, "our_name", exchanged)
     with pytest.raises(ValueError, match=r"does not compute what .* computes: its logits differ by"):
         twoaxis.retrofit(whole, out=tmp_path / "out", tokens=8)
     assert not any(tmp_path.iterdir())

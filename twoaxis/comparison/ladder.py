@@ -50,7 +50,7 @@ def make_model(config: PreTrainedConfig, tensors: Mapping[str, Tensor], rung: Ru
 
 def _is_control(name: str) -> bool:
     """Whether the control trains a parameter: the pre-norms and the final norm."""
-    return is_norm(name) or name.startswith(f"{TRUNK}final_norm.")
+    return is_norm(name) or name.startswith(f"{TRUNK}norm.")
 
 
 def learning(model: TwoAxisForCausalLM, rung: Rung) -> list[str]:

@@ -79,7 +79,7 @@ def new_names(model: TwoAxisForCausalLM) -> list[str]:
 def mixer_norms(model: TwoAxisForCausalLM) -> list[str]:
     """The pre-norms of mixers at sites of their own."""
     sites = model.model.trunk.stream.sites
-    return [f"{TRUNK}blocks.{site.block}.norms.mixer.weight" for site in sites if site.kind == "mixer"]
+    return [f"{TRUNK}layers.{site.block}.mixer.norm.weight" for site in sites if site.kind == "mixer"]
 
 
 @torch.no_grad()
@@ -93,10 +93,7 @@ def plain_twin(model: TwoAxisForCausalLM) -> TwoAxisForCausalLM:
     config = TwoAxisConfig(**{**fields, **methods})
     config._attn_implementation = model.config._attn_implementation
     new = set(new_names(model))
-    theirs: dict[str, Tensor] = {}
-    for name, tensor in model.named_parameters():
-        if name not in new:
-            theirs[name] = tensor[0] if is_norm(name) else tensor
+    theirs = {n: t for n, t in model.named_parameters() if n not in new and ".norm_" not in n}
     dtype, device = model.model.embed_tokens.weight.dtype, model.model.embed_tokens.weight.device
     return build(config, theirs.items(), dtype=dtype, device=device)
 
@@ -130,14 +127,16 @@ def _place(model: nn.Module, name: str, tensor: Tensor, dtype: torch.dtype, copy
         place = model.get_parameter(name)
     except AttributeError:
         raise ValueError(f"the source has a weight for {name}, its configuration has none") from None
-    if is_norm(name):
-        tensor = tensor.expand(place.shape)  # the pretrained scale in every way
     if tensor.shape != place.shape:
         raise ValueError(f"the source's {name} is {tuple(tensor.shape)}, its configuration says {tuple(place.shape)}")
     taken = tensor.detach().to(dtype)
     if copy and taken.data_ptr() == tensor.data_ptr():
         taken = taken.clone()
     _put(model, name, taken.contiguous())
+    if is_norm(name):  # the pretrained scale in every way
+        owner = name.rpartition(".")[0]
+        for way, _ in model.get_submodule(owner).named_children():
+            _put(model, f"{owner}.{way}.weight", taken.clone())
 
 
 def _put(model: nn.Module, name: str, tensor: Tensor) -> None:

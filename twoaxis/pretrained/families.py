@@ -14,6 +14,7 @@ computes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -184,38 +185,19 @@ def map_config(config: PreTrainedConfig, **methods: Any) -> TwoAxisConfig:
     )
 
 
-LAYER = "model.layers."
 TRUNK = "model.trunk."
-MODULES = {
-    "self_attn.q_proj": "attention.query",
-    "self_attn.k_proj": "attention.key",
-    "self_attn.v_proj": "attention.value",
-    "self_attn.o_proj": "attention.output",
-    "mlp.gate_proj": "mlp.gate",
-    "mlp.up_proj": "mlp.up",
-    "mlp.down_proj": "mlp.down",
-}
-HEAD_NORMS = {"self_attn.q_norm.weight": "attention.query_norm", "self_attn.k_norm.weight": "attention.key_norm"}
-SITE_NORMS = {"input_layernorm.weight": "attention", "post_attention_layernorm.weight": "mlp"}
+PARTS = r"self_attn\.[qkvo]_proj\.(weight|bias)|mlp\.(gate|up|down)_proj\.(weight|bias)|self_attn\.[qk]_norm\.weight"
+NORMS = r"(input|post_attention)_layernorm\.weight"
 
 
 def our_name(key: str) -> str | None:
     """Our name of a parameter of the source; None for what is computed and not learned; unknown names are errors."""
     if key in ("model.embed_tokens.weight", "lm_head.weight"):
         return key
-    if key == "model.norm.weight":
-        return f"{TRUNK}final_norm.weight"
     if key.endswith("rotary_emb.inv_freq"):
         return None
-    block, _, rest = key.removeprefix(LAYER).partition(".")
-    module, _, leaf = rest.rpartition(".")
-    if key.startswith(LAYER) and block.isdigit():
-        if module in MODULES and leaf in ("weight", "bias"):
-            return f"{TRUNK}blocks.{block}.{MODULES[module]}.{leaf}"
-        if rest in HEAD_NORMS:
-            return f"{TRUNK}blocks.{block}.{HEAD_NORMS[rest]}"
-        if rest in SITE_NORMS:
-            return f"{TRUNK}blocks.{block}.norms.{SITE_NORMS[rest]}.weight"
+    if key == "model.norm.weight" or re.fullmatch(rf"model\.layers\.\d+\.({PARTS}|{NORMS})", key):
+        return TRUNK + key.removeprefix("model.")
     raise ValueError(f"the source has a weight {key!r} that has no place in a two-axis model")
 
 

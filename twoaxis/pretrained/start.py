@@ -180,4 +180,4 @@ def locals_of(trunk: Trunk) -> Iterator[tuple[str, LocalOperator]]:
 
 def is_norm(name: str) -> bool:
     """Whether a parameter of ours is the scale of a site's pre-norm."""
-    return name.startswith("model.trunk.blocks.") and ".norms." in name
+    return name.startswith("model.trunk.layers.") and ("_layernorm." in name or ".mixer.norm." in name)
