@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 from tests.support.foreign import byte_llama
 from tests.training.runs import SHAPE, Broken, Uneven, small, stop_at
 from twoaxis.model.load import load_model
-from twoaxis.pretrained.convert import retrofit
+from twoaxis.pretrained.retrofit import retrofit
 from twoaxis.training.checkpoint import weights
 from twoaxis.training.setup import make_optimizer
 from twoaxis.training.train import train

@@ -79,16 +79,16 @@ def check_prompt(prompt: str) -> None:
 
 
 def _facts(model: TwoAxisForCausalLM) -> dict[str, Any]:
-    config, stream = model.config.decoder_config(), find_stream(model)
+    config, stream = model.config, find_stream(model)
     return {
         "stream": config.stream,
-        "stream_options": dict(config.stream_options),
+        "stream_options": dict(config.stream_options or {}),
         "placement": config.placement,
         "blend": config.blend,
         "mixer": config.mixer,
-        "mixer_options": dict(config.mixer_options),
-        "blocks": config.num_hidden_layers,
-        "width": config.hidden_size,
+        "mixer_options": dict(config.mixer_options or {}),
+        "blocks": stream.layout.blocks,
+        "width": stream.layout.width,
         "parameters": sum(p.numel() for p in model.parameters()),
         "stream_parameters": sum(p.numel() for p in stream.parameters()),
     }

@@ -84,6 +84,8 @@ class Methods(Options):
         name, options = parse(spelled)
         for key in [key for key in COMMON if key in options]:
             value = options.pop(key)
+            if key == "placement" and isinstance(value, int):
+                value = str(value)  # the spelling of a lone block reads as a number
             check_type(key, value, field_types(type(self))[key])
             object.__setattr__(self, key, tuple(value) if isinstance(value, list) else value)
         if twice := sorted(set(options) & set(getattr(self, f"{axis}_options"))):

@@ -113,7 +113,7 @@ def _prepare(
     """The run, at the step that it goes on from."""
     import torch
 
-    from twoaxis.model.flops import training_flops
+    from twoaxis.model.flops import step_flops
     from twoaxis.training.checkpoint import load_checkpoint, remove_after
     from twoaxis.training.counters import Counters
     from twoaxis.training.loop import Job
@@ -130,7 +130,7 @@ def _prepare(
         counters=Counters(
             steps=run.total_steps,
             tokens_per_step=run.tokens_per_step,
-            flops_per_token=training_flops(model.config, run.context, recompute=run.recompute).total,
+            flops_per_token=step_flops(model, run.context, recompute=run.recompute),
         ),
         stop=stop,
     )
@@ -200,7 +200,7 @@ def _warn_of_closed(model: Any) -> None:
     record = record_of(model)
     if record is not None:
         learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        for line in closed_paths({name: why for name, why in record.still.items() if name.split("[")[0] in learning}):
+        for line in closed_paths({name: why for name, why in record.stuck.items() if name.split("[")[0] in learning}):
             warn(f"warning: {line}")
 
 
