@@ -88,7 +88,7 @@ def test_boundaries_are_those_of_a_real_state(fields: Fields) -> None:
             real.append([tuple(t.shape[2:]) for t in stream.pack(state)])
         if site.index < len(stream.sites):
             seen = stream.read(state, site)
-            state = stream.write(state, site, torch.randn(2, 6, 16), seen, model.norm(site)(seen))
+            state = stream.write(state, site, torch.randn(2, 6, 16), seen, model.site_norm(site)(seen))
     ours = [[tuple(t.shape[2:]) for t in packed] for packed in boundaries(meta_model(config, "float32"))]
     assert ours == real
 

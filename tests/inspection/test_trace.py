@@ -42,7 +42,7 @@ def by_hand(model: Decoder, tokens: Tensor) -> list[tuple[Any, State, Seen, Tens
     state = stream.open(model.embed(tokens))
     for site in stream.sites:
         seen = stream.read(state, site)
-        c = model.norm(site)(seen)
+        c = model.site_norm(site)(seen)
         y, _ = model.sublayer(site)(c, None, info)
         found.append((site, state, seen, y, c))
         state = stream.write(state, site, y, seen, c)

@@ -297,7 +297,9 @@ def test_norms_of_the_ways_fit_the_trunk() -> None:
         if ways != ("q", "k", "v"):
             continue
         scales = torch.stack([adapted.norms[f"{site.block}.{way}.weight"] for way in ways])
-        assert model.norm(site).weight.shape == scales.shape
+        norm = model.site_norm(site)
+        assert norm is not None
+        assert [norm.scale(way).shape for way in ways] == [scale.shape for scale in scales]
         for w in range(3):
             assert torch.equal(scales[w], tensors[f"layers.{site.block}.attention_norms.{w}.weight"])
     assert sorted(adapted.norms) == [f"{b}.{way}.weight" for b in (1, 2, 3) for way in "kqv"]

@@ -80,7 +80,7 @@ def mapped_weights(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
     for key, tensor in theirs.items():
         name = our_name(key)
         assert name is not None
-        ours[name] = tensor.unsqueeze(0) if ".norms." in name else tensor
+        ours[name] = tensor
     return ours
 
 

@@ -252,7 +252,8 @@ def boundaries(trunk: Trunk) -> list[tuple[Tensor, ...]]:
     x = torch.empty(1, 1, trunk.config.hidden_size, dtype=next(trunk.parameters()).dtype, device="meta")
 
     def act(site: Site, seen: Seen) -> Applied:
-        c = trunk.norm(site)(seen) if stream.normed(site) else without_aux(seen)
+        norm = trunk.site_norm(site)
+        c = without_aux(seen) if norm is None else norm(seen)
         return Applied(c, torch.empty_like(x))
 
     with Meter(record=False):
@@ -292,19 +293,19 @@ def following(model: Decoder, meter: Meter) -> Iterator[None]:
         hooks.append(module.register_forward_hook(leave))
 
     out = model.stream.layout.out
-    around(model.embedding, Part("embedding"), Part("stream"))
+    around(model.embed_tokens, Part("embedding"), Part("stream"))
     for block in map(model.block, range(model.config.num_hidden_layers)):
         first = Part("stream", block.number, block.sites[0].index)
         hooks.append(block.register_forward_pre_hook(lambda *_, first=first: setattr(meter, "part", first)))
         for site in block.sites:
             here = Part("stream", site.block, site.index)
-            if site.kind in block.norms:
-                around(block.norms[site.kind], here._replace(kind="norm"), here)
+            if (norm := block.norm(site)) is not None:
+                around(norm, here._replace(kind="norm"), here)
             around(block.sublayer(site), here._replace(kind=site.kind), here._replace(site=site.index + 1))
     last = Part("stream", out.block, out.index)
     final = model.block(model.config.num_hidden_layers - 1)
     hooks.append(final.register_forward_hook(lambda *_: setattr(meter, "part", last)))
-    around(model.final_norm, last._replace(kind="norm"), last)
+    around(model.norm, last._replace(kind="norm"), last)
     meter.part = Part("embedding")
     try:
         yield

@@ -191,14 +191,16 @@ def count_parameters(config: TwoAxisConfig | ModelConfig, *, trunk: Trunk | None
     """
     shape, trunk = _trunk(config, trunk)
     hosts = _all(trunk, Attention), _all(trunk, MLP)
-    attention, mlp = (sum(_numbers(host) - _numbers(host.points) for host in kind) for kind in hosts)
+    attention, mlp = (
+        sum(_numbers(host) - sum(map(_numbers, _all(host, LocalOperator))) for host in kind) for kind in hosts
+    )
     vectors = shape.vocab_size * shape.hidden_size
     return Parameters(
         embedding=vectors,
         head=0 if shape.tie_word_embeddings else vectors,
         attention=attention,
         mlp=mlp,
-        norms=sum(map(_numbers, _all(trunk, SiteNorm))) + _numbers(trunk.final_norm),
+        norms=sum(map(_numbers, _all(trunk, SiteNorm))) + _numbers(trunk.norm),
         stream=_numbers(trunk.stream),
         mixer=sum(_numbers(local) for local in _all(trunk, LocalOperator)),
     )
@@ -225,18 +227,18 @@ def _block_flops(trunk: Trunk, block: int, tokens: int) -> Flops:
             mixer += sublayer.local.flops() + site_work
             continue
         for a in _all(sublayer, Attention):
-            projections += 2 * _weights(a.query, a.key, a.value, a.output)
-            scores += 4 * a.output.in_features * min(a.window or tokens, tokens)
+            projections += 2 * _weights(a.q_proj, a.k_proj, a.v_proj, a.o_proj)
+            scores += 4 * a.o_proj.in_features * min(a.window or tokens, tokens)
             mixer += _hosted(a)
         for m in _all(sublayer, MLP):
-            mlp += 2 * _weights(m.gate, m.up, m.down)
+            mlp += 2 * _weights(m.gate_proj, m.up_proj, m.down_proj)
             mixer += _hosted(m)
     return Flops(tokens, 0, projections, scores, mlp, head=0, stream=0, mixer=mixer)
 
 
 def _hosted(host: Attention | MLP) -> int:
     """The operators inside a sub-layer, once for each way they run on."""
-    return sum(cast(LocalOperator, host.points.locals[point]).flops() for point, _ in host.points.keys)
+    return sum(cast(LocalOperator, host.operator(place)).flops() for place, _ in host.keys)
 
 
 def _further_norms(trunk: Trunk) -> int:
