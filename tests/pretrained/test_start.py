@@ -214,6 +214,17 @@ def test_half_precision_keeps_what_a_stream_wants_wide() -> None:
     assert made.record.added_bytes == total - 2 * made.record.source_parameters
 
 
+def test_a_model_at_hand_is_left_alone() -> None:
+    theirs = pretrained(llama(), torch.float32)
+    kinds, before = [type(m) for m in theirs.modules()], theirs(tokens()).logits
+    made = twoaxis.retrofit(theirs, stream="denseformer", tokens=8).model
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter += 1.0
+    assert [type(m) for m in theirs.modules()] == kinds
+    assert torch.equal(theirs(tokens()).logits, before)
+
+
 def test_the_record_counts() -> None:
     theirs = source(torch.float32)
     made = twoaxis.retrofit(theirs, stream="muddformer", tokens=24)

@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
 
 from twoaxis.model.config import Methods, ModelConfig
 
@@ -53,7 +50,7 @@ def from_family(config: PreTrainedConfig, methods: Methods | None = None) -> Mod
     biased = bool(getattr(theirs, "attention_bias", False))
     rope = dict(theirs.rope_parameters or {})
     scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
-    own = {} if methods is None else {f.name: getattr(methods, f.name) for f in dataclasses.fields(Methods)}
+    own = {} if methods is None else dataclasses.asdict(methods.methods())
     end = theirs.eos_token_id
     return ModelConfig(
         **{name: getattr(theirs, name) for name in SAME},
@@ -109,24 +106,18 @@ def to_family(config: ModelConfig) -> PreTrainedConfig:
     return AutoConfig.for_model(family, **fields)
 
 
-PLACES = ((r"\.mixer\.", ".twoaxis_mixer."), (r"\.before\.", ".twoaxis_before."), (r"\.inside\.", ".twoaxis_inside."))
-"""Names of mixers in the decoder and in a graft."""
+OURS = r"(mixer|before|inside|norm_[qkvx])"
+"""What the decoder calls modules that no family has; a graft calls them the same behind a prefix."""
 
 
 def graft_key(name: str) -> str:
     """The key of a decoder's parameter in the graft of its family."""
     if name.startswith("stream."):
         return name
-    for pattern, new in PLACES:
-        name = re.sub(pattern, new, name)
+    name = re.sub(rf"\.{OURS}\.", r".twoaxis_\1.", name)
     return f"backbone.{name}" if name.startswith("lm_head.") else f"backbone.model.{name}"
 
 
 def decoder_key(name: str) -> str:
     """The decoder's name of a parameter of a graft."""
-    return re.sub(r"\.twoaxis_(mixer|before|inside)\.", r".\1.", re.sub(r"^backbone\.(model\.)?", "", name))
-
-
-def rename(state: Mapping[str, Tensor], key: Any) -> dict[str, Tensor]:
-    """Parameters under other names."""
-    return {key(name): tensor for name, tensor in state.items()}
+    return re.sub(rf"\.twoaxis_{OURS}\.", r".\1.", re.sub(r"^backbone\.(model\.)?", "", name))
