@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from twoaxis.depth.stream import Seen as Seen
     from twoaxis.depth.stream import State as State
     from twoaxis.depth.stream import Stream as Stream
+    from twoaxis.inspection.inspection import inspect as inspect
     from twoaxis.inspection.trace import trace as trace
     from twoaxis.model.config import Methods as Methods
     from twoaxis.model.config import ModelConfig as ModelConfig
@@ -72,6 +73,7 @@ _HOMES = {
     "compare": "twoaxis.commands.compare",
     "compose": "twoaxis.depth.compose",
     "document_reach": "twoaxis.window",
+    "inspect": "twoaxis.inspection.inspection",
     "methods": "twoaxis.commands.methods",
     "mixer": "twoaxis.sequence.registry",
     "mixer_names": "twoaxis.sequence.registry",

@@ -95,7 +95,7 @@ def test_going_on_from_a_saved_model(tmp_path: Path) -> None:
     result = train(run, tmp_path / "second")
     before, after = weights(load_model(source)), weights(load_model(tmp_path / "second" / "model"))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert moved == {n for n in before if n.startswith("stream.") or n == "model.trunk.norm.weight"}
+    assert moved == {n for n in before if n.startswith("model.trunk.stream.") or n == "model.trunk.norm.weight"}
     assert result.parameters == sum(before[name].numel() for name in moved)
     for changes, message in (
         ({"stream": "denseformer", "model": SHAPE}, "stream, model cannot be chosen with a model to go on from"),
