@@ -18,7 +18,7 @@ from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 from twoaxis.model.initialise import named_generator
 from twoaxis.pretrained.families import TRUNK
-from twoaxis.pretrained.start import is_norm, locals_of
+from twoaxis.pretrained.start import adopt_norms, is_norm, locals_of
 
 if TYPE_CHECKING:
     from twoaxis.depth.stream import Stream
@@ -56,7 +56,7 @@ def build(
         local.neutral_()
     for name in mixer_norms(model):
         _put(model, name, torch.ones(model.get_parameter(name).shape, dtype=dtype, device=device))
-    for name, tensor in tensors:
+    for name, tensor in adopt_norms(trunk.stream, tensors):
         _place(model, name, tensor, dtype, copy)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
@@ -78,8 +78,8 @@ def new_names(model: TwoAxisForCausalLM) -> list[str]:
 
 def mixer_norms(model: TwoAxisForCausalLM) -> list[str]:
     """The pre-norms of mixers at sites of their own."""
-    sites = model.model.trunk.stream.sites
-    return [f"{TRUNK}layers.{site.block}.mixer.norm.weight" for site in sites if site.kind == "mixer"]
+    made = model.model.trunk.stream
+    return [f"{TRUNK}layers.{s.block}.mixer.norm.weight" for s in made.sites if s.kind == "mixer" and made.normed(s)]
 
 
 @torch.no_grad()

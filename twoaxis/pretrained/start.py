@@ -10,15 +10,17 @@ other form is taken and said.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from twoaxis.base.spec import spell
 from twoaxis.model.variant import parse_methods
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedConfig
 
+    from twoaxis.depth.stream import Stream
     from twoaxis.model.decoder import Trunk
     from twoaxis.model.hf_config import TwoAxisConfig
     from twoaxis.sequence.mixer import LocalOperator
@@ -104,7 +106,7 @@ def choose(source: PreTrainedConfig, method: Method) -> Start:
     notes: list[str] = []
     mixer_options = _mixer_options(method, cast(Any, source).hidden_size, notes)
     base |= {"mixer_options": mixer_options or None}
-    options = dict(method.stream_options)
+    options = _with_own_norm(source, base, dict(method.stream_options))
     kind = _stream_class(source, base, options)
     if blend is not True and kind not in EXACT:
         forms = STREAMS.find(method.stream).neutral_options
@@ -129,6 +131,30 @@ def _config(source: PreTrainedConfig, base: dict[str, Any], options: dict[str, A
     from twoaxis.pretrained.families import map_config
 
     return map_config(source, **base, stream_options=options or None, **more)
+
+
+def _with_own_norm(source: PreTrainedConfig, base: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The stream's options; one that normalises its own reads has the epsilon of the source's norms."""
+    import torch
+
+    decoder = _config(source, base, options).decoder_config()
+    with torch.device("meta"):
+        stream = decoder.make_stream()
+    own = not all(stream.normed(site) for site in stream.layout.sites)
+    return {"eps": decoder.rms_norm_eps, **options} if own else options
+
+
+def adopt_norms(stream: Stream, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors but the scales of norms that the stream takes over, because it normalises its own reads."""
+    from twoaxis.model.decoder import norm_name
+    from twoaxis.pretrained.families import TRUNK
+
+    own = {TRUNK + norm_name(site): site for site in stream.layout.sites if not stream.normed(site)}
+    for name, tensor in tensors:
+        if (site := own.get(name)) is not None:
+            stream.adopt_norm_(site, tensor.detach())
+        else:
+            yield name, tensor
 
 
 def _stream_class(source: PreTrainedConfig, base: dict[str, Any], options: dict[str, Any]) -> str:
