@@ -28,8 +28,9 @@ def _one_per_class() -> list[str]:
     chosen: dict[tuple[str, str], str] = {}
     for name in stream_names():
         for options in STREAMS.find(name).variants:
-            neutral = stream(name, blocks=3, width=16, **options).neutral
-            chosen.setdefault((name, neutral), spell(name, dict(options)))
+            made = stream(name, blocks=3, width=16, **options)
+            if all(made.normed(site) for site in made.layout.sites):  # a graft's norms are the family's
+                chosen.setdefault((name, made.neutral), spell(name, dict(options)))
     return list(chosen.values())
 
 

@@ -12,16 +12,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from twoaxis.base.options import Count, NotNegative, Options, Positive, between, check_type, field_types
 from twoaxis.base.registry import Registry
 from twoaxis.base.spec import parse
 from twoaxis.depth.registry import STREAMS, stream
 from twoaxis.depth.site import MOST_BLOCKS, Placement
-from twoaxis.depth.stream import Stream
-from twoaxis.sequence.mixer import Mixer
 from twoaxis.sequence.registry import MIXERS, mixer
+
+if TYPE_CHECKING:  # torch, for which no help page waits
+    from twoaxis.depth.stream import Stream
+    from twoaxis.sequence.mixer import Mixer
 
 Width = Annotated[int, between(1, 2**20)]
 """Channels of a vector."""

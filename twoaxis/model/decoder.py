@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from twoaxis.depth.site import Site
+from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Applied, Seen, State, Stream
 from twoaxis.depth.walk import Watch, apply_sublayer, visit, without_aux
 from twoaxis.model.config import ModelConfig
@@ -153,6 +153,13 @@ class Block(nn.Module):
         if site.kind == "parallel":
             return self.parallel[0]
         return {"mixer": lambda: self.mixer, "attention": lambda: self.self_attn, "mlp": lambda: self.mlp}[site.kind]()
+
+
+def norm_name(site: Site) -> str:
+    """What the scale of a site's norm is called in a trunk; there is none where the stream normalises."""
+    if site.kind == OUT:
+        return "norm.weight"
+    return f"layers.{site.block}.{'mixer.norm' if site.kind == 'mixer' else NORMS[site.kind]}.weight"
 
 
 class Trunk(nn.Module):

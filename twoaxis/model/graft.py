@@ -102,6 +102,11 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
             for form, sites in zip(found.forms, kinds, strict=True)
             for count in (1,) * (len(sites) - len(form.kinds)) + form.addends
         )
+        if not all(self.stream.normed(site) for site in self.stream.layout.sites):
+            raise ValueError(
+                f"{self.stream.name} normalises its own reads, and the layers of {type(backbone).__name__} normalise "
+                "them again; train it in a Decoder, or choose another stream"
+            )
         self._ways = tuple(self.stream.ways(site) for site in self.stream.layout.sites)
         for block, layer in enumerate(layers):
             self._furnish(block, layer)
