@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from twoaxis.base.files import atomic_folder, claim, read_json, remove_partial, write_json
 from twoaxis.base.machine import hardware_line, physical_cores, reproducible, versions
 from twoaxis.base.options import from_record
+from twoaxis.comparison.decisions import choose
 from twoaxis.comparison.probe_plan import (
     PLAN,
     RATE_SEED,
@@ -31,7 +32,6 @@ from twoaxis.comparison.probe_plan import (
     Rung,
     choose_rungs,
 )
-from twoaxis.comparison.rates import choose
 from twoaxis.comparison.runner.launchers import Launcher, LocalLauncher
 from twoaxis.comparison.runner.watch import Watch
 from twoaxis.comparison.runner.worker import Beat
