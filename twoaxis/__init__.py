@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from twoaxis.model.hf_model import TwoAxisModel as TwoAxisModel
     from twoaxis.model.presets import preset as preset
     from twoaxis.model.presets import preset_names as preset_names
-    from twoaxis.pretrained.convert import retrofit as retrofit
+    from twoaxis.pretrained.retrofit import retrofit as retrofit
     from twoaxis.ring import Ring as Ring
     from twoaxis.sequence.canon import Canon as Canon
     from twoaxis.sequence.mixer import LocalOperator as LocalOperator
@@ -83,7 +83,7 @@ _HOMES = {
     "probe": "twoaxis.commands.probe",
     "register": "twoaxis.depth.registry",
     "report": "twoaxis.commands.report",
-    "retrofit": "twoaxis.pretrained.convert",
+    "retrofit": "twoaxis.pretrained.retrofit",
     "stream": "twoaxis.depth.registry",
     "stream_names": "twoaxis.depth.registry",
     "trace": "twoaxis.inspection.trace",

@@ -33,7 +33,7 @@ MOVED: dict[str, str] = {
     "weights": "twoaxis.training.checkpoint:weights",
     "checkpoints": "twoaxis.training.checkpoint:checkpoints",
     "rank": "twoaxis.training.engines.place:rank",
-    "retrofit": "twoaxis.pretrained.convert:retrofit",
+    "retrofit": "twoaxis.pretrained.retrofit:retrofit",
     "peak_memory": "twoaxis.training.measure:peak_memory",
     "instances": "tests.support.decoders:instances",
     "DecoderConfig": "twoaxis.model.config:ModelConfig",

@@ -362,6 +362,11 @@ WRITTEN: list[tuple[str, str | None, dict[str, Any]]] = [
     ("hyper_connections", None, {"streams": 3, "tanh": False, "eps": 1e-4, "readout": "mean"}),
     ("hyper_connections", None, {"dynamic": False, "affine": False}),
     ("hyper_connections", None, {"affine": False}),
+    ("manifold_hyper_connections", "hy_v4", {"form": "hy_v4", "streams": 3, "post_scale": 1.5}),
+    ("gated_streams", None, {"streams": 3, "rank": 5, "eps": 1e-4}),
+    ("scaled", None, {}),
+    ("scaled", "muse_spark", {"form": "variance", "post_norm": False, "temperature": 0.5}),
+    ("scaled", "zaya", {"form": "affine"}),
 ]
 
 

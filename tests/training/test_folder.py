@@ -16,9 +16,9 @@ pytest.importorskip("transformers")
 from tests.support.foreign import byte_llama
 from tests.training.runs import SHAPE, Broken, Uneven, small, stop_at
 from twoaxis.model.load import load_model
-from twoaxis.pretrained.convert import retrofit
-from twoaxis.training.checkpoint import weights
+from twoaxis.pretrained.retrofit import retrofit
 from twoaxis.training.setup import make_optimizer
+from twoaxis.training.tensors import weights
 from twoaxis.training.train import train
 
 
@@ -113,7 +113,7 @@ def test_going_on_from_a_retrofit(tmp_path: Path) -> None:
     before, after = weights(load_model(source)), weights(load_model(tmp_path / "new" / "model"))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved <= new
-    assert any(name.startswith("model.trunk.stream.") for name in moved)
+    assert any(name.startswith("stream.") for name in moved)
     model = load_model(tmp_path / "new" / "model").requires_grad_(True)  # it stays a retrofit
     peaks = {name: group["peak_lr"] for group in make_optimizer(run, model).param_groups for name in group["names"]}
     assert {name for name, peak in peaks.items() if peak == 0.1 * run.lr} == set(before) - new

@@ -24,7 +24,6 @@ from twoaxis.data.load import load_data
 from twoaxis.model.flops import training_flops
 from twoaxis.model.load import load_model
 from twoaxis.model.loss import labelled, score, summed_loss
-from twoaxis.training.checkpoint import weights, weights_digest
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.counters import Counters
 from twoaxis.training.engines.engine import Engine, load_batch
@@ -34,6 +33,7 @@ from twoaxis.training.loop import Job, evaluate
 from twoaxis.training.results import load_log, load_result
 from twoaxis.training.schedule import rate
 from twoaxis.training.setup import make_model, make_optimizer, model_config
+from twoaxis.training.tensors import weights, weights_digest
 from twoaxis.training.train import train
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -186,7 +186,7 @@ def test_the_saved_model_is_the_one_that_was_measured(tmp_path: Path) -> None:
     run = small(**METHODS["hyper"], save_model=True)
     result = train(run, tmp_path)
     model = load_model(tmp_path / "model", "cpu")
-    assert weights_digest(model) == result.weights
+    assert weights_digest(weights(model)) == result.weights
     assert model.config.use_cache is True
     assert not list((tmp_path / "model").glob("*.bin"))
     total, right, count = 0.0, 0, 0
@@ -236,7 +236,7 @@ def test_contenders_of_a_seed_start_alike() -> None:
         alike = [name for name in shared if plain[name].shape == other[name].shape]
         same = [name for name in alike if torch.equal(plain[name], other[name])]
         # what a paper rescales (output projections) may differ
-        assert all(name.endswith((".output.weight", ".down.weight")) for name in set(alike) - set(same))
+        assert all(name.endswith((".o_proj.weight", ".down_proj.weight")) for name in set(alike) - set(same))
     moved = weights(make_model(small(init_seed=7), 29))
     assert set(moved) == set(plain)
     assert not torch.equal(moved["model.embed_tokens.weight"], plain["model.embed_tokens.weight"])
@@ -278,6 +278,32 @@ def test_divergence(changes: dict[str, Any], steps: int, message: str, tmp_path:
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_the_last_evaluation_takes_more_rows_and_leaves_some_to_others(tmp_path: Path) -> None:
+    run = small(steps=2, eval_every=1, eval_examples=3, final_examples=9)
+    judged = train(run, tmp_path / "a")
+    others = train(dataclasses.replace(run, eval_skip=4), tmp_path / "b")
+    assert judged.weights == others.weights
+    assert (judged.row_losses or ())[4:] == (others.row_losses or ())[:5]
+    assert len(judged.row_losses or ()) == len(others.row_losses or ()) == 9
+    first = next(record["held_out_loss"] for record in load_log(tmp_path / "a") if "held_out_loss" in record)
+    data = load_data(run)
+    assert len(data.held_out(run.judged_examples)) == 9
+    assert first != judged.loss == pytest.approx(sum(row or 0 for row in judged.row_losses or ()) / 9, rel=1e-5)
+
+
+def test_what_does_not_learn_is_named(tmp_path: Path) -> None:
+    assert train(small(steps=2), tmp_path / "a").unmoved == ()
+    # Without tokens to look back on a window of one has a single source, whose weight is one whatever its score.
+    alone = train(small(steps=2, mixer="short_swa:window=1"), tmp_path / "b").unmoved
+    assert alone
+    assert all("mixer" in name or "local" in name for name in alone)
+    equal = {
+        spelled: train(small(steps=2, stream=spelled), tmp_path / str(number)).equal_streams
+        for number, spelled in enumerate(("hyper_connections", "hyper_connections:frozen=both", "denseformer"))
+    }
+    assert list(equal.values()) == [False, True, False]
+
+
 def test_evaluation_needs_labels(tmp_path: Path) -> None:
     run, unlabelled = small(), [{"input_ids": torch.arange(8), "labels": torch.full((8,), -100)}]
     engine = Engine(run, HERE)
@@ -289,12 +315,13 @@ def test_evaluation_needs_labels(tmp_path: Path) -> None:
         optimizer=make_optimizer(run, model),
         examples=unlabelled,
         held_out=unlabelled,
+        final=unlabelled,
         answers=False,
         counters=Counters(steps=1, tokens_per_step=8, flops_per_token=1.0),
         stop=StopSignal(),
     )
     with pytest.raises(ValueError, match="no token of the held-out examples is labelled"):
-        evaluate(job)
+        evaluate(job, unlabelled)
 
 
 def test_recompute_changes_memory_not_numbers(tmp_path: Path) -> None:
@@ -329,7 +356,7 @@ def test_compile(tmp_path: Path) -> None:
     compiled = train(dataclasses.replace(run, compile=True, save_model=True), tmp_path / "compiled")
     assert compiled.loss == pytest.approx(plain.loss, abs=1e-4)
     assert compiled.train_loss == pytest.approx(plain.train_loss, abs=1e-4)
-    assert weights_digest(load_model(tmp_path / "compiled" / "model", "cpu")) == compiled.weights
+    assert weights_digest(weights(load_model(tmp_path / "compiled" / "model", "cpu"))) == compiled.weights
 
 
 def test_tensorboard(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from twoaxis.base.options import Count, NotNegative, Options, Positive, between, check_type, field_types
+from twoaxis.base.registry import Registry
 from twoaxis.base.spec import parse
 from twoaxis.depth.registry import STREAMS, stream
 from twoaxis.depth.site import MOST_BLOCKS, Placement
@@ -72,31 +73,39 @@ class Methods(Options):
 
     def validate(self) -> None:
         """Spellings become names and options, aliases the names they stand for; options are the method's own."""
-        self._split("stream", STREAMS.canonical)
+        self._split("stream", STREAMS)
         STREAMS.config(self.stream, self.stream_options)
         if self.mixer is not None:
-            self._split("mixer", MIXERS.canonical)
+            self._split("mixer", MIXERS)
             MIXERS.config(self.mixer, self.mixer_options)
         elif self.mixer_options or self.mixer_blocks is not None:
             raise ValueError("mixer_options or mixer_blocks are given but no mixer")
 
-    def _split(self, axis: str, canonical: Any) -> None:
-        """Take the options out of the spelling of a method."""
+    def _split(self, axis: str, registry: Registry[Any]) -> None:
+        """Take the options out of the spelling of a method; one that it has itself is its own."""
         spelled = getattr(self, axis)
         name, options = parse(spelled)
-        for key in [key for key in COMMON if key in options]:
+        name = registry.canonical(name)
+        own = field_types(registry.find(name).Config)
+        for key in [key for key in COMMON if key in options and key not in own]:
             value = options.pop(key)
+            if key == "placement" and isinstance(value, int):
+                value = str(value)  # the spelling of a lone block reads as a number
             check_type(key, value, field_types(type(self))[key])
             object.__setattr__(self, key, tuple(value) if isinstance(value, list) else value)
         if twice := sorted(set(options) & set(getattr(self, f"{axis}_options"))):
             raise ValueError(f"{twice[0]} is given in {axis} {spelled!r} and in {axis}_options; leave one out")
-        object.__setattr__(self, axis, canonical(name))
+        object.__setattr__(self, axis, name)
         object.__setattr__(self, f"{axis}_options", {**getattr(self, f"{axis}_options"), **options})
 
     def plain(self) -> Self:
         """The same without methods: the plain residual and no mixer."""
         none = {"stream": Methods.stream, "stream_options": {}, "placement": None, "blend": False}
         return dataclasses.replace(self, **none, mixer=None, mixer_options={}, mixer_blocks=None)
+
+    def methods(self) -> Methods:
+        """The methods alone, without the shape around them."""
+        return Methods(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Methods)})
 
     def check_blocks(self, blocks: int) -> None:
         """Refuse methods that name blocks a model of so many does not have."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from twoaxis.depth.site import Site
+from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Applied, Seen, State, Stream
 from twoaxis.depth.walk import Watch, apply_sublayer, visit, without_aux
 from twoaxis.model.config import ModelConfig
@@ -155,6 +155,13 @@ class Block(nn.Module):
         return {"mixer": lambda: self.mixer, "attention": lambda: self.self_attn, "mlp": lambda: self.mlp}[site.kind]()
 
 
+def norm_name(site: Site) -> str:
+    """What the scale of a site's norm is called in a trunk; there is none where the stream normalises."""
+    if site.kind == OUT:
+        return "norm.weight"
+    return f"layers.{site.block}.{'mixer.norm' if site.kind == 'mixer' else NORMS[site.kind]}.weight"
+
+
 class Trunk(nn.Module):
     """Everything between the embedding and the head: the stream, the blocks, the final norm.
 
@@ -282,10 +289,10 @@ class Decoder(Trunk):
     def _recompute(self, block: Block, *given: Any) -> Any:
         return block(*given) if block.number % self.recompute_every else checkpoint(block, *given, use_reentrant=False)
 
-    def info(self, tokens: Tensor, seen: int, reach: Tensor | None) -> TokenInfo:
+    def info(self, tokens: Tensor, seen: int, reach: Tensor | None, dtype: torch.dtype | None = None) -> TokenInfo:
         """What sub-layers know of the tokens. Only distances count, so positions run through padding and documents."""
         positions = torch.arange(seen, seen + tokens.shape[1], device=tokens.device)
-        config, dtype = self.config, self.embed_tokens.weight.dtype
+        config, dtype = self.config, self.embed_tokens.weight.dtype if dtype is None else dtype
         return TokenInfo(reach, make_rope(positions, config.head_size, config.rope_theta, dtype, config.rope_scaling))
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ or Sinkhorn's iterations; and the optimiser, which costs nothing per token.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import nn
@@ -51,6 +51,7 @@ from torch import nn
 from twoaxis.depth.counts import flops_of
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Trunk
+from twoaxis.model.family import FAMILIES
 from twoaxis.model.sublayers import MLP, Attention, MixerSublayer, SiteNorm
 from twoaxis.sequence.mixer import LocalOperator
 
@@ -171,6 +172,14 @@ def training_flops(
     again = range(0, shape.num_hidden_layers, recompute)
     stream = -(-forward.stream * len(again) // shape.num_hidden_layers)  # methods count as a whole, not by block
     return _add([forward, forward, forward, *(_block_flops(trunk, block, tokens) for block in again)], stream)
+
+
+def step_flops(model: Any, tokens: int, *, recompute: int = 0) -> int:
+    """Operations per token of a training step of a model; 6 per parameter in families that have no decoder of ours."""
+    family = getattr(getattr(model.config, "text_config", None), "model_type", None)
+    if family is None or family in FAMILIES:
+        return training_flops(model.config, tokens, recompute=recompute).total
+    return 6 * sum(parameter.numel() for parameter in model.parameters())
 
 
 def count_parameters(config: TwoAxisConfig | ModelConfig, *, trunk: Trunk | None = None) -> Parameters:

@@ -35,7 +35,7 @@ from twoaxis.depth.stream import Stream
 from twoaxis.model import joins
 from twoaxis.model.cache import RingLayer, add_rings, nbytes_by_part, ring_layer
 from twoaxis.model.config import Methods
-from twoaxis.model.graft_config import METHODS, TwoAxisConfig
+from twoaxis.model.graft_config import TwoAxisConfig, as_fields
 from twoaxis.model.initialise import named_generator
 from twoaxis.model.joins import Refused, Residual
 from twoaxis.model.loader import write_loader
@@ -102,6 +102,11 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
             for form, sites in zip(found.forms, kinds, strict=True)
             for count in (1,) * (len(sites) - len(form.kinds)) + form.addends
         )
+        if not all(self.stream.normed(site) for site in self.stream.layout.sites):
+            raise ValueError(
+                f"{self.stream.name} normalises its own reads, and the layers of {type(backbone).__name__} normalise "
+                "them again; train it in a Decoder, or choose another stream"
+            )
         self._ways = tuple(self.stream.ways(site) for site in self.stream.layout.sites)
         for block, layer in enumerate(layers):
             self._furnish(block, layer)
@@ -188,6 +193,12 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
         for name, module in self.named_modules():
             if isinstance(module, LocalOperator):
                 yield name, module
+
+    def new_parameters(self) -> list[str]:
+        """Names of the parameters that no source has: the stream's and the mixers', with a mixer's own pre-norm."""
+        ours = ("twoaxis_mixer", "twoaxis_before", "twoaxis_inside")
+        names = [name for name, _ in self.named_parameters()]
+        return [n for n in names if n.startswith("stream.") or any(part in ours for part in n.split("."))]
 
     @torch.no_grad()
     def start_(self, seed: int = 0, *, neutral: bool) -> None:
@@ -529,7 +540,7 @@ def check_attention(backbone: PreTrainedModel, wanted: Any, now: bool = True) ->
 @torch.no_grad()
 def graft(
     model: PreTrainedModel,
-    stream: str = "standard",
+    stream: str | Methods = "standard",
     *,
     mixer: str | None = None,
     placement: str | None = None,
@@ -543,7 +554,7 @@ def graft(
 
     Args:
         model: a causal language model of transformers.
-        stream: NAME[:option=value,...]; see `twoaxis.stream_names()`.
+        stream: NAME[:option=value,...], see `twoaxis.stream_names()`; or all methods in one, and nothing else.
         mixer: NAME[:option=value,...]; see `twoaxis.mixer_names()`.
         placement: which blocks and sites use the stream's method, e.g. "8-11/attention".
         mixer_blocks: blocks that have the mixer; None is all of them.
@@ -557,7 +568,8 @@ def graft(
     if start not in ("neutral", "paper"):
         raise ValueError(f"start is neutral or paper, got {start!r}")
     spelled: dict[str, Any] = {"stream": stream, "mixer": mixer, "placement": placement, "blend": blend, "init": init}
-    methods = Methods(**spelled, mixer_blocks=None if mixer_blocks is None else tuple(mixer_blocks))
+    blocks = None if mixer_blocks is None else tuple(mixer_blocks)
+    methods = stream if isinstance(stream, Methods) else Methods(**spelled, mixer_blocks=blocks)
     placed = any("forward" in layer.__dict__ for layer in joins.find_layers(model))
     if placed or any(parameter.is_meta for parameter in model.parameters()):
         raise Refused(f"{type(model).__name__} is spread by a device map; graft first, load the saved folder with it")
@@ -568,11 +580,11 @@ def graft(
         # a copy: a live configuration would get this one's choices handed down
         text_config=copy.deepcopy(model.config),
         survey=found.to_dict(),
-        **{name: getattr(methods, name) for name in METHODS if name != "mixer_blocks"},
-        mixer_blocks=mixer_blocks,
+        **as_fields(methods),
         dtype=model.dtype,
     )
-    made = TwoAxisForCausalLM(config, model)
+    with torch.random.fork_rng(devices=[]):  # the seed alone decides
+        made = TwoAxisForCausalLM(config, model)
     if start == "neutral" and made.stream.neutral not in ("bitwise", "rounding"):
         raise ValueError(
             f"{methods.stream} has no exact neutral start (its class is {made.stream.neutral!r}); blend it"

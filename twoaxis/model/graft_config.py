@@ -5,13 +5,15 @@ config.json    {"model_type": "twoaxis", "format": 1, "text_config": {...}, "str
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from twoaxis.base.registry import did_you_mean
-from twoaxis.model.config import Methods
+from twoaxis.model.config import Methods, ModelConfig
+from twoaxis.model.family import from_family
 from twoaxis.model.survey import Architecture
 
 FORMAT = 1
@@ -81,10 +83,15 @@ class TwoAxisConfig(PreTrainedConfig):
         return Methods(**{**given, "mixer_blocks": tuple(blocks) if isinstance(blocks, list) else blocks})
 
     def _set(self, methods: Methods) -> None:
-        for name in METHODS:
-            value = getattr(methods, name)
-            value = list(value) if isinstance(value, tuple) else dict(value) or None if "options" in name else value
+        for name, value in as_fields(methods).items():
             setattr(self, name, value)
+
+    def decoder_config(self) -> ModelConfig:
+        """The decoder of ours that counts as this model; only of the families that have one."""
+        text = copy.deepcopy(self.text_config)
+        assert isinstance(text, PreTrainedConfig)
+        text.rope_parameters = None  # how positions are rotated costs nothing
+        return from_family(text, self.methods())
 
     @property
     def architecture(self) -> Architecture:
@@ -103,6 +110,15 @@ class TwoAxisConfig(PreTrainedConfig):
         if name not in SHARED or not isinstance(text, PreTrainedConfig):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(text.get_text_config(), name)
+
+
+def as_fields(methods: Methods) -> dict[str, Any]:
+    """Methods as fields of a configuration file."""
+    found = {name: getattr(methods, name) for name in METHODS}
+    for name in ("stream_options", "mixer_options"):
+        found[name] = dict(found[name]) or None
+    blocks = found["mixer_blocks"]
+    return {**found, "mixer_blocks": None if blocks is None else list(blocks)}
 
 
 def family_config(document: dict[str, Any]) -> PreTrainedConfig:

@@ -313,6 +313,8 @@ def examine(model: nn.Module) -> Architecture:
     tokens, was = sample(model), model.training
     try:
         before = model.eval()(tokens, use_cache=False).logits
+        if not bool(before.isfinite().all()):
+            raise ValueError("the logits are not finite: the model overflows in this dtype; choose another")
         layers = joins.attach(model, kind_of)
         found = survey(model)
         exact = prove(model, found.forms, found.width, before)

@@ -21,19 +21,23 @@ from twoaxis.base.files import atomic_folder
 from twoaxis.base.interrupt import Interrupted, StopSignal
 from twoaxis.base.machine import reproducible
 from twoaxis.model.load import quietly
-from twoaxis.training.engines.place import find_place, join_processes, warn, world
+from twoaxis.training.engines.place import find_place, join_processes, lost_processes, warn, world
 from twoaxis.training.folder import RunFolder
 from twoaxis.training.loggers import check_loggers, make_loggers
 from twoaxis.training.results import Result
 from twoaxis.training.setup import check, make_model, make_optimizer, resolve, source_digest
 
 if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
     from twoaxis.data.load import Data
     from twoaxis.training.checkpoint import Checkpoint
     from twoaxis.training.config import TrainConfig
     from twoaxis.training.engines.engine import Engine
     from twoaxis.training.loop import Job, OnStep
 
+EQUAL = 1e-6
+"""Part of the largest number by which parallel streams may differ and be called equal."""
 FINISHED = -1
 """Stands for a finished run where processes agree on the step to go on from."""
 
@@ -57,7 +61,9 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
     check(run)
     check_loggers(run.report_to)
     place, stop = find_place(run.device), StopSignal()
-    from twoaxis.training.engines.engine import Engine
+    from twoaxis.training.engines.degrees import make_engine, read_degrees
+
+    read_degrees(run, place.world)  # what does not fit is refused before data is read
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop.listening())
@@ -72,7 +78,8 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
             stack.enter_context(folder.claimed())
         stack.enter_context(reproducible(run.threads))
         join_processes(place)
-        engine = Engine(run, place)
+        stack.enter_context(lost_processes())
+        engine = make_engine(run, place)
         result, checkpoint = _where(run, folder, engine)
         if result is not None:
             return result
@@ -113,29 +120,32 @@ def _prepare(
     """The run, at the step that it goes on from."""
     import torch
 
-    from twoaxis.model.flops import training_flops
+    from twoaxis.model.flops import step_flops
     from twoaxis.training.checkpoint import load_checkpoint, remove_after
     from twoaxis.training.counters import Counters
     from twoaxis.training.loop import Job
+    from twoaxis.training.tensors import weights_digest
 
     model = engine.build(lambda: make_model(run, data.vocab_size, data.end))
+    initial = weights_digest(engine.weights())
     job = Job(
         run=run,
         folder=folder,
         engine=engine,
         optimizer=make_optimizer(run, model),
         examples=data.train(run.seed, run.total_steps * run.batch),
-        held_out=data.held_out(run.eval_examples),
+        held_out=_held_out(run, data, run.eval_examples),
+        final=_held_out(run, data, run.judged_examples),
         answers=data.answers,
         counters=Counters(
             steps=run.total_steps,
             tokens_per_step=run.tokens_per_step,
-            flops_per_token=training_flops(model.config, run.context, recompute=run.recompute).total,
+            flops_per_token=step_flops(model, run.context, recompute=run.recompute),
         ),
         stop=stop,
     )
     if engine.rank == 0 and folder.about() is None:
-        folder.describe(_facts(job, data))
+        folder.describe(_facts(job, data, initial))
         if run.source is not None:
             _warn_of_closed(model)
     engine.wait()
@@ -150,21 +160,33 @@ def _prepare(
     return job
 
 
-def _facts(job: Job, data: Data) -> dict[str, Any]:
-    """What run.json says of the run itself."""
-    from twoaxis.training.checkpoint import weights_digest
+def _held_out(run: TrainConfig, data: Data, count: int) -> Dataset[Any]:
+    """So many held-out examples behind those that are left to others."""
+    from torch.utils.data import Subset
 
-    run, model = job.run, job.engine.model
+    examples: Any = data.held_out(run.eval_skip + count)
+    if len(examples) <= run.eval_skip:
+        raise ValueError(
+            f"eval_skip leaves {run.eval_skip} held-out examples to others, and there are {len(examples)}: give more "
+            "text, a larger held_out or smaller final_examples"
+        )
+    return Subset(examples, range(run.eval_skip, len(examples))) if run.eval_skip else examples
+
+
+def _facts(job: Job, data: Data, initial: str) -> dict[str, Any]:
+    """What run.json says of the run itself."""
+    run, engine = job.run, job.engine
+    model, (parameters, learned) = engine.model, engine.parameters
     return {
         "config": run.to_dict(),
         "key": run.key,
         "data": data.describe(),
         "model": model.config.to_dict(),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "learned": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "parameters": parameters,
+        "learned": learned,
         "flops_per_token": job.counters.flops_per_token,
-        "peak_memory": _peak_memory(job) if run.measure_memory else None,
-        "initial_weights": weights_digest(model),
+        "peak_memory": _peak_memory(job) if run.measure_memory and not engine.sharded else None,
+        "initial_weights": initial,
         "source": source_digest(run.source),
     }
 
@@ -200,7 +222,7 @@ def _warn_of_closed(model: Any) -> None:
     record = record_of(model)
     if record is not None:
         learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        for line in closed_paths({name: why for name, why in record.still.items() if name.split("[")[0] in learning}):
+        for line in closed_paths({name: why for name, why in record.stuck.items() if name.split("[")[0] in learning}):
             warn(f"warning: {line}")
 
 
@@ -226,17 +248,20 @@ def _train(job: Job, data: Data) -> Result:
 
 def _outcome(job: Job, data: Data) -> dict[str, Any]:
     """Keep the final model and measure it; it is safe to be killed in between."""
-    from twoaxis.training.checkpoint import save_model, weights_digest
     from twoaxis.training.loop import evaluate
+    from twoaxis.training.tensors import weights_digest
 
-    run, folder, model = job.run, job.folder, job.engine.model
-    if run.save_model and job.engine.rank == 0:
+    run, folder, engine = job.run, job.folder, job.engine
+    if run.save_model and engine.rank == 0:
         folder.check_claim()
         with atomic_folder(folder.model, replace=True) as place:
-            save_model(place, model)
+            engine.export(place)
             data.save_tokenizer(place)
             _stay_retrofit(run, place)
-    evaluated = job.evaluated or evaluate(job)  # a run that goes on behind its last step has evaluated nothing yet
+    elif run.save_model:
+        engine.export(folder.model)  # the first process writes what all have
+    # a run that goes on behind its last step has evaluated nothing yet
+    evaluated = job.evaluated or evaluate(job, job.final)
     loss = evaluated["held_out_loss"]
     return {
         "loss": loss,
@@ -244,8 +269,46 @@ def _outcome(job: Job, data: Data) -> dict[str, Any]:
         "bits_per_byte": None if data.bytes_per_token is None else loss / math.log(2) / data.bytes_per_token,
         "accuracy": evaluated.get("accuracy"),
         "chance": data.chance,
-        "weights": weights_digest(model),
+        "unmoved": _unmoved(engine, job.optimizer),
+        "equal_streams": _equal_streams(job),
+        "weights": weights_digest(engine.weights()),
     }
+
+
+def _unmoved(engine: Engine, optimizer: Any) -> tuple[str, ...]:
+    """Names of parameters that learn and never had a gradient other than zero: AdamW has no second moment of them."""
+    moved: dict[str, bool] = {}
+    for name, parameter in engine.model.named_parameters():
+        if parameter.requires_grad:
+            moment = optimizer.state.get(parameter, {}).get("exp_avg_sq")
+            part = moment.to_local() if hasattr(moment, "to_local") else moment
+            moved[name] = part is not None and bool(part.any())
+    return tuple(name for name, found in engine.any(moved).items() if not found)
+
+
+def _equal_streams(job: Job) -> bool:
+    """Whether parallel streams are copies of each other where they are put together, on a held-out example."""
+    from torch.utils.data import Subset
+
+    from twoaxis.depth.parallel import ParallelStreams
+
+    found = [module for module in job.engine.model.modules() if isinstance(module, ParallelStreams)]
+    streams, apart = [stream for stream in found if stream.streams > 1], []
+    if not streams or job.run.compile or job.engine.world > 1:
+        return False
+    for stream in streams:
+
+        def watched(value: Any, read_out: Any = stream.read_out) -> Any:
+            apart.append(bool((value.h - value.h[..., :1, :]).abs().max() > EQUAL * value.h.abs().max()))
+            return read_out(value)
+
+        vars(stream)["read_out"] = watched
+    try:
+        job.engine.score(Subset(job.held_out, range(1)))
+    finally:
+        for stream in streams:
+            del vars(stream)["read_out"]
+    return bool(apart) and not any(apart)
 
 
 def _stay_retrofit(run: TrainConfig, place: Path) -> None:
