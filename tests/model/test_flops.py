@@ -267,13 +267,15 @@ def hf_step(model: Any, tokens: Tensor) -> int:
 @pytest.mark.parametrize(("windows", "every"), [(None, 1), ([5, None, None, 7], 1), ([5, None, 3, 7], 3)])
 def test_transformers_model_with_and_without_checkpointing(windows: list[int | None] | None, every: int) -> None:
     pytest.importorskip("transformers")
+    from tests.model.hf_helpers import as_hf
     from twoaxis.model.hf_model import TwoAxisForCausalLM
 
     config = preset("nano", intermediate_size=40, hidden_size=32, head_dim=8, attention_windows=windows)
-    config._attn_implementation = "eager"
-    model = TwoAxisForCausalLM(config).train()
+    theirs = as_hf(config, head_dim=8)
+    theirs._attn_implementation = "eager"
+    model = TwoAxisForCausalLM(theirs).train()
     tokens = torch.arange(2 * 16).view(2, 16)
-    masked, chosen = masked_keys(config.decoder_config(), 16), range(0, 4, every)
+    masked, chosen = masked_keys(config, 16), range(0, 4, every)
     again = sum(4 * 32 * (16 - min((windows or [None] * 4)[b] or 16, 16)) for b in chosen)
     assert hf_step(model, tokens) == 2 * training_flops(config, 16).sequence + 2 * 16 * 3 * masked
     model.gradient_checkpointing_enable(every_n_layers=every)
@@ -290,12 +292,12 @@ def test_rule_of_thumb(name: str) -> None:
     pytest.importorskip("transformers")
     config = preset(name)
     found, trained = count_parameters(config), training_flops(config, 1024)
-    shape = config.decoder_config()
+    shape = config
     idle = found.norms + (0 if shape.tie_word_embeddings else found.embedding)
     idle += shape.num_hidden_layers * 2 * shape.head_size * shape.qk_norm
     idle += (
         shape.num_hidden_layers
-        * (shape.num_attention_heads + 2 * (shape.kv_heads or 0))
+        * (shape.num_attention_heads + 2 * shape.kv_heads)
         * shape.head_size
         * shape.attention_bias
     )
@@ -307,14 +309,11 @@ def test_rule_of_thumb(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_parameters_of_presets(name: str) -> None:
-    pytest.importorskip("transformers")
-    from twoaxis.model.hf_model import TwoAxisForCausalLM
-
     for changes in ({}, {"stream": "muddformer", "mixer": "canon", "tie_word_embeddings": False}):
         config = preset(name, **changes)
         small = PRESETS[name].parameters < 10**7
         with torch.device("cpu" if small else "meta"):
-            model = TwoAxisForCausalLM(config)
+            model = Decoder(config)
         found = count_parameters(config)
         assert found.total == sum(p.numel() for p in model.parameters())
         if not changes:
@@ -350,4 +349,4 @@ def part_of(key: str) -> str:
         return "norms"
     if {"before", "inside", "mixer"} & {*rest}:
         return "mixer"
-    return "attention" if "attention" in rest else "mlp"
+    return "attention" if "self_attn" in rest else "mlp"

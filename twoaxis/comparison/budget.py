@@ -164,7 +164,7 @@ def _count(config: TrainConfig, vocabulary: int) -> tuple[int, int]:
 
     key = _decides(config, vocabulary)
     if key not in _COUNTS:
-        shape = model_config(config, vocabulary).decoder_config()
+        shape = model_config(config, vocabulary)
         with torch.device("meta"):
             trunk = Trunk(shape)
         flops = training_flops(shape, config.context, recompute=config.recompute, trunk=trunk).total
