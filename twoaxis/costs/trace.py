@@ -25,7 +25,7 @@ from twoaxis.base.meter import Event, Meter, tensors_in
 from twoaxis.costs.fuse import STREAM, Part, Work, highest, total, work_by
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Applied, Seen
-from twoaxis.depth.walk import visit, without_aux
+from twoaxis.depth.walk import apply_nothing, visit
 from twoaxis.kernels.dispatch import target
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder, Past, Trunk
@@ -248,16 +248,15 @@ def _sites(events: list[Event], sites: tuple[Site, ...], tokens: int) -> tuple[S
 @torch.no_grad()
 def boundaries(trunk: Trunk) -> list[tuple[Tensor, ...]]:
     """The packed state of one token before each block and before the out site; all alive at once."""
-    stream, found = trunk.stream, []
-    x = torch.empty(1, 1, trunk.config.width, dtype=next(trunk.parameters()).dtype, device="meta")
+    stream, found, config = trunk.stream, [], trunk.config
+    x = torch.empty(1, 1, config.width, dtype=next(trunk.parameters()).dtype, device="meta")
 
     def act(site: Site, seen: Seen) -> Applied:
-        c = trunk.norm(site)(seen) if stream.normed(site) else without_aux(seen)
-        return Applied(c, torch.empty_like(x))
+        return apply_nothing(stream, seen, torch.empty_like(x), (config.kv_heads or config.heads, config.head_size))
 
     with Meter(record=False):
         state = stream.open(x)
-        for block in range(trunk.config.blocks):
+        for block in range(config.blocks):
             found.append(stream.pack(state))
             state = visit(stream, state, stream.sites_of(block), act)
         return [*found, stream.pack(state)]

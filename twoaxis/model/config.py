@@ -82,8 +82,11 @@ class DecoderConfig(Options):
 
     def validate(self) -> None:
         """Rules between fields; aliases of methods become their names."""
-        object.__setattr__(self, "stream", STREAMS.canonical(self.stream))
-        object.__setattr__(self, "mixer", None if self.mixer is None else MIXERS.canonical(self.mixer))
+        for place, registry in (("stream", STREAMS), ("mixer", MIXERS)):
+            if (name := getattr(self, place)) is not None:
+                name, options = registry.expand(name, getattr(self, f"{place}_options"))
+                object.__setattr__(self, place, name)
+                object.__setattr__(self, f"{place}_options", options)
         if self.head_width is None and self.width % self.heads:
             raise ValueError(f"heads ({self.heads}) must divide the width ({self.width}), or give head_width")
         if self.heads % (self.kv_heads or self.heads):

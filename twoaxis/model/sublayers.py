@@ -67,7 +67,7 @@ class SiteNorm(nn.Module):
     def forward(self, seen: Seen) -> Seen:
         """`seen` with its ways normalised; a way that is not given separately is the residual way."""
         if self.ways == ("x",):
-            return Seen(rms_norm(seen.x, self.weight[0], self.eps), values=seen.values)
+            return Seen(rms_norm(seen.x, self.weight[0], self.eps), kv=seen.kv)
         entries = {}
         for weight, way in zip(self.weight, self.ways, strict=True):
             tensor = getattr(seen, way)
@@ -184,7 +184,7 @@ class Attention(Sublayer):
             # side by side, so that the small operations of a decoding step run once
             heads = [q.shape[-2], k.shape[-2]]
             q, k = rotate(torch.cat([q, k], dim=-2), info.rope).split(heads, dim=-2)
-        v = v if c.values is None else c.values(q, k, v)
+        k, v = (k, v) if c.kv is None else c.kv(q, k, v)
         if past is None:
             mixed = window_attention(q, k, v, self.window, axis=1, reach=info.reach, fused=info.fused)
             return self.output(mixed.flatten(-2)), None
