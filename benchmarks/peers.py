@@ -21,7 +21,7 @@ from benchmarks.operators import fixed_read, fused_attention, leaves
 from benchmarks.scale import Scale
 from benchmarks.tables import Table, timed
 from benchmarks.timing import Run, interleave, peak_bytes
-from twoaxis import Decoder, DecoderConfig, compose, stream, window_attention
+from twoaxis import Decoder, ModelConfig, compose, stream, window_attention
 
 
 def peers(scale: Scale) -> Table:
@@ -116,10 +116,15 @@ def _deep_cross_attention(scale: Scale) -> Pair:
     from deep_cross_attention import DCAGPT
 
     heads, width, blocks = scale.heads, scale.width // 2, 6
-    shape: dict[str, Any] = {"vocabulary": scale.vocabulary, "width": width, "blocks": blocks, "heads": heads}
+    shape: dict[str, Any] = {
+        "vocab_size": scale.vocabulary,
+        "hidden_size": width,
+        "num_hidden_layers": blocks,
+        "num_attention_heads": heads,
+    }
     options: dict[str, Any] = {"stream": "deep_cross_attention", "stream_options": {"window": 2}}
     # their MLP is not gated: two matrices of 4 D are as many parameters as three of 8/3 D
-    ours = Decoder(DecoderConfig(**shape, hidden=8 * width // 3, **options))
+    ours = Decoder(ModelConfig(**shape, intermediate_size=8 * width // 3, **options))
     theirs = DCAGPT(scale.vocabulary, width, blocks, past_layers_k=2, dim_head=width // heads, heads=heads)
     tokens = torch.randint(0, scale.vocabulary, (1, scale.length))
     return _language_step(ours, tokens), _language_step(theirs, tokens)

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.timing import Run, peak_bytes
-from twoaxis import Decoder, DecoderConfig
+from twoaxis import Decoder, ModelConfig
+from twoaxis.model.config import SHORT
 
 
 class Scale(NamedTuple):
@@ -100,18 +101,18 @@ CONTENDERS: dict[str, dict[str, Any]] = {
 """Decoders by name: every stream and every mixer, in the variants that have a target."""
 
 
-def config(name: str, scale: Scale, **changes: Any) -> DecoderConfig:
+def config(name: str, scale: Scale, **changes: Any) -> ModelConfig:
     """The decoder of a contender; the mixers' heads shrink with a small model."""
     options = dict(CONTENDERS[name])
     if scale.quick and "heads" in options.get("mixer_options", {}):
         options["mixer_options"] = options["mixer_options"] | {"heads": 3, "head_width": 4}
-    shape = {key: getattr(scale, key) for key in ("vocabulary", "width", "blocks", "heads", "hidden")}
-    return DecoderConfig(**(shape | options | changes))
+    shape = {SHORT[key]: getattr(scale, key) for key in ("vocabulary", "width", "blocks", "heads", "hidden")}
+    return ModelConfig(**(shape | options | changes))
 
 
 def training_step(model: Decoder, length: int) -> Run:
     """A forward and backward pass, the gradients made anew."""
-    size = model.config.vocabulary
+    size = model.config.vocab_size
     tokens = torch.randint(0, size, (1, length), generator=torch.Generator().manual_seed(0))
 
     def run() -> None:
@@ -123,7 +124,7 @@ def training_step(model: Decoder, length: int) -> Run:
 
 def activation_peak(model: Decoder, length: int) -> int:
     """The most bytes that activations and what passes between operations take at once; parameters' gradients apart."""
-    tokens = torch.randint(0, model.config.vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(0, model.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)  # gradients are added to these, so none is made while counting
     found = peak_bytes(lambda: F.cross_entropy(model(tokens)[0, :-1], tokens[0, 1:]).backward())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import twoaxis
 from tests.support.numbers import randn
-from twoaxis import Decoder, DecoderConfig, Ring, document_reach, padding_reach, window_attention
+from twoaxis import Decoder, ModelConfig, Ring, document_reach, padding_reach, window_attention
 from twoaxis.base.meter import Meter
 from twoaxis.kernels.dispatch import target
 from twoaxis.window import step
@@ -267,9 +267,16 @@ def test_a_bias_of_another_dtype_is_cast() -> None:
 @pytest.mark.parametrize("options", [{}, {"windows": (16, None)}, {"mixer": "short_swa"}], ids=str)
 def test_the_memory_of_a_decoder_is_linear_in_its_tokens(options: dict[str, Any], device: str | None) -> None:
     """With documents, both passes; counted on shapes without numbers."""
-    shape: dict[str, Any] = {"vocabulary": 32, "width": 32, "blocks": 2, "heads": 4, "kv_heads": 2, "hidden": 64}
+    shape: dict[str, Any] = {
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+    }
     with torch.device("meta"):
-        model = Decoder(DecoderConfig(**shape, **options))
+        model = Decoder(ModelConfig(**shape, **options))
 
     def peak(length: int) -> int:
         ids, reach = (torch.zeros(1, length, dtype=torch.long, device="meta") for _ in range(2))

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from twoaxis.depth.stream import State as State
     from twoaxis.depth.stream import Stream as Stream
     from twoaxis.inspection.trace import trace as trace
-    from twoaxis.model.config import DecoderConfig as DecoderConfig
+    from twoaxis.model.config import Methods as Methods
+    from twoaxis.model.config import ModelConfig as ModelConfig
     from twoaxis.model.decoder import Decoder as Decoder
     from twoaxis.model.hf_cache import TwoAxisCache as TwoAxisCache
     from twoaxis.model.hf_config import TwoAxisConfig as TwoAxisConfig
@@ -52,8 +53,9 @@ _HOMES = {
     "Blend": "twoaxis.depth.blend",
     "Canon": "twoaxis.sequence.canon",
     "Decoder": "twoaxis.model.decoder",
-    "DecoderConfig": "twoaxis.model.config",
     "LocalOperator": "twoaxis.sequence.mixer",
+    "Methods": "twoaxis.model.config",
+    "ModelConfig": "twoaxis.model.config",
     "Placement": "twoaxis.depth.site",
     "Ring": "twoaxis.ring",
     "Seen": "twoaxis.depth.stream",

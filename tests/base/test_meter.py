@@ -20,12 +20,18 @@ from twoaxis.base.meter import ATTENTION, Allocate, Call, Event, Free, Meter, em
 from twoaxis.base.timer import no_collection
 from twoaxis.kernels import using
 from twoaxis.kernels.dispatch import target
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.loss import next_token_loss
 from twoaxis.training.measure import peak_memory
 
-SHAPE: dict[str, Any] = {"vocabulary": 61, "width": 32, "blocks": 3, "heads": 4, "kv_heads": 2}
+SHAPE: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 BATCH, CONTEXT, N = 2, 128, 1000
 METHODS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -57,7 +63,7 @@ def metered(
 ) -> tuple[int, Meter, list[Event]]:
     """Saved bytes of a forward pass, and the meter and the events of both passes."""
     with torch.device(device):
-        model, tokens = Decoder(DecoderConfig(**SHAPE, **fields)), torch.zeros(BATCH, CONTEXT + 1, dtype=torch.long)
+        model, tokens = Decoder(ModelConfig(**SHAPE, **fields)), torch.zeros(BATCH, CONTEXT + 1, dtype=torch.long)
     with target(kernels), Meter() as meter:
         value = loss(model, tokens)
         saved = meter.now
@@ -93,7 +99,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def test_meta_step_equals_a_real_one_to_the_byte(name: str, loss: Any) -> None:
     """Saved bytes and peak of a training step, and every call of it: what it reads, makes, changes and computes."""
     fields = METHODS[name]
-    real = peak_memory(Decoder(DecoderConfig(**SHAPE, **fields)), BATCH, CONTEXT, loss=loss, optimizer=sgd)
+    real = peak_memory(Decoder(ModelConfig(**SHAPE, **fields)), BATCH, CONTEXT, loss=loss, optimizer=sgd)
     saved, meter, events = metered(fields, "meta", loss)
     assert saved == real.activations
     assert meter.peak == real.peak - real.parameters
@@ -183,7 +189,7 @@ FUSED = {
 @pytest.mark.parametrize("name", METHODS)
 def test_products_are_those_of_torch(name: str) -> None:
     """Forward and backward, with attention spelled out and in the fused kernel, which is charged the same products."""
-    model = Decoder(DecoderConfig(**SHAPE, **METHODS[name]))
+    model = Decoder(ModelConfig(**SHAPE, **METHODS[name]))
     tokens = torch.zeros(BATCH, CONTEXT + 1, dtype=torch.long)
     with using("sdpa"), sdpa_kernel(SDPBackend.MATH):
         with FlopCounterMode(display=False) as counter:
@@ -380,7 +386,7 @@ def products_by_part(events: list[Event]) -> dict[Any, int]:
 
 @pytest.mark.parametrize("name", ["attention_residuals", "hyper_connections", "deep_delta"])
 def test_backward_of_sublayers_is_twice_their_forward(name: str) -> None:
-    model = Decoder(DecoderConfig(**SHAPE, **METHODS[name]))
+    model = Decoder(ModelConfig(**SHAPE, **METHODS[name]))
     with Meter() as meter:
         for site in model.stream.sites:
             sublayer = model.sublayer(site)

@@ -1,4 +1,4 @@
-"""Every stream and mixer with every variant, as fields of `DecoderConfig`."""
+"""Every stream and mixer with every variant, as fields of `ModelConfig`."""
 
 from __future__ import annotations
 

@@ -17,12 +17,19 @@ from twoaxis.costs.costs import cost
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.fuse import Kernel
 from twoaxis.costs.trace import SiteTraffic, meta_model, trace_step, trace_training
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.flops import forward_flops, training_flops
 from twoaxis.model.variant import Contender
 
-SHAPE = DecoderConfig(vocabulary=40, width=16, blocks=3, heads=4, kv_heads=2, hidden=24)
+SHAPE = ModelConfig(
+    vocab_size=40,
+    hidden_size=16,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=24,
+)
 
 
 @pytest.mark.parametrize("fields", FIRST + FIRST_MIXERS, ids=label)
@@ -96,7 +103,7 @@ def test_a_blend_of_many_blocks_is_counted() -> None:
         cost(shape, Contender(label="it", stream="hyper_connections", model={"blend": blend}), deployment)
         for blend in (False, True)
     )
-    assert blended.live_numbers == alone.live_numbers + shape.width
+    assert blended.live_numbers == alone.live_numbers + shape.hidden_size
     assert blended.parameters_added == alone.parameters_added + 13
     assert blended.times.train.fused > alone.times.train.fused
 
@@ -107,7 +114,7 @@ def test_copies_that_a_tensor_only_shows_are_no_bytes() -> None:
     assert extent(one.expand(2, 0, 8)) == 0
 
 
-def sites(config: DecoderConfig, dtype: str = "float32", tokens: int = 4096) -> tuple[SiteTraffic, ...]:
+def sites(config: ModelConfig, dtype: str = "float32", tokens: int = 4096) -> tuple[SiteTraffic, ...]:
     return trace_step(meta_model(config, dtype), 1, tokens).sites
 
 
@@ -122,7 +129,7 @@ def test_traffic_of_the_plain_residual_is_three_vectors() -> None:
 @pytest.mark.parametrize("sources", [2, 5])
 def test_traffic_of_a_read_is_its_sources_once(sources: int) -> None:
     """Full Attention Residuals: n sources, the newest just written, one result; small logits aside."""
-    config = DecoderConfig(width=512, blocks=3, heads=4, stream="attention_residuals")
+    config = ModelConfig(hidden_size=512, num_hidden_layers=3, num_attention_heads=4, stream="attention_residuals")
     site = sites(config, tokens=64)[sources - 1]
     assert site.fused / (4 * 512) == pytest.approx(sources + 1, abs=0.25)
     assert site.naive > 1.5 * site.fused
@@ -130,8 +137,12 @@ def test_traffic_of_a_read_is_its_sources_once(sources: int) -> None:
 
 def test_traffic_of_attention_over_depth_is_its_window() -> None:
     """A read takes a query, the keys and values of 4 sources and gives one vector; the ring is written on the way."""
-    config = DecoderConfig(
-        width=512, blocks=6, heads=4, stream="depth_attention", stream_options={"window": 4, "heads": 4}
+    config = ModelConfig(
+        hidden_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        stream="depth_attention",
+        stream_options={"window": 4, "heads": 4},
     )
     site = sites(config)[8]
     assert 9 < site.fused / (4 * 512) < 9 + 16
@@ -139,5 +150,5 @@ def test_traffic_of_attention_over_depth_is_its_window() -> None:
 
 def test_traffic_of_hyper_connections_by_hand() -> None:
     """Four streams and an increment come in, four streams and a read go out; weights per token aside."""
-    config = DecoderConfig(width=512, blocks=6, heads=4, stream="hyper_connections")
+    config = ModelConfig(hidden_size=512, num_hidden_layers=6, num_attention_heads=4, stream="hyper_connections")
     assert [site.fused / (4 * 512) for site in sites(config)[2:]] == pytest.approx([10.0] * 11, abs=0.15)

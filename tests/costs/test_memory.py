@@ -21,7 +21,7 @@ from twoaxis.costs.fuse import Part, highest
 from twoaxis.costs.memory import _activations, device_memory, in_flight
 from twoaxis.costs.pipeline import plan
 from twoaxis.costs.trace import meta_model, trace_training
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.flops import count_parameters
 from twoaxis.model.loss import next_token_loss
@@ -29,7 +29,7 @@ from twoaxis.model.variant import Contender
 from twoaxis.training.measure import peak_memory
 
 B, T = 4, 48
-SHAPE = DecoderConfig(vocabulary=64, width=64, blocks=5, heads=4, kv_heads=2)
+SHAPE = ModelConfig(vocab_size=64, hidden_size=64, num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=2)
 KINDS: list[Fields] = [
     {"stream": "standard"},
     {"stream": "attention_residuals", "stream_options": {"block_size": 2}},
@@ -92,7 +92,7 @@ def test_bytes_of_every_variant(fields: Fields, recompute: str) -> None:
 
 def test_the_stream_keeps_its_norms() -> None:
     """The plain stream keeps its sum where a norm needs it; the norm what it scales and its result, and the root."""
-    shape = DecoderConfig(vocabulary=64, width=64, blocks=3, heads=4)
+    shape = ModelConfig(vocab_size=64, hidden_size=64, num_hidden_layers=3, num_attention_heads=4)
     saved = trace_training(meta_model(shape, "float32"), 1, 32, "cpu").saved_by(1)
     vector = 32 * 64 * 4
     assert saved.stream == 2 * (3 * vector + 32 * 4)
@@ -100,7 +100,9 @@ def test_the_stream_keeps_its_norms() -> None:
 
 def test_stages_share_what_one_device_keeps() -> None:
     """The passes in flight aside, two stages keep what one does, and what one receives from the other."""
-    shape = DecoderConfig(vocabulary=64, width=64, blocks=4, heads=4, stream="attention_residuals")
+    shape = ModelConfig(
+        vocab_size=64, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, stream="attention_residuals"
+    )
     model = meta_model(shape, "float32")
     trace, again = trace_training(model, 1, 32), trace_training(model, 1, 32, recompute="block")
     for recompute, run in (("none", None), ("block", again)):
@@ -139,7 +141,7 @@ def test_chunks_in_flight() -> None:
 
 def test_parallel_devices_share() -> None:
     """Tensor parallelism spreads sub-layers; the stream only with sequence parallelism; data the optimiser."""
-    shape = DecoderConfig(vocabulary=64, width=64, blocks=4, heads=4)
+    shape = ModelConfig(vocab_size=64, hidden_size=64, num_hidden_layers=4, num_attention_heads=4)
     method = Contender(label="it", stream="hyper_connections")
 
     def memory(**options: Any) -> Any:

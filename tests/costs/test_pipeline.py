@@ -19,10 +19,10 @@ from tests.costs.helpers import FIRST, Fields, label
 from twoaxis.costs.pipeline import Pipeline, plan
 from twoaxis.costs.trace import boundaries, meta_model
 from twoaxis.guide.published import chunk_transfers
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 
-SHAPE = DecoderConfig(vocabulary=40, width=16, blocks=4, heads=4, hidden=24)
+SHAPE = ModelConfig(vocab_size=40, hidden_size=16, num_hidden_layers=4, num_attention_heads=4, intermediate_size=24)
 B, T = 2, 5
 SENDING = [
     {"stream": "attention_residuals", "stream_options": {"block_size": 2}},

@@ -12,11 +12,18 @@ from twoaxis.costs.costs import cost
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.trace import boundaries, lengthened, meta_model, trace_step
 from twoaxis.depth.counts import count
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.variant import Contender
 
-SHAPE = DecoderConfig(vocabulary=40, width=16, blocks=3, heads=4, kv_heads=2, hidden=24)
+SHAPE = ModelConfig(
+    vocab_size=40,
+    hidden_size=16,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=24,
+)
 
 
 @torch.no_grad()

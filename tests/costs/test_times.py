@@ -19,9 +19,9 @@ from twoaxis.costs.measured import Table, interpolate, kernel_seconds, product_f
 from twoaxis.costs.roofline import work_seconds
 from twoaxis.costs.trace import meta_model, trace_training
 from twoaxis.kernels.dispatch import device_of, target
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 
-SHAPE = DecoderConfig(vocabulary=1000, width=512, blocks=8, heads=8)
+SHAPE = ModelConfig(vocab_size=1000, hidden_size=512, num_hidden_layers=8, num_attention_heads=8)
 
 
 def test_one_kernel_by_hand() -> None:
@@ -153,7 +153,14 @@ def test_meta_tensors_run_the_kernels_of_a_cpu() -> None:
     with target("cpu"):
         assert device_of(tensor) == "cpu"
     assert device_of(tensor) == "meta"
-    config = DecoderConfig(vocabulary=16, width=32, blocks=1, heads=4, mixer="short_swa", mixer_options={"window": 4})
+    config = ModelConfig(
+        vocab_size=16,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        mixer="short_swa",
+        mixer_options={"window": 4},
+    )
     on_cpu, elsewhere = (
         {kernel.op for kernel in trace_training(meta_model(config, "float32"), 4, 128, device).work("sublayers").eager}
         for device in ("cpu", None)

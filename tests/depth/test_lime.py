@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import twoaxis
 from tests.support.numbers import close, randn
 from twoaxis.depth.lime import Lime
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.sequence.rope import rotate
 
@@ -84,9 +84,9 @@ def test_equals_x_transformers(pair: tuple[Any, Any]) -> None:
 
 
 def decoder(stream: str, **options: Any) -> Decoder:
-    config = DecoderConfig(
-        vocabulary=11, width=8, blocks=2, heads=4, kv_heads=2, hidden=8, stream=stream, stream_options=options
-    )
+    shape: dict[str, Any] = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 8}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = ModelConfig(**shape, **heads, stream=stream, stream_options=options)
     return Decoder(config, 1).double()
 
 

@@ -36,6 +36,7 @@ MOVED: dict[str, str] = {
     "retrofit": "twoaxis.pretrained.convert:retrofit",
     "peak_memory": "twoaxis.training.measure:peak_memory",
     "instances": "tests.support.decoders:instances",
+    "DecoderConfig": "twoaxis.model.config:ModelConfig",
     "make_fake": "tests.comparison.fake_comparison:make_fake",
 }
 """Paths of today for names of before.json that live elsewhere now, as "module:attribute"."""
@@ -49,7 +50,14 @@ RENAMED: list[tuple[str, str]] = [
 COUNTED_ANEW = ("attention_residuals", "deep_cross_attention:version=2,ways=single,window=1")
 """Beginnings of labels whose counts differ on purpose: a read of one source is a read, a window holds one less."""
 
-FIELDS: dict[str, str] = {}
+FIELDS: dict[str, str] = {
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "blocks": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "hidden": "intermediate_size",
+}
 """Names of today for options of the decoder's configuration."""
 
 GIVEN_UP: dict[str, str] = {}
@@ -99,6 +107,8 @@ def decoder_config(fields: dict[str, Any]) -> Any:
     made = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     if not frozen():
         made = {FIELDS.get(name, name): value for name, value in made.items()}
+        if "block" in made:
+            made["parallel_block"] = made.pop("block") == "parallel"
         options = dict(fields.get("stream_options") or {})
         if made.get("stream") == "manifold_hyper_connections" and options.get("form") != "deepseek":
             made["stream_options"] = {"start": "paper", **options}  # the default of the frozen commit

@@ -103,9 +103,16 @@ def test_costs_of_a_stream_are_those_of_the_built_module(name: str) -> None:
 @pytest.mark.parametrize("name", MIXERS.names())
 def test_costs_of_a_mixer_are_what_it_adds_to_the_decoder(name: str) -> None:
     shape = entries.make_shape(blocks=3, width=64, heads=4, kv_heads=2, hidden=96)
-    options: dict[str, Any] = {"vocabulary": 11, "width": 64, "blocks": 3, "heads": 4, "kv_heads": 2, "hidden": 96}
-    plain = twoaxis.Decoder(twoaxis.DecoderConfig(**options))
-    mixed = twoaxis.Decoder(twoaxis.DecoderConfig(**options, mixer=name))
+    options: dict[str, Any] = {
+        "vocab_size": 11,
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+    }
+    plain = twoaxis.Decoder(twoaxis.ModelConfig(**options))
+    mixed = twoaxis.Decoder(twoaxis.ModelConfig(**options, mixer=name))
     added = sum(p.numel() for p in mixed.parameters()) - sum(p.numel() for p in plain.parameters())
     norms = 3 * 64 if "site" in mixer(name).points else 0
     cost = entries.entry(name, shape).default.cost

@@ -17,7 +17,7 @@ from twoaxis.costs.shapes import find_shape
 from twoaxis.guide import two_axes
 from twoaxis.guide.line_svg import Line, Panel, draw, linear_ticks, log_ticks
 from twoaxis.guide.two_axes_page import figures, filled
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.ring import Ring
 from twoaxis.sequence.short_swa import ShortSWA
 
@@ -66,7 +66,7 @@ def test_the_operator_costs_the_same_on_both_axes() -> None:
     assert found["depth, difference on the transposed tensor"] == 0
     models = stored()["models"]
     base = find_shape(two_axes.SHAPE)
-    width, blocks, window = base.width, base.blocks, two_axes.WINDOW
+    width, blocks, window = base.hidden_size, base.num_hidden_layers, two_axes.WINDOW
     projections, band = 8 * width * width * blocks, 4 * window * width * blocks
     missing = 4 * width * sum(window - n for n in range(1, window))
     assert models["depth"]["flops"] == projections + band - missing + width * blocks
@@ -92,9 +92,9 @@ def test_what_is_kept_is_what_a_mixer_keeps() -> None:
     base = find_shape(two_axes.SHAPE)
     for row in stored()["by_window"]:
         with torch.device("meta"):
-            mixer = ShortSWA(base.width, window=row["window"], heads=base.heads)
-        assert row["sequence"]["kept"] == mixer.cost().kept * base.blocks * two_axes.SIZE
-        assert row["depth"]["live"] == (1 + 2 * row["window"]) * base.width * two_axes.SIZE
+            mixer = ShortSWA(base.hidden_size, window=row["window"], heads=base.num_attention_heads)
+        assert row["sequence"]["kept"] == mixer.cost().kept * base.num_hidden_layers * two_axes.SIZE
+        assert row["depth"]["live"] == (1 + 2 * row["window"]) * base.hidden_size * two_axes.SIZE
     small = ShortSWA(8, window=4, heads=2)
     _, ring = small.step(torch.zeros(1, 9, 8), small.start())
     assert ring.nbytes() == small.cost().kept * 4
@@ -134,7 +134,9 @@ def test_pipelines_send_the_window() -> None:
 
 def test_measurements_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(two_axes, "READ", {"layers": 3, "tokens": 8, "heads": 2, "head_width": 4})
-    monkeypatch.setattr(two_axes, "MODEL", {"vocabulary": 16, "width": 16, "heads": 2, "hidden": 24})
+    monkeypatch.setattr(
+        two_axes, "MODEL", {"vocab_size": 16, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
+    )
     point = ("blocks", 2, {"blocks": 2, "tokens": 8, "window": 2})
     monkeypatch.setattr(two_axes, "POINTS", (point,))
     said: list[str] = []
@@ -204,7 +206,7 @@ def test_points_stand_where_they_should() -> None:
 
 
 def test_configurations() -> None:
-    base = DecoderConfig(width=32, heads=4, blocks=8)
+    base = ModelConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=8)
     assert two_axes.configure(base, "attention residuals, blocks").stream_options["block_size"] == 2
     assert two_axes.configure(base, "depth", 3).stream_options["window"] == 3
     assert two_axes.configure(base, "sequence", 3).mixer_options["window"] == 3

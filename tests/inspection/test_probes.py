@@ -265,7 +265,7 @@ def test_mixers_are_found_where_they_act() -> None:
     tokens = sample_tokens(4)
 
     def names(**changes: Any) -> list[list[str]]:
-        model = build(dataclasses.replace(SMALL, blocks=1, **changes), 0)
+        model = build(dataclasses.replace(SMALL, num_hidden_layers=1, **changes), 0)
         with twoaxis.trace(model) as seen:
             model(tokens)
         return [[inner.name for inner in look.inner] for look in seen]

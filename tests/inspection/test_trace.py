@@ -52,7 +52,7 @@ def by_hand(model: Decoder, tokens: Tensor) -> list[tuple[Any, State, Seen, Tens
 
 @pytest.mark.parametrize("config", [*ALONE, *MIXED, *BLENDED])
 @torch.no_grad()
-def test_numbers_of_every_method_and_unchanged_outputs(config: twoaxis.DecoderConfig) -> None:
+def test_numbers_of_every_method_and_unchanged_outputs(config: twoaxis.ModelConfig) -> None:
     model, tokens = open_gates(build(config, 1, perturb=0.1)), sample_tokens(0)
     before = model(tokens)
     with twoaxis.trace(model) as seen:
@@ -94,7 +94,7 @@ def test_numbers_of_every_method_and_unchanged_outputs(config: twoaxis.DecoderCo
 
 
 @pytest.mark.parametrize("config", ALONE)
-def test_gradients_are_the_same_and_nothing_stays_on_the_model(config: twoaxis.DecoderConfig) -> None:
+def test_gradients_are_the_same_and_nothing_stays_on_the_model(config: twoaxis.ModelConfig) -> None:
     model, tokens = build(config, 2, perturb=0.1), sample_tokens(1)
     names = {name: set(module.__dict__) for name, module in model.named_modules()}
     hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())

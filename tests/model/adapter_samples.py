@@ -11,12 +11,11 @@ WIDTH = 8
 
 
 class Sample(NamedTuple):
-    """A family's state dict, its configuration, and what the letters of the documentation stand for in it."""
+    """A family's state dict and its configuration."""
 
     family: str
     tensors: dict[str, Tensor]
     config: dict[str, Any]
-    letters: dict[str, int]
     stray: str
     """A key of the method's own namespace that nothing takes, or what is missing because of it."""
     optional: tuple[str, ...] = ()
@@ -56,7 +55,6 @@ def kimi_k3(blocks: int = 5, size: int = 2, model: str = "language_model.model."
         "kimi_k3",
         tensors,
         {"attn_res_block_size": size, "rms_norm_eps": 1e-3},
-        {"D": WIDTH},
         f"{model}layers.1.mlp_res_gate.weight",
     )
 
@@ -77,9 +75,7 @@ def deepseek_v4(blocks: int = 2, streams: int = 3, head: bool = True, files: boo
     if files:
         tensors["mtp.0.hc_attn_fn"] = draw(n * n + 2 * n, n * WIDTH)  # the module that predicts one token more
     config = {"hc_mult": n, "hc_sinkhorn_iters": 4, "hc_eps": 1e-3, "rms_norm_eps": 1e-2, "num_hidden_layers": blocks}
-    return Sample(
-        "deepseek_v4" if head else "glm5_next", tensors, config, {"D": WIDTH, "n": n}, f"{model}layers.0.hc_attn_gate"
-    )
+    return Sample("deepseek_v4" if head else "glm5_next", tensors, config, f"{model}layers.0.hc_attn_gate")
 
 
 def muddformer(blocks: int = 4, ways: int = 4, expand_last: bool = True, round64: bool = True) -> Sample:
@@ -96,7 +92,7 @@ def muddformer(blocks: int = 4, ways: int = 4, expand_last: bool = True, round64
         if i > 0 and ways == 4:
             tensors |= {f"layers.{i}.attention_norms.{w}.weight": draw(WIDTH) for w in range(3)}
             tensors |= {f"layers.{i}.attention_norms.{w}.bias": draw(WIDTH) for w in range(3)}
-    return Sample("muddformer", tensors, {"norm_eps": 1e-4}, {"D": WIDTH}, "dynamic_dense.1.w3.weight")
+    return Sample("muddformer", tensors, {"norm_eps": 1e-4}, "dynamic_dense.1.w3.weight")
 
 
 def denseformer(blocks: int = 6, dilation: int = 2, period: int = 3) -> Sample:
@@ -106,7 +102,7 @@ def denseformer(blocks: int = 6, dilation: int = 2, period: int = 3) -> Sample:
         if (i + 1) % period == 0:
             tensors[f"dwa_modules.alphas.{i}.weight"] = draw(1, (i + 1 + dilation) // dilation)
     config = {"n_blocks": blocks, "dilation": dilation, "period": period}
-    return Sample("denseformer", tensors, config, {"dilation": dilation}, "dwa_modules.alphas.3.weight")
+    return Sample("denseformer", tensors, config, "dwa_modules.alphas.3.weight")
 
 
 def denseformer_experiments(groups: int = 4, dilation: int = 2, period: int = 3) -> Sample:
@@ -116,7 +112,7 @@ def denseformer_experiments(groups: int = 4, dilation: int = 2, period: int = 3)
         tensors |= {f"transformer.h.{r}.{b}.ln_1.weight": draw(WIDTH) for b in range(period)}
         tensors[f"weights.{r}.weight"] = draw(1, (r + 2 + dilation - 1) // dilation)
     config = {"increase_T_every": period, "dilation_factor": dilation}
-    return Sample("denseformer_experiments", tensors, config, {"dilation_factor": dilation}, "weights.4.weight")
+    return Sample("denseformer_experiments", tensors, config, "weights.4.weight")
 
 
 def deep_delta(
@@ -144,12 +140,10 @@ def deep_delta(
     tensors |= compressor("readout") if dv > 1 else {}
     if expand and dv > 1:
         tensors["input_embed.conv.weight"] = draw(WIDTH * dv, 1, taps)
-    letters = {"D": WIDTH, "v": dv, "H": hidden, "taps": taps}
     return Sample(
         "deep_delta",
         tensors,
         {"ddl_k_eps": 1e-3},
-        letters,
         "transformer.h.0.compress.gate",
         ("input_embed.conv.weight",),
     )
@@ -162,10 +156,7 @@ def hyper_connections(count: int = 4, streams: int = 3, dynamic: bool = True) ->
         tensors |= {"hc.dynamic_alpha_fn": draw(count, WIDTH, n + 1), "hc.dynamic_alpha_scale": draw(count)}
         tensors |= {"hc.dynamic_beta_fn": draw(count, WIDTH), "hc.dynamic_beta_scale": draw(count)}
         tensors |= {"hc.ln_weight": draw(count, WIDTH), "hc.ln_bias": draw(count, WIDTH)}
-    letters = {"D": WIDTH, "n": n, "L": count}
-    return Sample(
-        "hyper_connections", tensors, {"ln_eps": 1e-3, "tanh": False}, letters, "hc.dynamic_beta_gate", ("ln_bias",)
-    )
+    return Sample("hyper_connections", tensors, {"ln_eps": 1e-3, "tanh": False}, "hc.dynamic_beta_gate", ("ln_bias",))
 
 
 def hyper_connections_package(count: int = 12, streams: int = 3) -> Sample:
@@ -182,7 +173,6 @@ def hyper_connections_package(count: int = 12, streams: int = 3) -> Sample:
         "hyper_connections_package",
         tensors,
         {"tanh": True},
-        {"D": WIDTH, "n": n},
         "blocks.0.residual.static_beta_gate",
     )
 

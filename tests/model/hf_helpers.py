@@ -13,27 +13,27 @@ pytest.importorskip("transformers")
 
 from tests.support.decoders import SMALL, instances
 from tests.support.foreign import shake
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM, TwoAxisOutput
 
-VOCABULARY = SMALL.vocabulary
+VOCABULARY = SMALL.vocab_size
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
-def as_hf(config: DecoderConfig, **more: Any) -> TwoAxisConfig:
+def as_hf(config: ModelConfig, **more: Any) -> TwoAxisConfig:
     """The transformers configuration of a decoder's."""
     fields: dict[str, Any] = {
-        "vocab_size": config.vocabulary,
-        "hidden_size": config.width,
-        "intermediate_size": config.hidden,
-        "num_hidden_layers": config.blocks,
-        "num_attention_heads": config.heads,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": config.kv_heads,
         "max_position_embeddings": 64,
-        "parallel_block": config.block == "parallel",
-        "attention_windows": None if config.windows is None else list(config.windows),
-        "tie_word_embeddings": config.tied,
+        "parallel_block": config.parallel_block,
+        "attention_windows": None if config.attention_windows is None else list(config.attention_windows),
+        "tie_word_embeddings": config.tie_word_embeddings,
         "stream": config.stream,
         "stream_options": dict(config.stream_options),
         "placement": config.placement,
@@ -46,19 +46,19 @@ def as_hf(config: DecoderConfig, **more: Any) -> TwoAxisConfig:
 
 
 # Untied: a tied head at random weights repeats the last token, whatever the method does.
-BASE = dataclasses.replace(SMALL, tied=False)
+BASE = dataclasses.replace(SMALL, tie_word_embeddings=False)
 TOKEN_DELTA = {"value_channels": 2, "compress": "token", "expand": "conv"}
 SWA = {"window": 3, "heads": 2, "start": "normal"}
 
-COMBINED: dict[str, DecoderConfig] = {
-    "attention_windows": dataclasses.replace(BASE, windows=(3, None, 1)),
-    "every window": dataclasses.replace(BASE, windows=(2, 4, 3)),
-    "parallel": dataclasses.replace(BASE, block="parallel", stream="muddformer", windows=(None, 2, None)),
-    "tied": dataclasses.replace(BASE, tied=True, stream="denseformer"),
+COMBINED: dict[str, ModelConfig] = {
+    "attention_windows": dataclasses.replace(BASE, attention_windows=(3, None, 1)),
+    "every window": dataclasses.replace(BASE, attention_windows=(2, 4, 3)),
+    "parallel": dataclasses.replace(BASE, parallel_block=True, stream="muddformer", attention_windows=(None, 2, None)),
+    "tied": dataclasses.replace(BASE, tie_word_embeddings=True, stream="denseformer"),
     "blend": dataclasses.replace(BASE, blend=True, stream="deep_delta", stream_options=TOKEN_DELTA),
     "placement": dataclasses.replace(BASE, placement="1/attention", stream="attention_residuals"),
     "two axes": dataclasses.replace(
-        BASE, stream="deep_delta", stream_options=TOKEN_DELTA, mixer="canon", windows=(2, None, 3)
+        BASE, stream="deep_delta", stream_options=TOKEN_DELTA, mixer="canon", attention_windows=(2, None, 3)
     ),
     "ways and mixer": dataclasses.replace(
         BASE, stream="muddformer", mixer="short_swa", mixer_options=SWA, mixer_blocks=(0, 2)
@@ -66,7 +66,7 @@ COMBINED: dict[str, DecoderConfig] = {
 }
 """Options that meet each other: windows with streams that mix tokens, ways with mixers, placement, Blend."""
 
-MEMORY: dict[str, DecoderConfig] = {
+MEMORY: dict[str, ModelConfig] = {
     "none": BASE,
     "windows": COMBINED["attention_windows"],
     "short_swa": dataclasses.replace(BASE, mixer="short_swa", mixer_options=SWA),
@@ -81,10 +81,10 @@ of earlier tokens, and what holds for every method is a check of the kit."""
 
 MEMORIES = [pytest.param(config, id=name) for name, config in MEMORY.items()]
 
-_firsts: dict[str, DecoderConfig] = {}
-for _config in dict(instances(tied=False)).values():
+_firsts: dict[str, ModelConfig] = {}
+for _config in dict(instances(tie_word_embeddings=False)).values():
     _firsts.setdefault(_config.mixer or _config.stream, _config)
-ONE_EACH: dict[str, DecoderConfig] = {
+ONE_EACH: dict[str, ModelConfig] = {
     **_firsts,
     "deep_delta TC+EC": MEMORY["deep_delta TC+EC"],
     **COMBINED,
@@ -93,7 +93,7 @@ ONE_EACH: dict[str, DecoderConfig] = {
 
 
 def make(
-    config: DecoderConfig | TwoAxisConfig, dtype: torch.dtype = torch.float64, seed: int = 0, **more: Any
+    config: ModelConfig | TwoAxisConfig, dtype: torch.dtype = torch.float64, seed: int = 0, **more: Any
 ) -> TwoAxisForCausalLM:
     """A model in evaluation mode, every parameter moved off its initial value.
 
@@ -109,7 +109,7 @@ def make(
 _kept: dict[tuple[int, torch.dtype], TwoAxisForCausalLM] = {}
 
 
-def shared(config: DecoderConfig, dtype: torch.dtype = torch.float64) -> TwoAxisForCausalLM:
+def shared(config: ModelConfig, dtype: torch.dtype = torch.float64) -> TwoAxisForCausalLM:
     """`make`, kept while the same configuration is asked for, for tests that draw many examples and change nothing."""
     key = (id(config), dtype)
     if key not in _kept:

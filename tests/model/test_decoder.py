@@ -13,7 +13,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from tests.support.decoders import SMALL, build, instances, sample_tokens
-from twoaxis import Decoder, DecoderConfig, stream_names
+from twoaxis import Decoder, ModelConfig, stream_names
 from twoaxis.depth.site import Site
 from twoaxis.depth.standard import Standard
 from twoaxis.depth.stream import Seen
@@ -62,7 +62,7 @@ def test_one_seed_shares_everything_in_common() -> None:
 
 
 def test_initial_values() -> None:
-    model = Decoder(DecoderConfig(width=256, blocks=8, heads=4, vocabulary=1000))
+    model = Decoder(ModelConfig(hidden_size=256, num_hidden_layers=8, num_attention_heads=4, vocab_size=1000))
     stds = {name: p.std().item() for name, p in model.named_parameters() if p.dim() == 2 and "norms" not in name}
     for name, std in stds.items():
         small = name.endswith(("output.weight", "down.weight"))
@@ -82,16 +82,23 @@ def test_each_way_has_a_scale_of_its_own() -> None:
 
 
 def test_shapes_of_the_options() -> None:
-    ramp = DecoderConfig(width=64, blocks=3, hidden=256, hidden_ramp=True)
+    ramp = ModelConfig(hidden_size=64, num_hidden_layers=3, intermediate_size=256, hidden_ramp=True)
     assert [ramp.hidden_width(b) for b in range(3)] == [128, 256, 384]
     assert sum(ramp.hidden_width(b) for b in range(3)) == 3 * 256
-    with pytest.raises(ValueError, match="block 0 of 3 would get 0 of hidden=100"):
-        dataclasses.replace(ramp, hidden=100).hidden_width(0)
-    parallel = Decoder(dataclasses.replace(SMALL, block="parallel", tied=False))
+    with pytest.raises(ValueError, match="block 0 of 3 would get 0 of intermediate_size=100"):
+        dataclasses.replace(ramp, intermediate_size=100).hidden_width(0)
+    parallel = Decoder(dataclasses.replace(SMALL, parallel_block=True, tie_word_embeddings=False))
     assert [s.kind for s in parallel.stream.sites] == ["parallel"] * 3
     assert parallel.head is not None
     assert parallel(sample_tokens(0)).shape == (2, 12, 61)
-    some = DecoderConfig(width=16, blocks=3, heads=2, mixer="short_swa", mixer_options={"heads": 2}, mixer_blocks=(1,))
+    some = ModelConfig(
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        mixer="short_swa",
+        mixer_options={"heads": 2},
+        mixer_blocks=(1,),
+    )
     assert [s.kind for s in Decoder(some).stream.sites] == [
         "attention",
         "mlp",
@@ -116,7 +123,7 @@ class Shared(Standard):
         plain, first = value
         x = super()._read(plain, site).x
         values = (lambda q, k, v: (v if first is None else v + first, v)) if site.kind == "attention" else None
-        return Seen(torch.nn.functional.rms_norm(x, (16,), eps=SMALL.norm_eps), aux=x, values=values)
+        return Seen(torch.nn.functional.rms_norm(x, (16,), eps=SMALL.rms_norm_eps), aux=x, values=values)
 
     def _write(self, value: Any, site: Site, y: Tensor, seen: Seen, c: Seen) -> Any:
         plain, first = value
@@ -126,10 +133,13 @@ class Shared(Standard):
 
 def test_a_stream_may_normalise_its_reads_and_change_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """No norm is built for it, its values are attended to and remembered, and what they leave reaches the write."""
-    config, tokens = dataclasses.replace(SMALL, width=16, heads=2, kv_heads=2), sample_tokens(3, 9)
+    config, tokens = (
+        dataclasses.replace(SMALL, hidden_size=16, num_attention_heads=2, num_key_value_heads=2),
+        sample_tokens(3, 9),
+    )
     plain = Decoder(config, 1).double()
     made = Shared(None, plain.stream.layout)
-    monkeypatch.setattr(DecoderConfig, "make_stream", lambda self: made)
+    monkeypatch.setattr(ModelConfig, "make_stream", lambda self: made)
     model = Decoder(config, 1).double()
     assert not [name for name, _ in model.named_parameters() if "norm" in name]
     logits, past = model.step(tokens[:, :5], model.start())
@@ -166,30 +176,51 @@ def test_blocks_are_modules_that_hooks_and_checkpoints_take() -> None:
 
 def test_builds_on_the_meta_device() -> None:
     with torch.device("meta"):
-        model = Decoder(DecoderConfig(width=4096, blocks=32, heads=32, kv_heads=8, hidden=14336, vocabulary=128256))
+        model = Decoder(
+            ModelConfig(
+                hidden_size=4096,
+                num_hidden_layers=32,
+                num_attention_heads=32,
+                num_key_value_heads=8,
+                intermediate_size=14336,
+                vocab_size=128256,
+            )
+        )
     assert sum(p.numel() for p in model.parameters()) > 7e9
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"width": 0}, "width must be at least 1, got 0"),
-        ({"heads": 3}, r"heads \(3\) must divide the width \(128\)"),
-        ({"kv_heads": 3}, r"kv_heads \(3\) must divide heads \(4\)"),
-        ({"head_width": 5}, "even head width, got 5"),
-        ({"block": "fused"}, "unknown block 'fused'"),
+        ({"hidden_size": 0}, "hidden_size must be at least 1, got 0"),
+        ({"num_attention_heads": 3}, r"num_attention_heads \(3\) must divide hidden_size \(128\)"),
+        ({"num_key_value_heads": 3}, r"num_key_value_heads \(3\) must divide num_attention_heads \(4\)"),
+        ({"head_dim": 5}, "even head_dim, got 5"),
+        ({"hidden_act": "silo"}, "unknown hidden_act 'silo' .did you mean 'silu'"),
+        ({"stream": "denseformer:dilation=2", "stream_options": {"dilation": 3}}, "dilation is given in stream"),
+        ({"stream": "denseformer:dilaton=2"}, "no option 'dilaton'"),
+        ({"stream": "denseformer:blend=3"}, "blend must be True or False"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "unknown rope_type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor does not fit"),
         ({"mixer_blocks": (1,)}, "no mixer"),
-        ({"mixer": "short_swa", "mixer_blocks": (9,)}, "names block 9, the decoder has blocks 0 to 3"),
+        ({"mixer": "short_swa", "mixer_blocks": (9,)}, "names block 9, the model has blocks 0 to 3"),
     ],
 )
 def test_bad_configurations(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        DecoderConfig(**change)  # type: ignore[arg-type]
+        ModelConfig(**change)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tokens must be"):
         Decoder(SMALL)(torch.zeros(3, dtype=torch.long))
 
 
 def test_parameters_of_a_llama() -> None:
-    config = DecoderConfig(width=64, blocks=2, heads=4, kv_heads=2, hidden=96, vocabulary=50)
+    config = ModelConfig(
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        vocab_size=50,
+    )
     attention = 64 * 64 * 2 + 64 * 32 * 2
     assert sum(p.numel() for p in Decoder(config).parameters()) == 50 * 64 + 2 * (attention + 3 * 64 * 96 + 2 * 64) + 64

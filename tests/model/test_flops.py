@@ -17,16 +17,23 @@ from torch.utils.flop_counter import FlopCounterMode
 from twoaxis.base.meter import Meter
 from twoaxis.depth.compose import compose
 from twoaxis.depth.registry import STREAMS
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.flops import Flops, count_parameters, forward_flops, training_flops
 from twoaxis.model.presets import PRESETS, preset
 from twoaxis.sequence.registry import MIXERS
 
 B, T = 2, 12
-SHAPE: dict[str, Any] = {"vocabulary": 37, "width": 16, "blocks": 3, "heads": 4, "kv_heads": 2, "hidden": 24}
-SHALLOW: dict[str, Any] = SHAPE | {"blocks": 2}
-WIDE: dict[str, Any] = {"vocabulary": 64, "width": 256, "blocks": 4, "heads": 4}
+SHAPE: dict[str, Any] = {
+    "vocab_size": 37,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+}
+SHALLOW: dict[str, Any] = SHAPE | {"num_hidden_layers": 2}
+WIDE: dict[str, Any] = {"vocab_size": 64, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
 FIRST = [(name, STREAMS.find(name).variants[0]) for name in STREAMS.names()]
 """One variant of each stream: on every one the operations and the parameters of a stream are a claim."""
 MIXER_VARIANTS = [(name, options) for name in MIXERS.names() for options in MIXERS.find(name).variants]
@@ -42,10 +49,10 @@ def spelled_out(model: Decoder, tokens: Tensor) -> Tensor:
     return model.logits(model.run(model.embed(tokens), None, info)[0])
 
 
-def products(config: DecoderConfig, tokens: int = T, batch: int = B) -> tuple[int, int]:
+def products(config: ModelConfig, tokens: int = T, batch: int = B) -> tuple[int, int]:
     """What torch counts in the forward and in the backward pass."""
     model = Decoder(config)
-    given = torch.arange(batch * tokens).remainder(config.vocabulary).view(batch, tokens)
+    given = torch.arange(batch * tokens).remainder(config.vocab_size).view(batch, tokens)
     with FlopCounterMode(display=False) as forward:
         logits = spelled_out(model, given)
     with FlopCounterMode(display=False) as backward:
@@ -53,10 +60,10 @@ def products(config: DecoderConfig, tokens: int = T, batch: int = B) -> tuple[in
     return forward.get_total_flops(), backward.get_total_flops()
 
 
-def masked_keys(config: DecoderConfig, tokens: int = T) -> int:
+def masked_keys(config: ModelConfig, tokens: int = T) -> int:
     """Operations per token on keys outside the attention's windows, which the definition computes and masks."""
-    outside = sum(tokens - min(window or tokens, tokens) for window in config.windows or ())
-    return 4 * config.heads * config.head_size * outside
+    outside = sum(tokens - min(window or tokens, tokens) for window in config.attention_windows or ())
+    return 4 * config.num_attention_heads * config.head_size * outside
 
 
 @given(data=st.data(), tokens=st.integers(1, 20), batch=st.integers(1, 3))
@@ -64,23 +71,23 @@ def test_torch_counts_the_same(data: st.DataObject, tokens: int, batch: int) -> 
     draw = data.draw
     blocks, heads = draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, 4]))
     ramp = draw(st.booleans())
-    config = DecoderConfig(
-        vocabulary=draw(st.integers(5, 60)),
-        width=draw(st.sampled_from([8, 16, 24])),
-        blocks=blocks,
-        heads=heads,
-        kv_heads=draw(st.sampled_from([None, *(n for n in (1, 2, 4) if heads % n == 0)])),
-        head_width=draw(st.sampled_from([None, 2, 6])),
-        hidden=256 if ramp else draw(st.sampled_from([None, 11])),
+    config = ModelConfig(
+        vocab_size=draw(st.integers(5, 60)),
+        hidden_size=draw(st.sampled_from([8, 16, 24])),
+        num_hidden_layers=blocks,
+        num_attention_heads=heads,
+        num_key_value_heads=draw(st.sampled_from([None, *(n for n in (1, 2, 4) if heads % n == 0)])),
+        head_dim=draw(st.sampled_from([None, 2, 6])),
+        intermediate_size=256 if ramp else draw(st.sampled_from([None, 11])),
         hidden_ramp=ramp,
-        block=draw(st.sampled_from(["sequential", "parallel"])),
-        qkv_bias=draw(st.booleans()),
-        output_bias=draw(st.booleans()),
+        parallel_block=draw(st.booleans()),
+        attention_bias=draw(st.booleans()),
+        attention_output_bias=draw(st.booleans()),
         mlp_bias=draw(st.booleans()),
         qk_norm=draw(st.booleans()),
-        windows=tuple(draw(st.sampled_from([None, 1, 3, 50])) for _ in range(blocks)),
-        nope_blocks=(0,) if draw(st.booleans()) else (),
-        tied=draw(st.booleans()),
+        attention_windows=tuple(draw(st.sampled_from([None, 1, 3, 50])) for _ in range(blocks)),
+        no_rope_blocks=(0,) if draw(st.booleans()) else (),
+        tie_word_embeddings=draw(st.booleans()),
     )
     charged = forward_flops(config, tokens)
     forward, backward = products(config, tokens, batch)
@@ -92,7 +99,7 @@ def test_torch_counts_the_same(data: st.DataObject, tokens: int, batch: int) -> 
 
 
 def test_numbers_by_hand() -> None:
-    config = DecoderConfig(**SHAPE, windows=(None, 3, 100))
+    config = ModelConfig(**SHAPE, attention_windows=(None, 3, 100))
     found = forward_flops(config, 10)
     assert found == Flops(
         tokens=10,
@@ -117,11 +124,11 @@ def test_numbers_by_hand() -> None:
         forward_flops(config, 0)
 
 
-def stream_products(config: DecoderConfig) -> tuple[int, int]:
+def stream_products(config: ModelConfig) -> tuple[int, int]:
     """What torch counts in the stream alone, around sub-layers without matrix products."""
     made = config.make_stream()
     run = compose(made, [(site.kind, None, lambda *ways: torch.tanh(torch.stack(ways).sum(0))) for site in made.sites])
-    x = torch.randn(B, T, config.width, requires_grad=True)
+    x = torch.randn(B, T, config.hidden_size, requires_grad=True)
     with FlopCounterMode(display=False) as forward:
         out = run(x)
     with FlopCounterMode(display=False) as backward:
@@ -131,9 +138,9 @@ def stream_products(config: DecoderConfig) -> tuple[int, int]:
 
 @pytest.mark.parametrize(("name", "options"), FIRST, ids=label)
 def test_streams_change_nothing_in_the_backbone(name: str, options: dict[str, Any]) -> None:
-    config = DecoderConfig(**SHALLOW, stream=name, stream_options=options)
+    config = ModelConfig(**SHALLOW, stream=name, stream_options=options)
     charged = forward_flops(config, T)
-    assert charged.matrix == forward_flops(DecoderConfig(**SHALLOW), T).matrix
+    assert charged.matrix == forward_flops(ModelConfig(**SHALLOW), T).matrix
     forward, backward = products(config)
     own_forward, own_backward = stream_products(config)
     assert forward - own_forward == B * T * charged.matrix
@@ -156,12 +163,12 @@ def test_streams_change_nothing_in_the_backbone(name: str, options: dict[str, An
 )
 def test_products_of_streams_by_hand(name: str, options: dict[str, Any], per_token: int, beside: int) -> None:
     """Where a method's work is in matrix products, torch counts them and the rest is charged beside them."""
-    config = DecoderConfig(**SHAPE, stream=name, stream_options=options)
+    config = ModelConfig(**SHAPE, stream=name, stream_options=options)
     assert stream_products(config)[0] == B * T * per_token
     assert forward_flops(config, T).stream == per_token + beside
 
 
-def all_operations(config: DecoderConfig) -> float:
+def all_operations(config: ModelConfig) -> float:
     """Operations per token, element-wise ones included, between 8 and 16 tokens: work on weights leaves no trace."""
     model, counts = Decoder(config), []
     for tokens in (8, 16):
@@ -173,13 +180,13 @@ def all_operations(config: DecoderConfig) -> float:
 
 @functools.cache
 def plain_operations() -> float:
-    return all_operations(DecoderConfig(**WIDE))
+    return all_operations(ModelConfig(**WIDE))
 
 
 @pytest.mark.parametrize(("name", "options"), FIRST, ids=label)
 def test_streams_are_charged_all_they_do(name: str, options: dict[str, Any]) -> None:
     """Beyond the plain model, whatever the kind of operation, to 1/300 of the model and 1/6 of the method."""
-    config = DecoderConfig(**WIDE, stream=name, stream_options=options)
+    config = ModelConfig(**WIDE, stream=name, stream_options=options)
     added, charged = all_operations(config) - plain_operations(), forward_flops(config, 16)
     assert charged.stream == pytest.approx(added, rel=1 / 6, abs=0)
     assert charged.stream == pytest.approx(added, abs=charged.total / 300)
@@ -197,7 +204,7 @@ def inner_widths(width: int, options: Mapping[str, Any]) -> tuple[int, int]:
 def test_mixers(name: str, options: dict[str, Any], stream: str) -> None:
     """ShortSWA's products to the last one, with the keys its definition computes and masks; convolutions have none."""
     tokens = 24
-    config = DecoderConfig(**SHAPE, mixer=name, mixer_options=options, mixer_blocks=(0, 2), stream=stream)
+    config = ModelConfig(**SHAPE, mixer=name, mixer_options=options, mixer_blocks=(0, 2), stream=stream)
     charged = forward_flops(config, tokens)
     forward, backward = products(config, tokens)
     own_forward, own_backward = (own * tokens // T for own in stream_products(config))
@@ -219,7 +226,7 @@ def test_mixers(name: str, options: dict[str, Any], stream: str) -> None:
 def test_a_long_window_computes_a_chunk_more() -> None:
     """What the docstring says of long sequences: w - 1 keys and a chunk of 16; one more chunk parts the rows."""
     options = {"window": 3, "start": "normal"}
-    config = DecoderConfig(**SHAPE, mixer="short_swa", mixer_options=options)
+    config = ModelConfig(**SHAPE, mixer="short_swa", mixer_options=options)
     charged, (forward, _) = forward_flops(config, 128), products(config, tokens=128)
     assert charged.mixer == 3 * (2 * 16 * 64 + 4 * 16 * 3 + 5 * 16)
     assert forward == B * (128 * (charged.matrix + 3 * 2 * 16 * 64) + (128 + 16) * 3 * 4 * 16 * (2 + 16))
@@ -236,18 +243,18 @@ def test_a_long_window_computes_a_chunk_more() -> None:
 )
 def test_convolutions_by_hand(options: dict[str, Any], stream: str, per_block: int) -> None:
     """A mixer runs on q, k and v one by one where the stream gives them separately."""
-    shape = DecoderConfig(**SHAPE, mixer="canon", mixer_options=options, stream=stream)
+    shape = ModelConfig(**SHAPE, mixer="canon", mixer_options=options, stream=stream)
     assert forward_flops(shape, T).mixer == 3 * per_block
 
 
 def test_parts_that_methods_add_sum_up() -> None:
     """Both axes at once are the two by themselves, where the mixer has no site that the stream would see."""
-    both = forward_flops(DecoderConfig(**SHAPE, stream="deep_delta", mixer="canon"), T)
-    plain = forward_flops(DecoderConfig(**SHAPE), T)
-    assert both.stream == forward_flops(DecoderConfig(**SHAPE, stream="deep_delta"), T).stream > 0
-    assert both.mixer == forward_flops(DecoderConfig(**SHAPE, mixer="canon"), T).mixer > 0
+    both = forward_flops(ModelConfig(**SHAPE, stream="deep_delta", mixer="canon"), T)
+    plain = forward_flops(ModelConfig(**SHAPE), T)
+    assert both.stream == forward_flops(ModelConfig(**SHAPE, stream="deep_delta"), T).stream > 0
+    assert both.mixer == forward_flops(ModelConfig(**SHAPE, mixer="canon"), T).mixer > 0
     assert both.total == sum(both[1:]) == plain.total + both.stream + both.mixer
-    some = forward_flops(DecoderConfig(**SHAPE, mixer="canon", mixer_blocks=(1,)), T)
+    some = forward_flops(ModelConfig(**SHAPE, mixer="canon", mixer_blocks=(1,)), T)
     assert 3 * some.mixer == both.mixer
 
 
@@ -284,10 +291,15 @@ def test_rule_of_thumb(name: str) -> None:
     config = preset(name)
     found, trained = count_parameters(config), training_flops(config, 1024)
     shape = config.decoder_config()
-    idle = found.norms + (0 if shape.tied else found.embedding)
-    idle += shape.blocks * 2 * shape.head_size * shape.qk_norm
-    idle += shape.blocks * (shape.heads + 2 * (shape.kv_heads or 0)) * shape.head_size * shape.qkv_bias
-    scores = 12 * shape.blocks * shape.heads * shape.head_size * 1024
+    idle = found.norms + (0 if shape.tie_word_embeddings else found.embedding)
+    idle += shape.num_hidden_layers * 2 * shape.head_size * shape.qk_norm
+    idle += (
+        shape.num_hidden_layers
+        * (shape.num_attention_heads + 2 * (shape.kv_heads or 0))
+        * shape.head_size
+        * shape.attention_bias
+    )
+    scores = 12 * shape.num_hidden_layers * shape.num_attention_heads * shape.head_size * 1024
     assert trained.total == 6 * (found.total - idle) + scores
     if found.total > 10**9:  # where width outweighs the length of the sequence, the rule itself is good to a tenth
         assert trained.total == pytest.approx(6 * found.total, rel=0.1)
@@ -311,11 +323,17 @@ def test_parameters_of_presets(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "options"), FIRST, ids=label)
 def test_parameters_by_part(name: str, options: dict[str, Any]) -> None:
-    switches: dict[str, Any] = {"qkv_bias": True, "mlp_bias": True, "qk_norm": True, "tied": False}
+    switches: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "qk_norm": True, "tie_word_embeddings": False}
     mixers = [(None, {}), ("canon", {}), ("short_swa", {"head_width": 4})]
-    for block, (mixer, chosen) in zip(("sequential", "parallel", "parallel"), mixers, strict=True):
-        config = DecoderConfig(
-            **SHAPE, **switches, block=block, stream=name, stream_options=options, mixer=mixer, mixer_options=chosen
+    for parallel, (mixer, chosen) in zip((False, True, True), mixers, strict=True):
+        config = ModelConfig(
+            **SHAPE,
+            **switches,
+            parallel_block=parallel,
+            stream=name,
+            stream_options=options,
+            mixer=mixer,
+            mixer_options=chosen,
         )
         found, sizes = count_parameters(config), dict.fromkeys(count_parameters(config)._fields, 0)
         for key, parameter in Decoder(config).named_parameters():

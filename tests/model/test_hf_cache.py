@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from tests.model.hf_helpers import BASE, MEMORIES, MEMORY, logits, make, output, prompt, shared
 from tests.support.numbers import far
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.hf_cache import TwoAxisCache
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 
@@ -56,7 +56,7 @@ def in_chunks(
 
 @pytest.mark.parametrize("config", MEMORIES)
 @given(data=st.data())
-def test_any_split_equals_one_pass(config: DecoderConfig, data: st.DataObject) -> None:
+def test_any_split_equals_one_pass(config: ModelConfig, data: st.DataObject) -> None:
     model, tokens = shared(config), prompt(1, length=LENGTH)
     mask = torch.ones_like(tokens)
     pads = data.draw(st.sampled_from([(0, 0), (3, 0), (1, 5)]))
@@ -72,7 +72,7 @@ def test_any_split_equals_one_pass(config: DecoderConfig, data: st.DataObject) -
 
 @pytest.mark.parametrize("config", MEMORIES)
 @given(data=st.data())
-def test_taken_back_tokens_leave_no_trace(config: DecoderConfig, data: st.DataObject) -> None:
+def test_taken_back_tokens_leave_no_trace(config: ModelConfig, data: st.DataObject) -> None:
     """Recording from some point on, any number of later tokens is cropped, in several rounds, with left padding."""
     model, tokens = shared(config), prompt(2, length=LENGTH)
     mask = torch.ones(2, 40, dtype=torch.long)
@@ -95,7 +95,7 @@ def test_taken_back_tokens_leave_no_trace(config: DecoderConfig, data: st.DataOb
 
 
 @pytest.mark.parametrize("config", MEMORIES)
-def test_spare_tokens_are_always_croppable(config: DecoderConfig) -> None:
+def test_spare_tokens_are_always_croppable(config: ModelConfig) -> None:
     model, tokens = shared(config), prompt(3, length=LENGTH)
     whole = logits(model, tokens, use_cache=False)
     cache = model.make_cache(spare=3)
@@ -113,7 +113,7 @@ def windows_of(cache: TwoAxisCache) -> list[int]:
 
 
 @pytest.mark.parametrize("config", MEMORIES)
-def test_cropping_is_exact_or_refused(config: DecoderConfig) -> None:
+def test_cropping_is_exact_or_refused(config: ModelConfig) -> None:
     """Without recording: where a window has moved on the crop is refused, with the reason, and changes nothing."""
     model, tokens = shared(config), prompt(4, length=LENGTH)
     whole = logits(model, tokens, use_cache=False)
@@ -139,7 +139,7 @@ def test_the_refusal_is_met_by_every_kind_of_local_memory() -> None:
 
 
 @pytest.mark.parametrize("config", MEMORIES)
-def test_rows_are_reordered_repeated_and_selected(config: DecoderConfig) -> None:
+def test_rows_are_reordered_repeated_and_selected(config: ModelConfig) -> None:
     model, tokens = shared(config), prompt(6, batch=3, length=LENGTH)
     mask = torch.ones_like(tokens)
     mask[0, :4] = 0
@@ -162,7 +162,7 @@ def test_rows_are_reordered_repeated_and_selected(config: DecoderConfig) -> None
 
 
 @pytest.mark.parametrize("config", MEMORIES)
-def test_only_full_attention_grows(config: DecoderConfig) -> None:
+def test_only_full_attention_grows(config: ModelConfig) -> None:
     model, sizes = make(config, torch.float32), []
     for length in (24, 48):
         whole, steps = model.make_cache(), model.make_cache()
@@ -172,12 +172,12 @@ def test_only_full_attention_grows(config: DecoderConfig) -> None:
         assert whole.nbytes_by_part() == steps.nbytes_by_part()  # however the tokens came
         assert whole.nbytes() == sum(whole.nbytes_by_part().values())
         sizes.append(whole.nbytes_by_part())
-    full = sum(window is None for window in config.windows or (None,) * config.blocks)
+    full = sum(window is None for window in config.attention_windows or (None,) * config.num_hidden_layers)
     per_token = 2 * 2 * 8 * 4 * full  # rows, key and value, one head of 8 channels, bytes
     assert [size["attention"] for size in sizes] == [24 * per_token, 48 * per_token]
     assert sizes[0]["local"] == sizes[1]["local"]
     assert sizes[0]["stream"] == sizes[1]["stream"]
-    mixes = config.mixer is not None or config.windows is not None
+    mixes = config.mixer is not None or config.attention_windows is not None
     if not mixes:
         assert sizes[0]["local"] == 0
     if config.stream != "deep_delta":
@@ -185,7 +185,7 @@ def test_only_full_attention_grows(config: DecoderConfig) -> None:
 
 
 def test_local_state_is_what_the_windows_say() -> None:
-    model = make(dataclasses.replace(BASE, windows=(3, None, 1)), torch.float32)
+    model = make(dataclasses.replace(BASE, attention_windows=(3, None, 1)), torch.float32)
     cache = model.make_cache()
     logits(model, prompt(0, length=20), past_key_values=cache)
     assert cache.nbytes_by_part() == {"attention": 2 * 2 * 8 * 4 * 20, "local": 2 * 2 * 8 * 4 * 2, "stream": 0}
@@ -270,6 +270,6 @@ def test_refusals() -> None:
         model(prompt(0, length=1), past_key_values=cache, attention_mask=torch.ones(2, 5))
     with pytest.raises(ValueError, match="the cache holds 2 rows, the tokens have 3"):
         logits(model, prompt(0, batch=3, length=1), past_key_values=cache)
-    other = make(dataclasses.replace(BASE, blocks=2))
+    other = make(dataclasses.replace(BASE, num_hidden_layers=2))
     with pytest.raises(ValueError, match="made for another model"):
         logits(other, prompt(0, length=1), past_key_values=cache)

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 from transformers import AutoConfig, LlamaConfig
 
 from tests.model.hf_helpers import COMBINED, as_hf
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.hf_config import TwoAxisConfig, own_fields
 
 FULL: dict[str, Any] = {
@@ -63,26 +63,27 @@ def test_every_own_field_is_tried_here() -> None:
 
 def test_every_field_reaches_the_decoder() -> None:
     found = TwoAxisConfig(**FULL).decoder_config()
-    assert found == DecoderConfig(
-        vocabulary=97,
-        width=48,
-        blocks=3,
-        heads=6,
-        kv_heads=2,
-        head_width=10,
-        hidden=256,
+    assert found == ModelConfig(
+        vocab_size=97,
+        hidden_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=10,
+        intermediate_size=256,
         hidden_ramp=True,
-        block="parallel",
-        activation="gelu",
-        qkv_bias=True,
-        output_bias=True,
+        parallel_block=True,
+        hidden_act="gelu",
+        max_position_embeddings=FULL["max_position_embeddings"],
+        attention_bias=True,
+        attention_output_bias=True,
         mlp_bias=True,
         qk_norm=True,
-        windows=(3, None, 5),
-        nope_blocks=(1,),
-        norm_eps=1e-4,
-        tied=False,
-        std=0.03,
+        attention_windows=(3, None, 5),
+        no_rope_blocks=(1,),
+        rms_norm_eps=1e-4,
+        tie_word_embeddings=False,
+        initializer_range=0.03,
         init="paired",
         stream="denseformer",
         stream_options={"dilation": 2},
@@ -95,8 +96,8 @@ def test_every_field_reaches_the_decoder() -> None:
 
 
 def test_defaults_are_those_of_the_decoder() -> None:
-    found, expected = TwoAxisConfig().decoder_config(), DecoderConfig()
-    filled = dataclasses.replace(expected, kv_heads=4, head_width=32)
+    found, expected = TwoAxisConfig().decoder_config(), ModelConfig()
+    filled = dataclasses.replace(expected, num_key_value_heads=4, head_dim=32)
     assert found == filled
 
 
@@ -120,7 +121,7 @@ def test_round_trips(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", COMBINED.values(), ids=COMBINED)
-def test_every_combination_goes_through_a_file(config: DecoderConfig, tmp_path: Path) -> None:
+def test_every_combination_goes_through_a_file(config: ModelConfig, tmp_path: Path) -> None:
     given = as_hf(config)
     given.save_pretrained(tmp_path)
     again = AutoConfig.from_pretrained(tmp_path)
@@ -132,7 +133,7 @@ def test_every_combination_goes_through_a_file(config: DecoderConfig, tmp_path: 
 def test_overrides_while_loading(tmp_path: Path) -> None:
     TwoAxisConfig(**FULL).save_pretrained(tmp_path)
     assert TwoAxisConfig.from_pretrained(tmp_path, rms_norm_eps=0.5).rms_norm_eps == 0.5
-    with pytest.raises(ValueError, match="mixer_blocks names block 2, the decoder has blocks 0 to 1"):
+    with pytest.raises(ValueError, match="mixer_blocks names block 2, the model has blocks 0 to 1"):
         TwoAxisConfig.from_pretrained(
             tmp_path, num_hidden_layers=2, attention_windows=None, no_rope_blocks=None, placement=None
         ).decoder_config()
@@ -177,8 +178,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_position_embeddings": -5}, "max_position_embeddings must be at least 1, got -5"),
     ({"hidden_size": 130}, r"num_attention_heads \(4\) must divide hidden_size \(130\), or give head_dim"),
     ({"num_key_value_heads": 3}, r"num_key_value_heads \(3\) must divide num_attention_heads \(4\)"),
-    ({"head_dim": 3}, "even head width, got 3"),
-    ({"hidden_act": "swish"}, "unknown activation 'swish'.*it is one of silu, gelu"),
+    ({"head_dim": 3}, "even head_dim, got 3"),
+    ({"hidden_act": "swish"}, "unknown hidden_act 'swish'.*it is one of silu, gelu"),
     ({"rms_norm_eps": 0.0}, r"rms_norm_eps must be a positive number, got 0\.0"),
     ({"initializer_range": -1.0}, r"initializer_range must be a positive number, got -1\.0"),
     ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be True or False, got 'no'"),
@@ -187,14 +188,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"attention_windows": [0, 1, 1, 1]}, "at least 1, got 0"),
     ({"attention_windows": [1.5] * 4}, r"integer.* or None, got .*1\.5"),
     ({"attention_windows": 3}, "attention_windows must be a list or None, got 3"),
-    ({"no_rope_blocks": [9]}, "names block 9, the decoder has blocks 0 to 3"),
-    ({"intermediate_size": 100, "hidden_ramp": True}, "block 0 of 4 would get 0 of hidden=100"),
+    ({"no_rope_blocks": [9]}, "names block 9, the model has blocks 0 to 3"),
+    ({"intermediate_size": 100, "hidden_ramp": True}, "block 0 of 4 would get 0 of intermediate_size=100"),
     ({"stream": "denseforme"}, r"unknown stream 'denseforme' \(did you mean 'denseformer'\?\)"),
     ({"stream": None}, "stream must be a name, got None"),
     ({"stream_options": [1]}, r"stream_options must be a dictionary or None, got \[1\]"),
     ({"placement": "x/attention"}, "cannot read the placement 'x/attention'"),
     ({"mixer": "canon", "mixer_options": {"set": "Q"}}, "set 'Q' names 'Q'"),
-    ({"mixer": "canon", "mixer_blocks": [7]}, "mixer_blocks names block 7, the decoder has blocks 0 to 3"),
+    ({"mixer": "canon", "mixer_blocks": [7]}, "mixer_blocks names block 7, the model has blocks 0 to 3"),
     ({"mixer_options": {"set": "A"}}, "no mixer"),
     ({"rope_parameters": {"rope_type": "nope"}}, "unknown rope_type 'nope'.*it is one of default, linear"),
     ({"rope_parameters": {"rope_type": "linear"}}, "Missing required keys .*'linear'.*'factor'"),

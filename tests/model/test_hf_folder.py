@@ -19,23 +19,23 @@ pytest.importorskip("transformers")
 from transformers import AutoModel, AutoModelForCausalLM
 
 from tests.model.hf_helpers import BASE, MEMORIES, ONE_EACH, as_hf, logits, make, prompt
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM, TwoAxisModel
 
 WEIGHTS = "model.safetensors"
 
-MIXED = DecoderConfig(
-    vocabulary=61,
-    width=16,
-    blocks=2,
-    heads=2,
-    kv_heads=1,
-    hidden=24,
-    qkv_bias=True,
-    output_bias=True,
+MIXED = ModelConfig(
+    vocab_size=61,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    intermediate_size=24,
+    attention_bias=True,
+    attention_output_bias=True,
     mlp_bias=True,
     qk_norm=True,
-    tied=False,
+    tie_word_embeddings=False,
     stream="denseformer",
     mixer="short_swa",
     mixer_options={"window": 3, "heads": 2},
@@ -120,7 +120,7 @@ def test_shards_and_the_auxiliary_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [*MEMORIES, *(ONE_EACH[name] for name in ("tied", "blend", "hyper_connections"))])
-def test_loads_to_the_last_bit(config: DecoderConfig, tmp_path: Path) -> None:
+def test_loads_to_the_last_bit(config: ModelConfig, tmp_path: Path) -> None:
     model, tokens = make(config, torch.float32), prompt(1)
     model.save_pretrained(tmp_path)
     for again in (TwoAxisForCausalLM.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)):

@@ -14,7 +14,7 @@ from transformers import DynamicCache, set_seed
 
 from tests.model.hf_helpers import BASE, MEMORIES, ONE_EACH, logits, make, output, prompt, shared
 from tests.support.foreign import llama, pretrained, shake
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.hf_cache import TwoAxisCache
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 
@@ -35,7 +35,7 @@ def by_hand(model: TwoAxisForCausalLM, tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("config", MEMORIES)
-def test_greedy(config: DecoderConfig) -> None:
+def test_greedy(config: ModelConfig) -> None:
     model, tokens = shared(config), prompt(0, length=6)
     expected = by_hand(model, tokens)
     assert torch.equal(grow(model, tokens), expected)
@@ -43,7 +43,7 @@ def test_greedy(config: DecoderConfig) -> None:
 
 
 @pytest.mark.parametrize("config", MEMORIES)
-def test_a_left_padded_batch_equals_each_row_alone(config: DecoderConfig) -> None:
+def test_a_left_padded_batch_equals_each_row_alone(config: ModelConfig) -> None:
     model, tokens = shared(config), prompt(1, batch=3, length=8)
     mask = torch.ones_like(tokens)
     for row, pad in enumerate((5, 0, 2)):
@@ -54,7 +54,7 @@ def test_a_left_padded_batch_equals_each_row_alone(config: DecoderConfig) -> Non
 
 
 @pytest.mark.parametrize("config", MEMORIES)
-def test_beams(config: DecoderConfig) -> None:
+def test_beams(config: ModelConfig) -> None:
     model, tokens = shared(config), prompt(2, length=6)
     mask = torch.ones_like(tokens)
     mask[1, :2] = 0
@@ -85,7 +85,7 @@ class Watched(TwoAxisCache):
 
 
 @pytest.mark.parametrize("config", MEMORIES)
-def test_assisted_decoding(config: DecoderConfig) -> None:
+def test_assisted_decoding(config: ModelConfig) -> None:
     """Drafts of a model that often errs, of one that never does, and of the prompt itself."""
     model = shared(config)
     tokens = prompt(3, batch=1, length=9).repeat(1, 2)  # repeats itself, so that the prompt offers drafts

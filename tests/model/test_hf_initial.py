@@ -12,18 +12,18 @@ pytest.importorskip("transformers")
 
 from tests.model.hf_helpers import MEMORIES, as_hf
 from tests.support.decoders import SMALL
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.hf_model import TwoAxisForCausalLM, TwoAxisModel
 
 
-def build(config: DecoderConfig, seed: int = 0) -> TwoAxisForCausalLM:
+def build(config: ModelConfig, seed: int = 0) -> TwoAxisForCausalLM:
     torch.manual_seed(seed)
     return TwoAxisForCausalLM(as_hf(config))
 
 
 @pytest.mark.parametrize("config", MEMORIES)
-def test_weights_are_the_decoders(config: DecoderConfig) -> None:
+def test_weights_are_the_decoders(config: ModelConfig) -> None:
     model = build(config)
     decoder = Decoder(config, model.model.init_seed)
     theirs = {f"model.trunk.{name}": p for name, p in decoder.named_parameters()}
@@ -42,7 +42,9 @@ def test_the_global_seed_decides() -> None:
 
 def test_the_spread_is_the_configured_one() -> None:
     torch.manual_seed(0)
-    config = as_hf(DecoderConfig(vocabulary=500, width=64, blocks=8, heads=4), initializer_range=0.05)
+    config = as_hf(
+        ModelConfig(vocab_size=500, hidden_size=64, num_hidden_layers=8, num_attention_heads=4), initializer_range=0.05
+    )
     for model in (TwoAxisModel(config), TwoAxisForCausalLM(config).model):
         assert model.embed_tokens.weight.std().item() == pytest.approx(0.05, rel=0.05)
         down = torch.cat([p.flatten() for n, p in model.named_parameters() if n.endswith("down.weight")])
@@ -51,8 +53,8 @@ def test_the_spread_is_the_configured_one() -> None:
 
 def test_a_tied_model_starts_near_the_uniform_loss() -> None:
     model = build(SMALL)
-    tokens = torch.randint(0, SMALL.vocabulary, (4, 32))
-    assert model(tokens, labels=tokens).loss.item() == pytest.approx(math.log(SMALL.vocabulary), rel=0.05)
+    tokens = torch.randint(0, SMALL.vocab_size, (4, 32))
+    assert model(tokens, labels=tokens).loss.item() == pytest.approx(math.log(SMALL.vocab_size), rel=0.05)
 
 
 def test_paired_starts_every_stream_with_the_same_output_projections() -> None:
@@ -61,7 +63,7 @@ def test_paired_starts_every_stream_with_the_same_output_projections() -> None:
     paper = Decoder(dataclasses.replace(SMALL, **wide), 5).state_dict()
     paired = Decoder(dataclasses.replace(SMALL, **wide, init="paired"), 5).state_dict()
     scaled = [name for name in plain if name.endswith((".output.weight", ".down.weight"))]
-    assert len(scaled) == 2 * SMALL.blocks
+    assert len(scaled) == 2 * SMALL.num_hidden_layers
     for name in scaled:
         assert torch.equal(paired[name], plain[name])
         assert torch.allclose(paper[name], 2 * plain[name])

@@ -16,18 +16,18 @@ from transformers import AutoModel, AutoModelForCausalLM
 from tests.model.hf_helpers import BASE, MEMORIES, ONE_EACH, TOLERANCE, as_hf, logits, make, output, prompt, shared
 from tests.support.numbers import far
 from twoaxis.depth.stream import Seen, State
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.hf_model import TwoAxisForCausalLM, TwoAxisModel, TwoAxisOutput
 
 
 @pytest.mark.parametrize("config", [*MEMORIES, ONE_EACH["tied"], ONE_EACH["blend"], ONE_EACH["placement"]])
-def test_equals_the_decoder(config: DecoderConfig) -> None:
+def test_equals_the_decoder(config: ModelConfig) -> None:
     """The same numbers as the plain decoder class with the same weights."""
     model, tokens = make(config, torch.float32), prompt(0)
     names = {"model.embed_tokens.weight": "embedding.weight", "lm_head.weight": "head.weight"}
     weights = {names.get(k, k.removeprefix("model.trunk.")): v for k, v in model.state_dict().items()}
-    if config.tied:
+    if config.tie_word_embeddings:
         del weights["head.weight"]
     plain = Decoder(config)
     plain.load_state_dict(weights, strict=True)
@@ -69,7 +69,7 @@ def test_embeddings_in_place_of_tokens() -> None:
 
 
 @pytest.mark.parametrize("config", MEMORIES)
-def test_padding_on_either_side_changes_no_real_token(config: DecoderConfig) -> None:
+def test_padding_on_either_side_changes_no_real_token(config: ModelConfig) -> None:
     model, tokens = shared(config), prompt(4)
     for left, right in ((0, 5), (3, 0), (2, 4)):
         mask = torch.ones_like(tokens)
@@ -102,7 +102,7 @@ def test_masks_that_mean_nothing_are_refused() -> None:
 
 
 @pytest.mark.parametrize("config", MEMORIES)
-def test_packed_documents_equal_separate_runs(config: DecoderConfig) -> None:
+def test_packed_documents_equal_separate_runs(config: ModelConfig) -> None:
     model, tokens = shared(config), prompt(6, batch=1)
     parts = tokens.split([4, 1, 5, 2], dim=1)
     apart = [logits(model, part, use_cache=False) for part in parts]
@@ -120,7 +120,7 @@ def test_packed_documents_equal_separate_runs(config: DecoderConfig) -> None:
 
 
 @pytest.mark.parametrize("config", MEMORIES)
-def test_eager_equals_sdpa(config: DecoderConfig) -> None:
+def test_eager_equals_sdpa(config: ModelConfig) -> None:
     tokens = prompt(7, length=40)
     mask = torch.ones_like(tokens)
     mask[0, :6] = 0
@@ -133,11 +133,11 @@ def test_eager_equals_sdpa(config: DecoderConfig) -> None:
 
 
 @pytest.mark.parametrize("config", MEMORIES)
-def test_hidden_states(config: DecoderConfig) -> None:
+def test_hidden_states(config: ModelConfig) -> None:
     model, tokens = shared(config), prompt(8)
     found = output(model, tokens, output_hidden_states=True)
     assert found.hidden_states is not None
-    assert [tuple(h.shape) for h in found.hidden_states] == [(2, 12, 16)] * (config.blocks + 1)
+    assert [tuple(h.shape) for h in found.hidden_states] == [(2, 12, 16)] * (config.num_hidden_layers + 1)
     normalised: list[Any] = []
     hook = model.model.trunk.final_norm.register_forward_hook(lambda module, given, out: normalised.append(out))
     again = output(model.model, tokens).last_hidden_state
@@ -205,7 +205,7 @@ def test_tuples_and_the_base_model() -> None:
 
 
 @pytest.mark.parametrize("config", MEMORIES)
-def test_gradient_checkpointing(config: DecoderConfig) -> None:
+def test_gradient_checkpointing(config: ModelConfig) -> None:
     tokens, found = prompt(11), []
     for every in (None, 1, 2):
         model = make(config).train()
@@ -249,7 +249,7 @@ def test_checkpointing_recomputes_and_its_limits() -> None:
 
 def test_embeddings_can_be_resized() -> None:
     for tied in (True, False):
-        model, tokens = make(dataclasses.replace(BASE, tied=tied)), prompt(12)
+        model, tokens = make(dataclasses.replace(BASE, tie_word_embeddings=tied)), prompt(12)
         before = logits(model, tokens)
         model.resize_token_embeddings(70)
         assert model.config.vocab_size == 70

@@ -22,7 +22,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from tests.model.hf_helpers import BASE, ONE_EACH, VOCABULARY, as_hf, logits, make, output, prompt
 from tests.support.foreign import trained_tokenizer
 from tests.support.numbers import far
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 
 
@@ -37,9 +37,7 @@ class Counting(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": tokens, "labels": tokens, "attention_mask": torch.ones_like(tokens)}
 
 
-def train(
-    folder: Path, config: DecoderConfig, resume: bool | str = False, **changes: Any
-) -> tuple[Trainer, list[float]]:
+def train(folder: Path, config: ModelConfig, resume: bool | str = False, **changes: Any) -> tuple[Trainer, list[float]]:
     torch.manual_seed(0)
     settings: dict[str, Any] = {
         "max_steps": 20,
@@ -191,7 +189,14 @@ def evaluation(tmp_path: Path) -> tuple[Path, Path, list[dict[str, Any]]]:
     tasks.mkdir()
     tokenizer = trained_tokenizer(TEXT, "<|end|>")
     tokenizer.save_pretrained(folder)
-    config = DecoderConfig(vocabulary=len(tokenizer), width=16, blocks=2, heads=2, hidden=24, mixer="canon")
+    config = ModelConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        mixer="canon",
+    )
     make(as_hf(config, stream="attention_residuals", eos_token_id=0), torch.float32).save_pretrained(folder)
     words = TEXT.split()
     questions = [

@@ -83,7 +83,7 @@ def test_what_a_shape_keeps_besides_its_size() -> None:
     assert preset("3b").rope_parameters["rope_type"] == "llama3"  # pyright: ignore[reportOptionalSubscript]
     assert preset("llama-3-8b").rope_parameters["rope_theta"] == 500_000.0  # pyright: ignore[reportOptionalSubscript]
     assert preset("qwen3-8b").qk_norm
-    assert preset("smollm3-3b").decoder_config().nope_blocks == (3, 7, 11, 15, 19, 23, 27, 31, 35)
+    assert preset("smollm3-3b").decoder_config().no_rope_blocks == (3, 7, 11, 15, 19, 23, 27, 31, 35)
     assert not preset("8b").tie_word_embeddings
 
 

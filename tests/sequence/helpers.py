@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twoaxis import Decoder, DecoderConfig
+from twoaxis import Decoder, ModelConfig
 
 
 def randomise(module: nn.Module, spread: float = 0.5, seed: int = 1) -> None:
@@ -21,8 +21,15 @@ def randomise(module: nn.Module, spread: float = 0.5, seed: int = 1) -> None:
 
 def small_decoder(**options: Any) -> Decoder:
     """Two blocks of width 8 in float64 with random parameters, grouped-query attention included."""
-    shape: dict[str, Any] = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2, "kv_heads": 1, "hidden": 12}
-    model = Decoder(DecoderConfig(**(shape | options)))
+    shape: dict[str, Any] = {
+        "vocab_size": 17,
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 12,
+    }
+    model = Decoder(ModelConfig(**(shape | options)))
     randomise(model)
     return model
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.sequence.helpers import small_decoder, tokens
 from tests.support.numbers import close, randn
-from twoaxis import Decoder, DecoderConfig, mixer
+from twoaxis import Decoder, ModelConfig, mixer
 from twoaxis.sequence.canon import LAYERS
 from twoaxis.sequence.short_conv import ShortConv
 
@@ -116,8 +116,8 @@ def test_published_start_and_parameters() -> None:
 
 
 def test_decoders_of_one_seed_share_everything_but_the_canon_layers() -> None:
-    shape: dict[str, Any] = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2}
-    plain, model = Decoder(DecoderConfig(**shape)), Decoder(DecoderConfig(**shape, mixer="canon"))
+    shape: dict[str, Any] = {"vocab_size": 17, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    plain, model = Decoder(ModelConfig(**shape)), Decoder(ModelConfig(**shape, mixer="canon"))
     theirs = dict(model.named_parameters())
     for name, parameter in plain.named_parameters():
         assert torch.equal(parameter, theirs.pop(name)), name

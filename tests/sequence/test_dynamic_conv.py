@@ -45,7 +45,7 @@ def test_the_ring_keeps_one_input_less_than_the_kernel() -> None:
 def test_points_and_channels() -> None:
     found = {}
     for where in ("qkv", "linear", "branch", "residual"):
-        model = small_decoder(mixer="dynamic_conv", mixer_options={"where": where}, width=8, heads=2, kv_heads=1)
+        model = small_decoder(mixer="dynamic_conv", mixer_options={"where": where})
         found[where] = [m.channels for m in model.blocks[0].modules() if isinstance(m, DynamicConv)]
     hidden = 2 * model.config.hidden_width(0)
     assert found == {"qkv": [16], "linear": [16, hidden], "branch": [8], "residual": [8]}

@@ -10,7 +10,7 @@ import torch
 import twoaxis
 from tests.sequence.helpers import randomise, tokens
 from tests.support.numbers import close, randn
-from twoaxis import Decoder, DecoderConfig, Ring, mixer, padding_reach
+from twoaxis import Decoder, ModelConfig, Ring, mixer, padding_reach
 from twoaxis.sequence.registry import MIXERS, mixer_names
 
 VARIANTS = [(name, dict(options)) for name in mixer_names() for options in MIXERS.find(name).variants]
@@ -55,11 +55,18 @@ def test_neutral_starts_are_the_plain_decoder_and_learn(name: str, options: dict
     points = mixer(name, **options).points
     stream = "standard" if "site" in points else "deep_delta"  # which erases at a site of its own whatever it gets
     # a hidden width that fills vector registers: halves of one tensor keep the rounding of the MLP's SiLU
-    shape: dict[str, Any] = {"vocabulary": 17, "width": 8, "blocks": 2, "heads": 2, "hidden": 64, "stream": stream}
+    shape: dict[str, Any] = {
+        "vocab_size": 17,
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "stream": stream,
+    }
     own = {"heads": 2} if name == "short_swa" else {}
     model, plain = (
-        Decoder(DecoderConfig(**shape, mixer=name, mixer_options=own | options)),
-        Decoder(DecoderConfig(**shape)),
+        Decoder(ModelConfig(**shape, mixer=name, mixer_options=own | options)),
+        Decoder(ModelConfig(**shape)),
     )
     ids = tokens(2, 7)
     assert torch.equal(model(ids), plain(ids))

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from twoaxis.base.spec import spell
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.verify.subject import SMALL, SUBJECTS, build
 
 __all__ = ["SMALL", "build", "instances", "sample_tokens"]
 
 
-def instances(**changes: Any) -> Iterator[tuple[str, DecoderConfig]]:
+def instances(**changes: Any) -> Iterator[tuple[str, ModelConfig]]:
     """A decoder configuration for every variant of every stream and mixer, with its label."""
     for kind in SUBJECTS:
         for name in kind.registry.names():
@@ -27,4 +27,4 @@ def instances(**changes: Any) -> Iterator[tuple[str, DecoderConfig]]:
 
 def sample_tokens(seed: int, length: int = 12) -> Tensor:
     """A small random batch."""
-    return torch.randint(0, SMALL.vocabulary, (2, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(0, SMALL.vocab_size, (2, length), generator=torch.Generator().manual_seed(seed))

@@ -9,7 +9,7 @@ import pytest
 
 from twoaxis.depth.registry import STREAMS
 from twoaxis.guide.entries import entry
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.variant import make_contender
 from twoaxis.training.config import RUNNING, TrainConfig
 from twoaxis.training.setup import model_config, resolve
@@ -88,9 +88,9 @@ def test_names_that_people_use_become_names_here(alias: str, name: str) -> None:
     run = resolve(TrainConfig.from_dict({field: f"{alias}:init=paired"}))
     assert getattr(run, field) == f"{name}:init=paired"
     assert getattr(model_config(run, 64), field) == name
-    assert getattr(DecoderConfig.from_dict({field: alias}), field) == name
+    assert getattr(ModelConfig.from_dict({field: alias}), field) == name
     assert getattr(make_contender(**{field: alias}), field) == name
-    assert entry(alias, DecoderConfig()).name == name
+    assert entry(alias, ModelConfig()).name == name
 
 
 def test_a_name_that_stands_for_another_method_cannot_be_taken() -> None:

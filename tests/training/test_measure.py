@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.base.meter import Meter
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.loss import next_token_loss
 from twoaxis.training.measure import Memory, adamw, peak_memory, throughputs
 
 N = 1000
-SHAPE: dict[str, Any] = {"vocabulary": 61, "width": 32, "blocks": 3, "heads": 2}
+SHAPE: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
 
 
 class Vector(nn.Module):
@@ -25,7 +25,7 @@ class Vector(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.config = DecoderConfig()
+        self.config = ModelConfig()
         self.weight = nn.Parameter(torch.linspace(-1, 1, N))
 
 
@@ -138,7 +138,7 @@ def profiled_peak(model: nn.Module, tokens: Tensor) -> int:
 @pytest.mark.parametrize("stream", ["standard", "attention_residuals", "deep_delta", "muddformer"])
 def test_torch_profiler_sees_the_same(stream: str) -> None:
     """But for what operations need inside themselves: none of a hundredth here."""
-    model = Decoder(DecoderConfig(**SHAPE, stream=stream))
+    model = Decoder(ModelConfig(**SHAPE, stream=stream))
     found = peak_memory(model, 4, 48)
     tokens = torch.randint(0, 61, (4, 49), generator=torch.Generator().manual_seed(0))
     assert found.peak - found.parameters - found.optimizer == pytest.approx(profiled_peak(model, tokens), rel=0.01)
@@ -146,8 +146,8 @@ def test_torch_profiler_sees_the_same(stream: str) -> None:
 
 
 def test_parts_of_a_decoder() -> None:
-    tied, untied = (peak_memory(Decoder(DecoderConfig(**SHAPE, tied=t)), 2, 16) for t in (True, False))
-    model = Decoder(DecoderConfig(**SHAPE))
+    tied, untied = (peak_memory(Decoder(ModelConfig(**SHAPE, tie_word_embeddings=t)), 2, 16) for t in (True, False))
+    model = Decoder(ModelConfig(**SHAPE))
     numbers = sum(p.numel() for p in model.parameters())
     tensors = len(list(model.parameters()))
     assert tied.parameters == tied.gradients == 4 * numbers
@@ -190,7 +190,7 @@ def test_transformers_model_and_recomputed_blocks() -> None:
 
 
 def test_model_is_left_as_it_was() -> None:
-    model = Decoder(DecoderConfig(**SHAPE, stream="deep_delta")).eval()
+    model = Decoder(ModelConfig(**SHAPE, stream="deep_delta")).eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     gradient = torch.ones_like(model.embedding.weight)
     model.embedding.weight.grad = gradient
@@ -219,7 +219,7 @@ def busy(seconds: float) -> None:
 
 
 def test_throughput_within_its_bounds() -> None:
-    model = Decoder(DecoderConfig(**SHAPE))
+    model = Decoder(ModelConfig(**SHAPE))
     begin = time.perf_counter()
     rate = throughputs({"it": lambda: model}, 2, 16, rounds=1, steps=4)["it"].median
     assert rate > 2 * 16 * 4 / (time.perf_counter() - begin)  # the warm-up took part of the time
@@ -236,7 +236,7 @@ def test_throughput_within_its_bounds() -> None:
 def test_models_take_turns() -> None:
     """Each makes its steps of a round; each round begins with another one."""
     order: list[str] = []
-    models = {name: Decoder(DecoderConfig(**SHAPE)) for name in ("fast", "slow", "third")}
+    models = {name: Decoder(ModelConfig(**SHAPE)) for name in ("fast", "slow", "third")}
     made = {id(model): name for name, model in models.items()}
 
     def loss(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ def test_models_take_turns() -> None:
 
 
 def test_mistakes() -> None:
-    model = Decoder(DecoderConfig(**SHAPE))
+    model = Decoder(ModelConfig(**SHAPE))
     with pytest.raises(ValueError, match=r"accumulate \(2\) must divide batch \(3\)"):
         peak_memory(model, 3, 8, accumulate=2)
     with pytest.raises(ValueError, match="context must be at least 1, got 0"):
@@ -265,7 +265,7 @@ def test_mistakes() -> None:
     with pytest.raises(ValueError, match=r"before torch\.compile"):
         peak_memory(torch.compile(model), 1, 8)  # pyright: ignore[reportArgumentType]
     with torch.device("meta"):
-        unreal = Decoder(DecoderConfig(**SHAPE))
+        unreal = Decoder(ModelConfig(**SHAPE))
     with pytest.raises(ValueError, match="on one real device; they are on meta"):
         throughputs({"a": lambda: unreal}, 1, 8)
     with pytest.raises(ValueError, match="no models"):

@@ -120,7 +120,7 @@ def switched(
         stream: that has the method's reads of the latest pass; None without a stream.
     """
     trunk = model.model.trunk
-    stream, blocks = trunk.stream, trunk.config.blocks
+    stream, blocks = trunk.stream, trunk.config.num_hidden_layers
     saved = [(parameter, parameter.detach().clone()) for parameter in model.parameters() if parameter.requires_grad]
     made: Switched | None = None
     try:
@@ -158,7 +158,7 @@ def sizes(
         departures: by index of the site; see `Switched`.
     """
     trunk = model.model.trunk
-    blocks = trunk.config.blocks
+    blocks = trunk.config.num_hidden_layers
     found: dict[str, list[tuple[float, int]]] = {}
     if rung.stream != "standard":
         for site in trunk.stream.layout.sites:

@@ -33,6 +33,7 @@ from typing import Any, Literal, TypedDict
 from twoaxis.base.options import Count, Options, check_names, check_type
 from twoaxis.base.spec import parse_value, split
 from twoaxis.comparison.contenders import make_contenders
+from twoaxis.model.config import SHORT
 from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.fields import parse_model
@@ -57,14 +58,6 @@ COMPARED = (
     *("flops", "lr", "lr_seeds", "use"),
 )
 """Options that are not."""
-SHORT = {
-    "width": "hidden_size",
-    "blocks": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "hidden": "intermediate_size",
-}
-"""Short names of a size's fields."""
 
 
 class SharedFields(TypedDict, total=False):

@@ -145,7 +145,7 @@ def _sites(
             measure(model, windows[:1])  # a size, not a gain: one window will do
             departures = stream.departures
     off: dict[str, float | None] = {}
-    for group in group_names(model.model.trunk.config.blocks):
+    for group in group_names(model.model.trunk.config.num_hidden_layers):
         with switched(model, rung, group, start):
             loss = _mean(measure(model, windows, watch))
         off[group] = None if loss is None or whole is None else loss - whole

@@ -32,21 +32,21 @@ from twoaxis.costs.measured import Table as Times
 from twoaxis.costs.measured import kernel_seconds, product_flops
 from twoaxis.costs.trace import TrainTrace, meta_model, trace_training
 from twoaxis.depth.registry import STREAMS
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.loss import next_token_loss
 from twoaxis.sequence.registry import MIXERS
 from twoaxis.show.document import Column, Document, Heading, Prose, table
 
 PROBES = (
-    ({"vocabulary": 64, "width": 32, "blocks": 3, "heads": 2}, 1, 32),
-    ({"vocabulary": 256, "width": 96, "blocks": 3, "heads": 3}, 2, 96),
-    ({"vocabulary": 512, "width": 224, "blocks": 3, "heads": 4}, 4, 160),
+    ({"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}, 1, 32),
+    ({"vocab_size": 256, "hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 3}, 2, 96),
+    ({"vocab_size": 512, "hidden_size": 224, "num_hidden_layers": 3, "num_attention_heads": 4}, 4, 160),
 )
 """Shapes, sequences and tokens at which operations are noted."""
-TINY = ({"vocabulary": 16, "width": 16, "blocks": 4, "heads": 2}, 1, 8)
+TINY = ({"vocab_size": 16, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}, 1, 8)
 """A shape whose time is all calls."""
-CHECK = ({"vocabulary": 320, "width": 160, "blocks": 5, "heads": 5}, 4, 128)
+CHECK = ({"vocab_size": 320, "hidden_size": 160, "num_hidden_layers": 5, "num_attention_heads": 5}, 4, 128)
 """A shape that no probe has, for predicted against measured."""
 COPY_SIZES = tuple(2**n for n in range(12, 28, 3))
 """Bytes that are copied."""
@@ -97,7 +97,7 @@ def spread(noted: dict[Any, Noted], most: int) -> list[Noted]:
 
 
 def methods() -> dict[str, dict[str, Any]]:
-    """Every stream and mixer with its default options, as fields of `DecoderConfig`."""
+    """Every stream and mixer with its default options, as fields of `ModelConfig`."""
     found: dict[str, dict[str, Any]] = {name: {"stream": name} for name in STREAMS.names()}
     found["attention_residuals:block_size=4"] = {"stream": "attention_residuals", "stream_options": {"block_size": 4}}
     wide = {"value_channels": 4, "expand": "conv"}
@@ -132,7 +132,7 @@ def calibrate(
         meter = Meter()
         for fields in chosen.values():
             for shape, batch, tokens in PROBES:
-                passes(DecoderConfig(**shape, **fields), batch, tokens)(meter)
+                passes(ModelConfig(**shape, **fields), batch, tokens)(meter)
         for event in meter.take():
             if isinstance(event, Call):
                 note(event, calls)
@@ -148,11 +148,11 @@ def calibrate(
         torch.set_num_threads(threads)
 
 
-def passes(config: DecoderConfig, batch: int, tokens: int) -> Callable[[Any], None]:
+def passes(config: ModelConfig, batch: int, tokens: int) -> Callable[[Any], None]:
     """A function that runs one forward and backward pass inside a context."""
     model = Decoder(config)
     generator = torch.Generator().manual_seed(0)
-    given = torch.randint(0, config.vocabulary, (batch, tokens + 1), generator=generator)
+    given = torch.randint(0, config.vocab_size, (batch, tokens + 1), generator=generator)
 
     def run(context: Any) -> None:
         for parameter in model.parameters():
@@ -227,7 +227,7 @@ def shortest(run: Callable[[], Any], seconds: float, tries: int = 3, least: int 
     return best
 
 
-def counted(config: DecoderConfig, batch: int, tokens: int) -> TrainTrace:
+def counted(config: ModelConfig, batch: int, tokens: int) -> TrainTrace:
     """Everything a forward and backward pass does, counted without running it."""
     return trace_training(meta_model(config, "float32"), batch, tokens, "cpu")
 
@@ -244,7 +244,7 @@ def call_overhead(ops: dict[str, Any], chosen: Mapping[str, dict[str, Any]]) -> 
     shape, batch, tokens = TINY
     found = []
     for fields in chosen.values():
-        config = DecoderConfig(**shape, **fields)
+        config = ModelConfig(**shape, **fields)
         trace, run = counted(config, batch, tokens), passes(config, batch, tokens)
         seconds = shortest(lambda run=run: run(contextlib.nullcontext()), 0.05)
         found.append((seconds - predicted(ops, trace)) / (trace.work("all").calls + trace.views))
@@ -278,7 +278,7 @@ def check(profile: dict[str, Any], chosen: Mapping[str, dict[str, Any]], rounds:
     shape, batch, tokens = CHECK
     runs, guesses = {}, {}
     for name, fields in chosen.items():
-        config = DecoderConfig(**shape, **fields)
+        config = ModelConfig(**shape, **fields)
         guesses[name] = predicted(profile["ops"], counted(config, batch, tokens))
         runs[name] = functools.partial(passes(config, batch, tokens), contextlib.nullcontext())
     times = take_turns(runs, rounds)

@@ -30,7 +30,7 @@ from twoaxis.costs.trace import (
     trace_training,
 )
 from twoaxis.depth.counts import count_live
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.flops import Flops, Parameters, count_parameters, forward_flops, training_flops
 from twoaxis.model.variant import Contender, make_contender
 
@@ -80,7 +80,7 @@ class Costs(NamedTuple):
     """
 
     label: str
-    shape: DecoderConfig
+    shape: ModelConfig
     deployment: Deployment
     parameters: Parameters
     parameters_added: int
@@ -120,7 +120,7 @@ def ratio(method: Seconds, plain: Seconds) -> Seconds:
 
 
 def cost(
-    shape: DecoderConfig | str,
+    shape: ModelConfig | str,
     method: Contender | str | None = None,
     deployment: Deployment | None = None,
     *,
@@ -174,7 +174,7 @@ def cost(
 class Traces:
     """What a configuration does in a deployment, each pass traced when it is first asked for."""
 
-    def __init__(self, config: DecoderConfig, deployment: Deployment, device: str | None) -> None:
+    def __init__(self, config: ModelConfig, deployment: Deployment, device: str | None) -> None:
         self.deployment, self.device = deployment, device
         self.model = meta_model(config, deployment.dtype)
 
@@ -203,7 +203,7 @@ class Traces:
 class _Asked:
     """A configuration in a deployment, equal to another that is counted the same."""
 
-    def __init__(self, config: DecoderConfig, deployment: Deployment) -> None:
+    def __init__(self, config: ModelConfig, deployment: Deployment) -> None:
         self.config, self.deployment = config, deployment
         d = deployment
         self.device = "cpu" if find_profile(d.hardware).kind == "cpu" else None
@@ -221,9 +221,7 @@ def _traces(asked: _Asked) -> Traces:
     return Traces(asked.config, asked.deployment, asked.device)
 
 
-def _times(
-    config: DecoderConfig, traces: Traces, pipeline: Pipeline, deployment: Deployment, profile: Profile
-) -> Times:
+def _times(config: ModelConfig, traces: Traces, pipeline: Pipeline, deployment: Deployment, profile: Profile) -> Times:
     train = traces.train if deployment.recompute == "none" else traces.recomputed
     return Times(
         train_seconds(config, train, pipeline, deployment, profile),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from twoaxis.base.options import Count, Options
 
 if TYPE_CHECKING:
-    from twoaxis.model.config import DecoderConfig
+    from twoaxis.model.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +73,16 @@ class Deployment(Options):
         """Devices that share the stream and the norms."""
         return self.tensor_parallel if self.sequence_parallel else 1
 
-    def check(self, shape: DecoderConfig) -> None:
+    def check(self, shape: ModelConfig) -> None:
         """Refuse what the shape does not allow."""
-        if shape.blocks % self.chunks:
+        blocks = shape.num_hidden_layers
+        if blocks % self.chunks:
             cut = f"{self.pipeline_stages} stages"
             if self.virtual_stages > 1:
                 cut += f" of {self.virtual_stages} virtual ones ({self.chunks} chunks)"
-            raise ValueError(f"{shape.blocks} blocks cannot be cut into {cut}; {self._nearest_cut(shape.blocks)}")
-        self._divides(shape.heads, "attention heads")
-        for hidden in {shape.hidden_width(block) for block in range(shape.blocks)}:
+            raise ValueError(f"{blocks} blocks cannot be cut into {cut}; {self._nearest_cut(blocks)}")
+        self._divides(shape.num_attention_heads, "attention heads")
+        for hidden in {shape.hidden_width(block) for block in range(blocks)}:
             self._divides(hidden, "hidden channels of the MLP")
 
     def _nearest_cut(self, blocks: int) -> str:

@@ -63,8 +63,8 @@ PIPELINE = (
 def _shape_line(plain: Costs) -> str:
     shape = plain.shape
     return (
-        f"{shape.blocks} blocks of width {shape.width}, {shape.heads} heads "
-        f"({shape.kv_heads or shape.heads} for keys), hidden {shape.hidden_width(0)}, "
+        f"{shape.num_hidden_layers} blocks of width {shape.hidden_size}, {shape.num_attention_heads} heads "
+        f"({shape.kv_heads} for keys), hidden {shape.hidden_width(0)}, "
         f"{plain.parameters.total:,} parameters."
     )
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.pipeline import Pipeline
 from twoaxis.costs.trace import TrainTrace
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.flops import Parameters
 
 SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -59,7 +59,7 @@ def in_flight(stage: int, stages: int, virtual: int) -> int:
 
 
 def device_memory(
-    shape: DecoderConfig,
+    shape: ModelConfig,
     counts: Parameters,
     trace: TrainTrace,
     again: TrainTrace | None,
@@ -79,19 +79,17 @@ def device_memory(
     found = []
     for stage in range(deployment.pipeline_stages):
         weights = _weights(stage, shape, counts, deployment)
-        kept = _activations(stage, shape.blocks, trace, again, pipeline, deployment)
+        kept = _activations(stage, shape.num_hidden_layers, trace, again, pipeline, deployment)
         found.append(DeviceMemory(stage, *weights, *kept))
     return max(found, key=lambda memory: memory.total)
 
 
-def _weights(
-    stage: int, shape: DecoderConfig, counts: Parameters, deployment: Deployment
-) -> tuple[float, float, float]:
+def _weights(stage: int, shape: ModelConfig, counts: Parameters, deployment: Deployment) -> tuple[float, float, float]:
     """Bytes of weights, gradients and the optimiser's state."""
     size, tp, stages = SIZES[deployment.dtype], deployment.tensor_parallel, deployment.pipeline_stages
     first, last = stage == 0, stage == stages - 1
     numbers = (counts.attention + counts.mlp + counts.mixer) / tp / stages + (counts.norms + counts.stream) / stages
-    if first or (last and shape.tied):
+    if first or (last and shape.tie_word_embeddings):
         numbers += counts.embedding / tp
     if last:
         numbers += counts.head / tp

@@ -101,7 +101,7 @@ class Pipeline(NamedTuple):
 def plan(trunk: Trunk, stages: int, virtual: int = 1) -> Pipeline:
     """The transfers of a model cut into `stages` times `virtual` chunks of equally many blocks."""
     packed, chunks = boundaries(trunk), stages * virtual
-    per = trunk.config.blocks // chunks
+    per = trunk.config.num_hidden_layers // chunks
     numbers: dict[tuple[int, int], int] = {}
     entering = [_sizes(packed[chunk * per], numbers) for chunk in range(chunks + 1)]
     has: list[dict[int, int]] = [{} for _ in range(stages)]

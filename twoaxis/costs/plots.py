@@ -17,7 +17,7 @@ from twoaxis.costs.shapes import with_method
 from twoaxis.costs.trace import Kept, lengthened, meta_model, trace_step
 from twoaxis.depth.counts import count_live
 from twoaxis.depth.registry import STREAMS
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.variant import Contender
 from twoaxis.sequence.registry import MIXERS
 from twoaxis.show.numbers import si
@@ -36,7 +36,7 @@ Lines = dict[str, list[tuple[float, float]]]
 """Points of each line by its name."""
 
 
-def draw(folder: str, shape: DecoderConfig, methods: Sequence[Contender], deployment: Deployment) -> list[Path]:
+def draw(folder: str, shape: ModelConfig, methods: Sequence[Contender], deployment: Deployment) -> list[Path]:
     """Draw every figure that the methods have, and return where they are."""
     try:
         import matplotlib  # noqa: F401
@@ -60,12 +60,12 @@ def draw(folder: str, shape: DecoderConfig, methods: Sequence[Contender], deploy
     return written
 
 
-def by_depth(models: dict[str, DecoderConfig], dtype: str, size: Callable[[DecoderConfig, str], float]) -> Lines:
+def by_depth(models: dict[str, ModelConfig], dtype: str, size: Callable[[ModelConfig, str], float]) -> Lines:
     """Bytes per token against blocks."""
     return {label: [(n, size(deep(config, n), dtype)) for n in DEPTHS] for label, config in models.items()}
 
 
-def context_kept(models: dict[str, DecoderConfig], dtype: str) -> list[tuple[str, Lines]]:
+def context_kept(models: dict[str, ModelConfig], dtype: str) -> list[tuple[str, Lines]]:
     """Bytes kept between tokens against the context: keys and values, and everything else."""
     growing: Lines = {}
     local: Lines = {}
@@ -78,7 +78,7 @@ def context_kept(models: dict[str, DecoderConfig], dtype: str) -> list[tuple[str
     return [("keys and values, bytes per sequence", growing), ("rings and the stream's memory", local)]
 
 
-def window_lines(models: dict[str, DecoderConfig], deployment: Deployment) -> list[tuple[str, Lines]]:
+def window_lines(models: dict[str, ModelConfig], deployment: Deployment) -> list[tuple[str, Lines]]:
     """What methods with a window move, and what they keep, against the window."""
     moved: Lines = {}
     kept: Lines = {}
@@ -97,27 +97,27 @@ def _options(config: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(config)}
 
 
-def _fused(config: DecoderConfig, dtype: str) -> float:
+def _fused(config: ModelConfig, dtype: str) -> float:
     return sum(site.fused for site in trace_step(meta_model(config, dtype), 1, 4096).sites)
 
 
-def _live(config: DecoderConfig, dtype: str) -> int:
+def _live(config: ModelConfig, dtype: str) -> int:
     return count_live(meta_model(config, dtype).stream) * SIZES[dtype]
 
 
-def _kept(config: DecoderConfig, dtype: str, context: int) -> Kept:
+def _kept(config: ModelConfig, dtype: str, context: int) -> Kept:
     model = meta_model(config, dtype)
     past = lengthened(trace_step(model, 1, 1).past, context - 1)
     return trace_step(model, 1, 1, past=past).kept
 
 
-def stage_bytes(models: dict[str, DecoderConfig], deployment: Deployment) -> Lines:
+def stage_bytes(models: dict[str, ModelConfig], deployment: Deployment) -> Lines:
     """Transfers against the number of stages, whole and cached."""
     found: Lines = {}
     virtual = deployment.virtual_stages
     for label, config in models.items():
-        trunk = meta_model(config, deployment.dtype)
-        for stages in (n for n in range(2, config.blocks + 1) if config.blocks % (n * virtual) == 0):
+        trunk, blocks = meta_model(config, deployment.dtype), config.num_hidden_layers
+        for stages in (n for n in range(2, blocks + 1) if blocks % (n * virtual) == 0):
             transfers = plan(trunk, stages, virtual)
             found.setdefault(label, []).append((stages, transfers.naive))
             if transfers.cached != transfers.naive:
@@ -125,11 +125,10 @@ def stage_bytes(models: dict[str, DecoderConfig], deployment: Deployment) -> Lin
     return found
 
 
-def deep(config: DecoderConfig, blocks: int) -> DecoderConfig:
+def deep(config: ModelConfig, blocks: int) -> ModelConfig:
     """The same decoder with another number of blocks."""
-    return dataclasses.replace(
-        config, blocks=blocks, windows=None, nope_blocks=(), mixer_blocks=None, placement=None, hidden_ramp=False
-    )
+    anywhere = {"attention_windows": None, "no_rope_blocks": (), "mixer_blocks": None, "placement": None}
+    return dataclasses.replace(config, num_hidden_layers=blocks, hidden_ramp=False, **anywhere)
 
 
 def _figure(panels: list[tuple[str, str, Lines]], names: list[str]) -> Figure:

@@ -19,7 +19,7 @@ from twoaxis.costs.measured import Table, kernel_seconds
 from twoaxis.costs.memory import SIZES
 from twoaxis.costs.pipeline import Pipeline
 from twoaxis.costs.trace import StepTrace, TrainTrace
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 
 
 class Seconds(NamedTuple):
@@ -70,7 +70,7 @@ def work_seconds(work: Work, profile: Profile, dtype: str, share: int = 1) -> Se
 
 
 def train_seconds(
-    shape: DecoderConfig, trace: TrainTrace, pipeline: Pipeline, deployment: Deployment, profile: Profile
+    shape: ModelConfig, trace: TrainTrace, pipeline: Pipeline, deployment: Deployment, profile: Profile
 ) -> Seconds:
     """One micro-batch on one device of a pipeline whose stages are alike, transfers in full view.
 
@@ -81,7 +81,7 @@ def train_seconds(
     parts = [work_seconds(trace.work(kind), profile, dtype, share) for kind, share in shares.items()]
     computing = functools.reduce(Seconds.__add__, parts).over(deployment.pipeline_stages)
     tokens, link = deployment.micro_batch * deployment.context, profile.link * profile.efficiency["link"]
-    vector = tokens * shape.width * SIZES[dtype]
+    vector = tokens * shape.hidden_size * SIZES[dtype]
     sites = trace.sites / deployment.pipeline_stages
     reduced = 2 if deployment.recompute == "none" else 3  # passes with one all-reduce per sub-layer
     gathered = sites * reduced * 2 * (tp - 1) / tp * vector

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.registry import did_you_mean
+from twoaxis.model.config import SHORT, ModelConfig
 from twoaxis.model.presets import ALSO, PRESETS, Preset
 
 if TYPE_CHECKING:
-    from twoaxis.model.config import DecoderConfig
     from twoaxis.model.variant import Contender
 
 PUBLIC: dict[str, Preset] = {
@@ -79,23 +79,6 @@ PUBLIC: dict[str, Preset] = {
 }
 """Public shapes beyond the presets; `parameters` as the backbone here has them."""
 
-FIELDS = {
-    "vocab_size": "vocabulary",
-    "hidden_size": "width",
-    "intermediate_size": "hidden",
-    "num_hidden_layers": "blocks",
-    "num_attention_heads": "heads",
-    "num_key_value_heads": "kv_heads",
-    "head_dim": "head_width",
-    "rms_norm_eps": "norm_eps",
-    "initializer_range": "std",
-    "tie_word_embeddings": "tied",
-    "attention_bias": "qkv_bias",
-    "qk_norm": "qk_norm",
-    "no_rope_blocks": "nope_blocks",
-}
-"""Fields of presets as `DecoderConfig` calls them."""
-
 
 def shape_names() -> tuple[str, ...]:
     """Every name, the smallest shape first."""
@@ -103,18 +86,14 @@ def shape_names() -> tuple[str, ...]:
     return tuple(sorted(both, key=lambda name: both[name].parameters))
 
 
-def find_shape(given: str) -> DecoderConfig:
+def find_shape(given: str) -> ModelConfig:
     """The decoder of a name or of a configuration file."""
     name = ALSO.get(given.lower(), given.lower())
     if name in PRESETS or name in PUBLIC:
-        from twoaxis.model.config import DecoderConfig
-
         found = PRESETS.get(name) or PUBLIC[name]
-        fields = {FIELDS[key]: value for key, value in found.fields.items() if key in FIELDS}
-        fields["nope_blocks"] = tuple(fields.get("nope_blocks", ()))
-        fields.setdefault("kv_heads", fields["heads"])
-        fields.setdefault("head_width", fields["width"] // fields["heads"])
-        return DecoderConfig(**fields)  # how positions are rotated costs nothing
+        fields = {key: value for key, value in found.fields.items() if key != "rope_parameters"}
+        fields["no_rope_blocks"] = tuple(fields.get("no_rope_blocks", ()))
+        return ModelConfig(**fields)  # how positions are rotated costs nothing
     path = Path(given).expanduser()
     if path.is_dir():
         path = path / "config.json"
@@ -128,7 +107,7 @@ def find_shape(given: str) -> DecoderConfig:
     )
 
 
-def _from_file(path: Path) -> DecoderConfig:
+def _from_file(path: Path) -> ModelConfig:
     try:
         fields = json.loads(path.read_bytes())
     except ValueError as error:
@@ -148,7 +127,7 @@ def _from_file(path: Path) -> DecoderConfig:
     return map_config(AutoConfig.for_model(kind, **fields)).decoder_config()
 
 
-def with_method(shape: DecoderConfig, method: Contender) -> DecoderConfig:
+def with_method(shape: ModelConfig, method: Contender) -> ModelConfig:
     """A shape with the stream and the mixer of a contender in place of its own.
 
     Args:
@@ -164,13 +143,13 @@ def with_method(shape: DecoderConfig, method: Contender) -> DecoderConfig:
     changes: dict[str, Any] = {"stream": method.stream, "stream_options": dict(method.stream_options)}
     changes |= {"mixer": method.mixer, "mixer_options": dict(method.mixer_options)}
     changes |= {"placement": None, "blend": False, "mixer_blocks": None}
-    known = {field.name for field in dataclasses.fields(shape)} | set(FIELDS)
+    known = {field.name for field in dataclasses.fields(shape)} | set(SHORT)
     for key, value in method.model.items():
         if key not in known:
             hint = did_you_mean(key, sorted(known))
             raise ValueError(f"{method.label}: a decoder has no field {key!r}{hint}")
         value = tuple(value) if isinstance(value, list) else value
-        changes[FIELDS.get(key, key)] = value
+        changes[SHORT.get(key, key)] = value
     if changes["mixer"] is None:
         changes |= {"mixer_options": {}, "mixer_blocks": None}
     return dataclasses.replace(shape, **changes)

@@ -27,7 +27,7 @@ from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Applied, Seen
 from twoaxis.depth.walk import apply_nothing, visit
 from twoaxis.kernels.dispatch import target
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder, Past, Trunk
 from twoaxis.ring import Ring
 
@@ -158,7 +158,7 @@ def _of(parts: dict[Any, Work], kind: str) -> list[Work]:
     return [work for name, work in parts.items() if (name not in own[kind] if kind in own else name == kind)]
 
 
-def meta_model(config: DecoderConfig, dtype: str) -> Decoder:
+def meta_model(config: ModelConfig, dtype: str) -> Decoder:
     """A decoder of meta tensors."""
     with torch.device("meta"):
         return Decoder(config).to(DTYPES[dtype])
@@ -183,7 +183,7 @@ def trace_training(
         given = ids[:, :-1]
         info = model.info(given, 0, None)
         out, _ = model.run(model.embed(given), None, info, recompute=again)
-        meter.part = Part("head", model.config.blocks)
+        meter.part = Part("head", model.config.num_hidden_layers)
         loss = F.cross_entropy(model.logits(out).flatten(0, 1), ids[:, 1:].flatten())
         del out, info
         forward, alive = meter.take(), cast(Counter[Part], Counter(meter.alive()))
@@ -214,7 +214,7 @@ def trace_step(
     with metering(model, device) as meter:
         info = model.info(ids, past.seen, None)
         out, after = model.run(model.embed(ids), past, info)
-        meter.part = Part("head", model.config.blocks)
+        meter.part = Part("head", model.config.num_hidden_layers)
         model.logits(out[:, -1:])
         events = meter.take()
     assert after is not None
@@ -249,14 +249,14 @@ def _sites(events: list[Event], sites: tuple[Site, ...], tokens: int) -> tuple[S
 def boundaries(trunk: Trunk) -> list[tuple[Tensor, ...]]:
     """The packed state of one token before each block and before the out site; all alive at once."""
     stream, found, config = trunk.stream, [], trunk.config
-    x = torch.empty(1, 1, config.width, dtype=next(trunk.parameters()).dtype, device="meta")
+    x = torch.empty(1, 1, config.hidden_size, dtype=next(trunk.parameters()).dtype, device="meta")
 
     def act(site: Site, seen: Seen) -> Applied:
-        return apply_nothing(stream, seen, torch.empty_like(x), (config.kv_heads or config.heads, config.head_size))
+        return apply_nothing(stream, seen, torch.empty_like(x), (config.kv_heads, config.head_size))
 
     with Meter(record=False):
         state = stream.open(x)
-        for block in range(config.blocks):
+        for block in range(config.num_hidden_layers):
             found.append(stream.pack(state))
             state = visit(stream, state, stream.sites_of(block), act)
         return [*found, stream.pack(state)]
@@ -292,7 +292,7 @@ def following(model: Decoder, meter: Meter) -> Iterator[None]:
 
     out = model.stream.layout.out
     around(model.embedding, Part("embedding"), Part("stream"))
-    for block in map(model.block, range(model.config.blocks)):
+    for block in map(model.block, range(model.config.num_hidden_layers)):
         first = Part("stream", block.number, block.sites[0].index)
         hooks.append(block.register_forward_pre_hook(lambda *_, first=first: setattr(meter, "part", first)))
         for site in block.sites:
@@ -301,7 +301,7 @@ def following(model: Decoder, meter: Meter) -> Iterator[None]:
                 around(block.norms[site.kind], here._replace(kind="norm"), here)
             around(block.sublayer(site), here._replace(kind=site.kind), here._replace(site=site.index + 1))
     last = Part("stream", out.block, out.index)
-    final = model.block(model.config.blocks - 1)
+    final = model.block(model.config.num_hidden_layers - 1)
     hooks.append(final.register_forward_hook(lambda *_: setattr(meter, "part", last)))
     around(model.final_norm, last._replace(kind="norm"), last)
     meter.part = Part("embedding")

@@ -1,7 +1,8 @@
 """Delta Attention Residuals: the residual stream goes on, and each sub-layer also reads a routed choice of increments.
 
-Luo, Cai, Hu: Delta Attention Residuals, arXiv 2605.18855 (2026). Code agreed with: the layers of the authors' repository
-wdlctc/delta-attention-residuals-code, per sub-layer, by blocks and with a null source (to the float32 of its norms).
+Luo, Cai, Hu: Delta Attention Residuals, arXiv 2605.18855 (2026). Code agreed with: the layers of the authors'
+repository wdlctc/delta-attention-residuals-code, per sub-layer, by blocks and with a null source, up to the float32
+of its norms.
 
     h_{l+1} = h_l + f_l( input_l )                           the plain residual, which is also the output
     v_0 = embedding, v_i = f_i( input_i )                    sources: what changed, not what accumulated

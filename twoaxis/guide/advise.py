@@ -23,7 +23,7 @@ from twoaxis.costs.hardware import find_profile
 from twoaxis.costs.shapes import find_shape
 from twoaxis.guide.candidates import PAPER, Candidate, Goal, Place, Start, for_goal
 from twoaxis.guide.evidence import SEEDS, Evidence, Record, Trust, read_evidence
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.flops import count_parameters
 from twoaxis.model.variant import Contender
 
@@ -168,7 +168,7 @@ def _choose(
     )
 
 
-def _neutral(shape: DecoderConfig, contender: Contender) -> str:
+def _neutral(shape: ModelConfig, contender: Contender) -> str:
     """The neutral class of a stream on a shape."""
     import torch
 

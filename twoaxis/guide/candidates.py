@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from twoaxis.model.config import DecoderConfig
+    from twoaxis.model.config import ModelConfig
     from twoaxis.model.variant import Contender
 
 Goal = Literal["any", "shortcut", "mixing", "retrieval"]
@@ -37,7 +37,7 @@ class Place(NamedTuple):
         gpu: whether windows are aligned with the chunks of GPU kernels.
     """
 
-    shape: DecoderConfig
+    shape: ModelConfig
     start: Start
     gpu: bool
 
@@ -88,27 +88,27 @@ def _with(text: str, retrofit: str) -> Callable[[Place], str]:
 
 
 def _blocks(place: Place) -> str:
-    size = 2 * max(1, round(place.shape.blocks / SOURCES))  # sub-layers, whole blocks of the decoder
+    size = 2 * max(1, round(place.shape.num_hidden_layers / SOURCES))  # sub-layers, whole blocks of the decoder
     return _with(f"attention_residuals:block_size={size}", "read=sum")(place)
 
 
 def _delta_blocks(place: Place) -> str:
-    size = 2 * max(1, round(place.shape.blocks / SOURCES))
+    size = 2 * max(1, round(place.shape.num_hidden_layers / SOURCES))
     return _with(f"delta_attention_residuals:block_size={size}", "gate=zero")(place)
 
 
 def _lime(place: Place) -> str:
-    return f"lime:over=heads,kv_heads={place.shape.kv_heads or place.shape.heads}"
+    return f"lime:over=heads,kv_heads={place.shape.kv_heads}"
 
 
 def _heads(place: Place) -> int:
     """As many heads as attention has, or the nearest number below that divides the width into even heads."""
-    width = place.shape.width
-    return next(n for n in range(place.shape.heads, 0, -1) if width % n == 0 and (width // n) % 2 == 0)
+    width = place.shape.hidden_size
+    return next(n for n in range(place.shape.num_attention_heads, 0, -1) if width % n == 0 and (width // n) % 2 == 0)
 
 
 def _kv_heads(place: Place) -> int:
-    heads, wanted = _heads(place), place.shape.kv_heads or place.shape.heads
+    heads, wanted = _heads(place), place.shape.kv_heads
     return next(n for n in range(min(wanted, heads), 0, -1) if heads % n == 0)
 
 
@@ -122,17 +122,17 @@ def _short_swa(place: Place) -> str:
 
 def _thin(place: Place) -> str:
     """An eighth of the width, in heads of at most 64."""
-    width = max(2, place.shape.width // 8)
+    width = max(2, place.shape.hidden_size // 8)
     size = next(n for n in range(min(64, width), 0, -1) if n % 2 == 0)
     return f"short_swa:window={128 if place.gpu else 16},heads={max(1, width // size)},head_width={size}"
 
 
 def _denseformer(place: Place) -> str:
-    return "denseformer:dilation=4,period=5" if place.shape.blocks >= DEEP else "denseformer"
+    return "denseformer:dilation=4,period=5" if place.shape.num_hidden_layers >= DEEP else "denseformer"
 
 
 def _last_blocks(place: Place) -> str:
-    blocks = place.shape.blocks
+    blocks = place.shape.num_hidden_layers
     first = max(0, blocks - LAST)
     return f"muddformer:placement={first}-{blocks - 1}" if first < blocks - 1 else f"muddformer:placement={first}"
 

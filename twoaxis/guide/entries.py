@@ -16,7 +16,7 @@ from twoaxis.base.registry import Registry
 from twoaxis.depth.counts import count
 from twoaxis.depth.registry import STREAMS
 from twoaxis.depth.stream import Cost, Layout, Neutral, Stream
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.sequence.mixer import LocalOperator, Mixer
 from twoaxis.sequence.registry import MIXERS, mixer
 
@@ -57,7 +57,7 @@ class Entry:
     name: str
     method: type[Stream] | type[LocalOperator]
     card: Card
-    shape: DecoderConfig
+    shape: ModelConfig
     default: Measured
 
     def variants(self) -> tuple[Measured, ...]:
@@ -72,24 +72,26 @@ def make_shape(
     kv_heads: int | None = None,
     head_width: int | None = None,
     hidden: int | None = None,
-) -> DecoderConfig:
-    """A decoder's shape; `heads` None is one per 64 channels or a few less, the rest as in `DecoderConfig`."""
+) -> ModelConfig:
+    """A decoder's shape; `heads` None is one per 64 channels or a few less, the rest as in `ModelConfig`."""
     if heads is None:
         heads = next((h for h in range(width // 64, 1, -1) if width % (2 * h) == 0), 1)
-    return DecoderConfig(
-        blocks=blocks,
-        width=width,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_width=head_width,
-        hidden=hidden,
+    return ModelConfig(
+        num_hidden_layers=blocks,
+        hidden_size=width,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_width,
+        intermediate_size=hidden,
     )
 
 
-def block_parameters(shape: DecoderConfig) -> int:
+def block_parameters(shape: ModelConfig) -> int:
     """Parameters of the decoder's attention and MLP matrices, all blocks; without embedding, norms and head."""
-    attention = shape.width * shape.head_size * (2 * shape.heads + 2 * (shape.kv_heads or shape.heads))
-    return sum(attention + 3 * shape.width * shape.hidden_width(block) for block in range(shape.blocks))
+    attention = shape.hidden_size * shape.head_size * (2 * shape.num_attention_heads + 2 * shape.kv_heads)
+    return sum(
+        attention + 3 * shape.hidden_size * shape.hidden_width(block) for block in range(shape.num_hidden_layers)
+    )
 
 
 def names() -> tuple[str, ...]:
@@ -104,7 +106,7 @@ def find(name: str) -> type[Stream] | type[LocalOperator]:
     return cast("type[Stream] | type[LocalOperator]", Registry("method", entries, aliases).find(name))
 
 
-def entry(name: str, shape: DecoderConfig) -> Entry:
+def entry(name: str, shape: ModelConfig) -> Entry:
     """One method for `shape`."""
     method = find(name)
     axis = "depth" if issubclass(method, Stream) else "sequence"
@@ -113,7 +115,7 @@ def entry(name: str, shape: DecoderConfig) -> Entry:
     return Entry(name=name, method=method, card=card, shape=shape, default=measure(name, shape))
 
 
-def entries(shape: DecoderConfig) -> tuple[Entry, ...]:
+def entries(shape: ModelConfig) -> tuple[Entry, ...]:
     """Every method for `shape`, depth axis first."""
     return tuple(entry(name, shape) for name in names())
 
@@ -124,7 +126,7 @@ def _blank(name: str, axis: str) -> Card:
     return Card(**{f.name: given.get(f.name, "-") for f in fields(Card)})
 
 
-def measure(name: str, shape: DecoderConfig, options: Mapping[str, Any] | None = None) -> Measured:
+def measure(name: str, shape: ModelConfig, options: Mapping[str, Any] | None = None) -> Measured:
     """A method with `options` for `shape`; options that do not go with the shape are reported, not raised."""
     options = options or {}
     try:
@@ -133,21 +135,23 @@ def measure(name: str, shape: DecoderConfig, options: Mapping[str, Any] | None =
         return Measured(options, problem=str(error))
 
 
-def _stream(name: str, shape: DecoderConfig, options: Mapping[str, Any]) -> Measured:
+def _stream(name: str, shape: ModelConfig, options: Mapping[str, Any]) -> Measured:
     with torch.device("meta"):
-        layout = Layout.make(shape.blocks, shape.width, shape.kinds())
+        layout = Layout.make(shape.num_hidden_layers, shape.hidden_size, shape.kinds())
         made = STREAMS.find(name)(STREAMS.config(name, dict(options)), layout)
     return Measured(options, count(made), made.neutral, made.dead())
 
 
-def _mixer(name: str, shape: DecoderConfig, options: Mapping[str, Any]) -> Measured:
+def _mixer(name: str, shape: ModelConfig, options: Mapping[str, Any]) -> Measured:
     made = mixer(name, **options)
-    heads = shape.heads + 2 * (shape.kv_heads or shape.heads)
+    heads = shape.num_attention_heads + 2 * shape.kv_heads
     total = [0, 0, 0]
-    for block in range(shape.blocks):
+    for block in range(shape.num_hidden_layers):
         channels = {"qkv": heads * shape.head_size, "hidden": 2 * shape.hidden_width(block)}
         with torch.device("meta"):
-            built = [made.build(point, shape.width, channels.get(point, shape.width)) for point in made.points]
+            built = [
+                made.build(point, shape.hidden_size, channels.get(point, shape.hidden_size)) for point in made.points
+            ]
         for local in built:
             total = [a + b for a, b in zip(total, local.cost(), strict=True)]
     parameters, flops, kept = total

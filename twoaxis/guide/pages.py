@@ -12,7 +12,7 @@ from twoaxis.guide.columns import COLUMNS, GROUPS, TITLES, choose, table
 from twoaxis.guide.entries import Entry, Measured, block_parameters, entries, make_shape
 from twoaxis.guide.evidence import read_evidence, sentences
 from twoaxis.guide.source import notes, options
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.show import markdown, numbers
 from twoaxis.show.document import Block, Column, Document, Heading, Items, Prose, Showable, Table
 from twoaxis.show.document import table as make_table
@@ -21,13 +21,13 @@ COMMAND = "python -m twoaxis.guide > docs/methods.md"
 """What writes the docs."""
 
 
-def setting(shape: DecoderConfig) -> str:
+def setting(shape: ModelConfig) -> str:
     """The shape in words, with what shares are shares of."""
     body = block_parameters(shape)
-    heads = "1 head" if shape.heads == 1 else f"{shape.heads} heads"
-    kv = f", {shape.kv_heads} for keys and values" if shape.kv_heads else ""
+    heads = "1 head" if shape.num_attention_heads == 1 else f"{shape.num_attention_heads} heads"
+    kv = f", {shape.kv_heads} for keys and values" if shape.num_key_value_heads else ""
     return (
-        f"Costs are for {shape.blocks} blocks of width {shape.width} with {heads} of width "
+        f"Costs are for {shape.num_hidden_layers} blocks of width {shape.hidden_size} with {heads} of width "
         f"{shape.head_size}{kv} and MLPs of hidden width {shape.hidden_width(0)}: attention and MLP matrices of "
         f"{body:,} parameters and {2 * body:,} FLOPs per token. "
         "Every method has its default options. Not counted: the pre-norms of a mixer's own site and of additional ways."
@@ -43,7 +43,7 @@ class MethodMap(Showable):
         columns: columns, groups of them, or `all`; nothing is the short map.
     """
 
-    shape: DecoderConfig
+    shape: ModelConfig
     columns: tuple[str, ...] = ()
 
     def document(self) -> Document:
@@ -149,7 +149,7 @@ def _costs(entry: Entry) -> list[Block]:
     options, neutral = Column("options", number=False, code=True), Column("neutral", number=False)
     shape = entry.shape
     blocks: list[Block] = [
-        Prose(f"For {shape.blocks} blocks of width {shape.width}:"),
+        Prose(f"For {shape.num_hidden_layers} blocks of width {shape.hidden_size}:"),
         make_table((options, *(COLUMNS[k].header for k in keys), neutral), rows),
     ]
     problems = tuple(f"`{written(m.options)}`: {m.problem}" for m in measured if m.problem)
@@ -190,15 +190,15 @@ def docs() -> str:
 # Plain values.
 
 
-def _plain(shape: DecoderConfig, rows: Sequence[Entry]) -> dict[str, Any]:
+def _plain(shape: ModelConfig, rows: Sequence[Entry]) -> dict[str, Any]:
     """Everything about some methods."""
     return {
         "twoaxis": twoaxis.__version__,
         "shape": {
-            "blocks": shape.blocks,
-            "width": shape.width,
-            "heads": shape.heads,
-            "kv_heads": shape.kv_heads or shape.heads,
+            "blocks": shape.num_hidden_layers,
+            "width": shape.hidden_size,
+            "heads": shape.num_attention_heads,
+            "kv_heads": shape.kv_heads,
             "head_width": shape.head_size,
             "hidden": shape.hidden_width(0),
             "block_parameters": block_parameters(shape),

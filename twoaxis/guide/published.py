@@ -14,7 +14,7 @@ from twoaxis.costs.pipeline import Pipeline, plan
 from twoaxis.costs.shapes import find_shape
 from twoaxis.costs.trace import meta_model, trace_step
 from twoaxis.depth.counts import count_live
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.flops import count_parameters, forward_flops
 from twoaxis.show.document import Column, Table, table
 
@@ -60,15 +60,21 @@ def published_table(rows: list[Figure]) -> Table:
 
 def vectors_per_sublayer(stream: str, width: int = 2048, blocks: int = 64, **options: Any) -> float:
     """Vectors of the model's width that the stream moves per token and sub-layer, fused, the read-out left out."""
-    config = DecoderConfig(width=width, blocks=blocks, heads=16, stream=stream, stream_options=options)
+    config = ModelConfig(
+        hidden_size=width, num_hidden_layers=blocks, num_attention_heads=16, stream=stream, stream_options=options
+    )
     sites = trace_step(meta_model(config, "bfloat16"), 1, 4096).sites
     return sum(site.fused for site in sites[1:-1]) / (len(sites) - 2) / (2 * width)
 
 
 def chunk_transfers(stages: int, virtual: int) -> Pipeline:
     """The pipeline in which every chunk is one block of Attention Residuals, as in the paper's equations."""
-    config = DecoderConfig(
-        width=8, blocks=stages * virtual, heads=2, stream="attention_residuals", stream_options={"block_size": 2}
+    config = ModelConfig(
+        hidden_size=8,
+        num_hidden_layers=stages * virtual,
+        num_attention_heads=2,
+        stream="attention_residuals",
+        stream_options={"block_size": 2},
     )
     return plan(meta_model(config, "bfloat16"), stages, virtual)
 
@@ -120,7 +126,13 @@ def _attention_residuals() -> list[Figure]:
                 f"{(virtual - 1) * stages} times",
             ),
         ]
-    k3 = DecoderConfig(width=7168, blocks=93, heads=56, stream="attention_residuals", stream_options={"block_size": 24})
+    k3 = ModelConfig(
+        hidden_size=7168,
+        num_hidden_layers=93,
+        num_attention_heads=56,
+        stream="attention_residuals",
+        stream_options={"block_size": 24},
+    )
     stream = meta_model(k3, "bfloat16").stream
     learned = sum(p.numel() for p in stream.parameters())
     return [
@@ -139,16 +151,16 @@ def _attention_residuals() -> list[Figure]:
 # MUDDFormer.
 
 
-def mudd_shape(blocks: int, width: int, **options: Any) -> DecoderConfig:
+def mudd_shape(blocks: int, width: int, **options: Any) -> ModelConfig:
     """Pythia's shape with MUDDFormer."""
     hidden = 8 * width // 3
-    return DecoderConfig(
-        vocabulary=50_304,
-        width=width,
-        blocks=blocks,
-        heads=width // 64,
-        hidden=hidden,
-        tied=False,
+    return ModelConfig(
+        vocab_size=50_304,
+        hidden_size=width,
+        num_hidden_layers=blocks,
+        num_attention_heads=width // 64,
+        intermediate_size=hidden,
+        tie_word_embeddings=False,
         stream="muddformer",
         stream_options=options,
     )
@@ -223,7 +235,7 @@ def _deep_delta() -> list[Figure]:
     return rows
 
 
-def _ddl(name: str, options: dict[str, Any]) -> DecoderConfig:
+def _ddl(name: str, options: dict[str, Any]) -> ModelConfig:
     import dataclasses
 
     return dataclasses.replace(find_shape(name), stream="deep_delta", stream_options=options)
@@ -241,9 +253,11 @@ def _hyper_connections() -> list[Figure]:
     found = _cost(dynamic, Deployment(context=2048, micro_batch=4))
     saved = found.activations / _plain(found).activations - 1
     flops = forward_flops(dynamic, 2048)
-    mixed = DecoderConfig(width=2560, blocks=30, heads=20, stream="manifold_hyper_connections")
+    mixed = ModelConfig(
+        hidden_size=2560, num_hidden_layers=30, num_attention_heads=20, stream="manifold_hyper_connections"
+    )
     per_site = count_parameters(mixed).stream / 60
-    times = _cost(dataclasses.replace(mixed, vocabulary=129_280, tied=False), Deployment(context=4096))
+    times = _cost(dataclasses.replace(mixed, vocab_size=129_280, tie_word_embeddings=False), Deployment(context=4096))
     return [
         Figure(HC, "parameters, OLMo-1B, DHC x4", "394,048", f"{count_parameters(dynamic).stream:,}", SAME),
         Figure(HC, "parameters, OLMo-1B, SHC x4", "768", f"{count_parameters(static).stream:,}", SAME),
@@ -270,7 +284,9 @@ def _hyper_connections() -> list[Figure]:
 
 
 def _denseformer() -> list[Figure]:
-    shape = DecoderConfig(vocabulary=50_304, width=768, blocks=48, heads=12, stream="denseformer")
+    shape = ModelConfig(
+        vocab_size=50_304, hidden_size=768, num_hidden_layers=48, num_attention_heads=12, stream="denseformer"
+    )
     import dataclasses
 
     thin = dataclasses.replace(shape, stream_options={"dilation": 4, "period": 5})
@@ -282,7 +298,7 @@ def _denseformer() -> list[Figure]:
     return rows
 
 
-def _cost(config: DecoderConfig, deployment: Deployment) -> Costs:
+def _cost(config: ModelConfig, deployment: Deployment) -> Costs:
     from twoaxis.model.variant import Contender
 
     method = Contender(label=config.stream, stream=config.stream, stream_options=dict(config.stream_options))

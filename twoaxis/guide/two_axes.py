@@ -62,12 +62,12 @@ def configure(base: Any, method: str, window: int | None = None) -> Any:
     if window is not None:
         options["window"] = window
     if name == "short_swa":
-        options |= {"heads": base.heads, "rope": False, "start": "normal"}
+        options |= {"heads": base.num_attention_heads, "rope": False, "start": "normal"}
         return dataclasses.replace(plain, mixer=name, mixer_options=options)
     if name == "depth_attention":
-        options |= {"heads": base.heads, "granularity": "block", "shared": False}
+        options |= {"heads": base.num_attention_heads, "granularity": "block", "shared": False}
     elif options.get("block_size") == 0:
-        options["block_size"] = max(1, 2 * base.blocks // 8)
+        options["block_size"] = max(1, 2 * base.num_hidden_layers // 8)
     return dataclasses.replace(plain, stream=name, stream_options=options)
 
 
@@ -135,8 +135,8 @@ def by_window(base: Any) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"window": window}
         for method in ("sequence", "depth"):
             numbers = live(configure(base, method, window))
-            kept = 2 * (window - 1) * base.width * base.blocks * SIZE if method == "sequence" else 0
-            row[method] = {"moved": moved(method, base.width, window), "live": numbers * SIZE, "kept": kept}
+            kept = 2 * (window - 1) * base.hidden_size * base.num_hidden_layers * SIZE if method == "sequence" else 0
+            row[method] = {"moved": moved(method, base.hidden_size, window), "live": numbers * SIZE, "kept": kept}
         rows.append(row)
     return rows
 
@@ -157,20 +157,20 @@ def by_depth(base: Any) -> list[dict[str, Any]]:
     """Bytes of state per token that are alive across sites, against the number of blocks."""
     rows = []
     for blocks in DEPTHS:
-        deep = dataclasses.replace(base, blocks=blocks, windows=None, nope_blocks=())
+        deep = dataclasses.replace(base, num_hidden_layers=blocks, attention_windows=None, no_rope_blocks=())
         rows.append({"blocks": blocks, **{m: live(configure(deep, m)) * SIZE for m in ("plain", *METHODS)}})
     return rows
 
 
 def by_context(base: Any) -> list[dict[str, Any]]:
     """Bytes of one sequence: kept between tokens, and alive while the prompt is read, whole and in chunks."""
-    kv = (base.kv_heads or base.heads) * (base.head_width or base.width // base.heads)
-    ring = 2 * (WINDOW - 1) * base.width * base.blocks * SIZE
+    kv = base.kv_heads * base.head_size
+    ring = 2 * (WINDOW - 1) * base.hidden_size * base.num_hidden_layers * SIZE
     per = {m: live(configure(base, m)) * SIZE for m in ("sequence", "depth", "depth, all states")}
     return [
         {
             "context": tokens,
-            "keys and values": 2 * kv * base.blocks * SIZE * tokens,
+            "keys and values": 2 * kv * base.num_hidden_layers * SIZE * tokens,
             "ring": ring,
             "prefill": {method: size * tokens for method, size in per.items()},
             "chunked": {method: size * min(CHUNK, tokens) for method, size in per.items()},
@@ -192,7 +192,7 @@ def by_stages(base: Any) -> list[dict[str, Any]]:
             trunk = Trunk(configure(base, method)).to(torch.bfloat16)
         for row in rows:
             row[method] = {"naive": plan(trunk, row["stages"]).naive}
-            if base.blocks % (2 * row["stages"]) == 0:
+            if base.num_hidden_layers % (2 * row["stages"]) == 0:
                 virtual = plan(trunk, row["stages"], 2)
                 row[method] |= {"virtual": virtual.naive, "cached": virtual.cached}
     return rows
@@ -214,7 +214,7 @@ def published() -> dict[str, Any]:
 # Measured.
 
 READ = {"layers": 16, "tokens": 512, "heads": 4, "head_width": 32}
-MODEL: dict[str, Any] = {"vocabulary": 256, "width": 128, "heads": 4, "hidden": 352}
+MODEL: dict[str, Any] = {"vocab_size": 256, "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 352}
 POINTS: tuple[tuple[str, int, dict[str, int]], ...] = (
     *(("window", w, {"blocks": 16, "tokens": 256, "window": w}) for w in (2, 4, 8, 16)),
     *(("blocks", n, {"blocks": n, "tokens": 256, "window": WINDOW}) for n in (4, 8, 16, 32)),
@@ -288,13 +288,13 @@ def measure_models(rounds: int, say: Callable[[str], None]) -> list[dict[str, An
     """Time and activations of real training steps, as ratios to the plain decoder."""
     import torch
 
-    from twoaxis.model.config import DecoderConfig
+    from twoaxis.model.config import ModelConfig
     from twoaxis.model.decoder import Decoder
     from twoaxis.training.measure import peak_memory, throughputs
 
     rows = []
     for grows, size, given in POINTS:
-        base = DecoderConfig(**MODEL, blocks=given["blocks"])
+        base = ModelConfig(**MODEL, num_hidden_layers=given["blocks"])
         configs = {"plain": configure(base, "plain")}
         configs |= {method: configure(base, method, given["window"]) for method in ("sequence", "depth")}
 
@@ -322,7 +322,12 @@ def counted() -> dict[str, Any]:
 
     base = find_shape(SHAPE)
     return {
-        "shape": {"name": SHAPE, "blocks": base.blocks, "width": base.width, "heads": base.heads},
+        "shape": {
+            "name": SHAPE,
+            "blocks": base.num_hidden_layers,
+            "width": base.hidden_size,
+            "heads": base.num_attention_heads,
+        },
         "window": WINDOW,
         "chunk": CHUNK,
         "operator": equal_operations(),

@@ -87,8 +87,8 @@ def _facts(model: TwoAxisForCausalLM) -> dict[str, Any]:
         "blend": config.blend,
         "mixer": config.mixer,
         "mixer_options": dict(config.mixer_options),
-        "blocks": config.blocks,
-        "width": config.width,
+        "blocks": config.num_hidden_layers,
+        "width": config.hidden_size,
         "parameters": sum(p.numel() for p in model.parameters()),
         "stream_parameters": sum(p.numel() for p in stream.parameters()),
     }

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Applied, Seen, State, Stream
 from twoaxis.depth.walk import Watch, apply_sublayer, visit, without_aux
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.initialise import initialise
 from twoaxis.model.sublayers import MLP, Attention, MixerSublayer, Parallel, Rings, SiteNorm, Sublayer, TokenInfo
 from twoaxis.ring import Ring
@@ -77,14 +77,14 @@ class Block(nn.Module):
         stream: says which ways a site has and whether the model normalises them.
     """
 
-    def __init__(self, config: DecoderConfig, number: int, stream: Stream) -> None:
+    def __init__(self, config: ModelConfig, number: int, stream: Stream) -> None:
         super().__init__()
         self.number = number
         self.sites = stream.sites_of(number)
         for site in self.sites:
             self.add_module(site.kind, _make_sublayer(config, site, stream.ways(site)))
         normed = [site for site in self.sites if stream.normed(site)]
-        norms = {site.kind: SiteNorm(stream.ways(site), config.width, config.norm_eps) for site in normed}
+        norms = {site.kind: SiteNorm(stream.ways(site), config.hidden_size, config.rms_norm_eps) for site in normed}
         self.norms = nn.ModuleDict(norms)
 
     def forward(
@@ -129,13 +129,13 @@ class Trunk(nn.Module):
         config: the shape and the methods.
     """
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.stream = config.make_stream()
-        self.blocks = nn.ModuleList(Block(config, number, self.stream) for number in range(config.blocks))
+        self.blocks = nn.ModuleList(Block(config, number, self.stream) for number in range(config.num_hidden_layers))
         normed = self.stream.normed(self.stream.layout.out)
-        self.final_norm = nn.RMSNorm(config.width, eps=config.norm_eps) if normed else nn.Identity()
+        self.final_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if normed else nn.Identity()
 
     def block(self, number: int) -> Block:
         """One of the blocks."""
@@ -195,10 +195,10 @@ class Decoder(Trunk):
             decoders of one seed agree on everything they have in common whatever their streams.
     """
 
-    def __init__(self, config: DecoderConfig, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
         super().__init__(config)
-        self.embedding = nn.Embedding(config.vocabulary, config.width)
-        self.head = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         initialise(self, self.embedding, self.head, seed)
 
     def forward(self, tokens: Tensor, *, reach: Tensor | None = None) -> Tensor:
@@ -245,11 +245,11 @@ class Decoder(Trunk):
         return tokens
 
 
-def _make_sublayer(config: DecoderConfig, site: Site, ways: tuple[str, ...]) -> Sublayer:
+def _make_sublayer(config: ModelConfig, site: Site, ways: tuple[str, ...]) -> Sublayer:
     mixer = config.make_mixer() if config.has_mixer(site.block) else None
     if site.kind == "mixer":
         assert mixer is not None
-        return MixerSublayer(mixer.build("site", config.width))
+        return MixerSublayer(mixer.build("site", config.hidden_size))
     if site.kind == "attention":
         return Attention(config, site.block, mixer, separate="q" in ways)
     mlp = MLP(config, site.block, mixer)

@@ -49,7 +49,7 @@ import torch
 from torch import nn
 
 from twoaxis.depth.counts import flops_of
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Trunk
 from twoaxis.model.sublayers import MLP, Attention, MixerSublayer, SiteNorm
 from twoaxis.sequence.mixer import LocalOperator
@@ -134,7 +134,7 @@ class Parameters(NamedTuple):
         return sum(self)
 
 
-def forward_flops(config: TwoAxisConfig | DecoderConfig, tokens: int, *, trunk: Trunk | None = None) -> Flops:
+def forward_flops(config: TwoAxisConfig | ModelConfig, tokens: int, *, trunk: Trunk | None = None) -> Flops:
     """Operations per token of a forward pass. Nothing is allocated, whatever the size.
 
     Args:
@@ -145,14 +145,14 @@ def forward_flops(config: TwoAxisConfig | DecoderConfig, tokens: int, *, trunk: 
     if tokens < 1:
         raise ValueError(f"a sequence has at least one token, got {tokens}")
     shape, trunk = _trunk(config, trunk)
-    sublayers = _add(_block_flops(trunk, block, tokens) for block in range(shape.blocks))
+    sublayers = _add(_block_flops(trunk, block, tokens) for block in range(shape.num_hidden_layers))
     return sublayers._replace(
-        head=2 * shape.width * shape.vocabulary, stream=flops_of(trunk.stream) + _further_norms(trunk)
+        head=2 * shape.hidden_size * shape.vocab_size, stream=flops_of(trunk.stream) + _further_norms(trunk)
     )
 
 
 def training_flops(
-    config: TwoAxisConfig | DecoderConfig, tokens: int, *, recompute: int = 0, trunk: Trunk | None = None
+    config: TwoAxisConfig | ModelConfig, tokens: int, *, recompute: int = 0, trunk: Trunk | None = None
 ) -> Flops:
     """Operations per token of a forward and backward pass in which all parameters learn.
 
@@ -168,12 +168,12 @@ def training_flops(
     forward = forward_flops(shape, tokens, trunk=trunk)
     if not recompute:
         return _add([forward] * 3)
-    again = range(0, shape.blocks, recompute)
-    stream = -(-forward.stream * len(again) // shape.blocks)  # methods count as a whole, not by block
+    again = range(0, shape.num_hidden_layers, recompute)
+    stream = -(-forward.stream * len(again) // shape.num_hidden_layers)  # methods count as a whole, not by block
     return _add([forward, forward, forward, *(_block_flops(trunk, block, tokens) for block in again)], stream)
 
 
-def count_parameters(config: TwoAxisConfig | DecoderConfig, *, trunk: Trunk | None = None) -> Parameters:
+def count_parameters(config: TwoAxisConfig | ModelConfig, *, trunk: Trunk | None = None) -> Parameters:
     """Parameters by part, exact. Nothing is allocated, whatever the size.
 
     Args:
@@ -183,10 +183,10 @@ def count_parameters(config: TwoAxisConfig | DecoderConfig, *, trunk: Trunk | No
     shape, trunk = _trunk(config, trunk)
     hosts = _all(trunk, Attention), _all(trunk, MLP)
     attention, mlp = (sum(_numbers(host) - _numbers(host.points) for host in kind) for kind in hosts)
-    vectors = shape.vocabulary * shape.width
+    vectors = shape.vocab_size * shape.hidden_size
     return Parameters(
         embedding=vectors,
-        head=0 if shape.tied else vectors,
+        head=0 if shape.tie_word_embeddings else vectors,
         attention=attention,
         mlp=mlp,
         norms=sum(map(_numbers, _all(trunk, SiteNorm))) + _numbers(trunk.final_norm),
@@ -195,9 +195,9 @@ def count_parameters(config: TwoAxisConfig | DecoderConfig, *, trunk: Trunk | No
     )
 
 
-def _trunk(config: TwoAxisConfig | DecoderConfig, trunk: Trunk | None) -> tuple[DecoderConfig, Trunk]:
+def _trunk(config: TwoAxisConfig | ModelConfig, trunk: Trunk | None) -> tuple[ModelConfig, Trunk]:
     """The model's modules without their numbers: what is counted is what is built."""
-    shape = config if isinstance(config, DecoderConfig) else config.decoder_config()
+    shape = config if isinstance(config, ModelConfig) else config.decoder_config()
     if trunk is not None:
         return shape, trunk
     with torch.device("meta"):
@@ -210,7 +210,9 @@ def _block_flops(trunk: Trunk, block: int, tokens: int) -> Flops:
     for site in trunk.stream.sites_of(block):
         sublayer = trunk.sublayer(site)
         if isinstance(sublayer, MixerSublayer):
-            site_work = (NORM * len(trunk.stream.ways(site)) + 1) * trunk.config.width  # and the residual addition
+            site_work = (
+                NORM * len(trunk.stream.ways(site)) + 1
+            ) * trunk.config.hidden_size  # and the residual addition
             mixer += sublayer.local.flops() + site_work
             continue
         for a in _all(sublayer, Attention):
@@ -231,7 +233,7 @@ def _hosted(host: Attention | MLP) -> int:
 def _further_norms(trunk: Trunk) -> int:
     """Pre-norms of ways beyond the first. A mixer's site is the mixer's to pay."""
     ways = sum(len(trunk.stream.ways(site)) - 1 for site in trunk.stream.sites if site.kind != "mixer")
-    return NORM * trunk.config.width * ways
+    return NORM * trunk.config.hidden_size * ways
 
 
 def _add(counts: Iterable[Flops], stream: int = 0) -> Flops:

@@ -34,7 +34,7 @@ class TwoAxisCache(Cache):
         self.recording = False
         self.empty = trunk.start(spare)
         self.past: Past = self.empty
-        self.blocks = trunk.config.blocks
+        self.blocks = trunk.config.num_hidden_layers
         self.made_for = trunk.config
 
     # What transformers asks.

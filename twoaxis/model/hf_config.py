@@ -1,4 +1,4 @@
-"""`TwoAxisConfig`: an ordinary transformers configuration around `DecoderConfig`.
+"""`TwoAxisConfig`: an ordinary transformers configuration around `ModelConfig`.
 
 Fields have the names the Llama, Mistral, Qwen and SmolLM families use where they mean the same. They are validated
 when the configuration is built, and a field nobody knows is an error.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
@@ -17,7 +17,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from twoaxis.base import options
 from twoaxis.base.registry import did_you_mean
 from twoaxis.depth.site import MOST_BLOCKS
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 
 PASSED_ON = {
     # fields that transformers itself reads from a configuration file or from keyword arguments
@@ -47,6 +47,9 @@ SWITCHES = (
     *("parallel_block", "hidden_ramp", "blend"),
 )
 OPTIONAL = ("intermediate_size", "num_key_value_heads", "head_dim", "mixer", "placement")
+
+ELSEWHERE = ("eos_token_id", "rope_theta", "rope_scaling")
+"""Fields of the decoder that transformers treats itself."""
 
 ROPE_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 ROPE_TYPES = {
@@ -145,38 +148,14 @@ class TwoAxisConfig(PreTrainedConfig):
         with torch.device("meta"):
             (shape := self.decoder_config()).make_stream()
         self.stream, self.mixer = shape.stream, shape.mixer
+        self.stream_options = dict(shape.stream_options) or self.stream_options
+        self.mixer_options = dict(shape.mixer_options) or self.mixer_options
 
-    def decoder_config(self) -> DecoderConfig:
+    def decoder_config(self) -> ModelConfig:
         """The same shape for the decoder's own classes; raises a ValueError with the numbers where it is impossible."""
-        return DecoderConfig(
-            vocabulary=self.vocab_size,
-            width=self.hidden_size,
-            blocks=self.num_hidden_layers,
-            heads=self.num_attention_heads,
-            kv_heads=self.num_key_value_heads,
-            head_width=self.head_dim,
-            hidden=self.intermediate_size,
-            hidden_ramp=self.hidden_ramp,
-            block="parallel" if self.parallel_block else "sequential",
-            activation=self.hidden_act,
-            qkv_bias=self.attention_bias,
-            output_bias=self.attention_output_bias,
-            mlp_bias=self.mlp_bias,
-            qk_norm=self.qk_norm,
-            windows=None if self.attention_windows is None else tuple(self.attention_windows),
-            nope_blocks=tuple(self.no_rope_blocks or ()),
-            norm_eps=self.rms_norm_eps,
-            tied=self.tie_word_embeddings,
-            std=self.initializer_range,
-            init=cast(Any, self.init),
-            stream=self.stream,
-            stream_options=self.stream_options or {},
-            placement=self.placement,
-            blend=self.blend,
-            mixer=self.mixer,
-            mixer_options=self.mixer_options or {},
-            mixer_blocks=None if self.mixer_blocks is None else tuple(self.mixer_blocks),
-        )
+        names = [field.name for field in dataclasses.fields(ModelConfig) if field.name not in ELSEWHERE]
+        given: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return ModelConfig.from_dict(given)
 
 
 LARGEST = {"vocab_size": 2**27, "num_hidden_layers": MOST_BLOCKS, "max_position_embeddings": 2**40}

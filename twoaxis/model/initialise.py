@@ -34,7 +34,7 @@ def initialise(trunk: Trunk, embedding: nn.Embedding, head: nn.Linear | None, se
     Every tensor draws from a generator seeded by `seed` and the tensor's name, so decoders of one seed share the
     initial values of everything they have in common, whatever stream or mixer they have.
     """
-    std, blocks = trunk.config.std, trunk.config.blocks
+    std, blocks = trunk.config.initializer_range, trunk.config.num_hidden_layers
     embedding.weight.normal_(0.0, std, generator=named_generator(seed, "embedding.weight", embedding.weight))
     if head is not None:
         head.weight.normal_(0.0, std, generator=named_generator(seed, "head.weight", head.weight))

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.depth.stream import Seen
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.ring import Ring
 from twoaxis.sequence.mixer import LocalOperator, Mixer
 from twoaxis.sequence.rope import Rope, rotate
@@ -144,20 +144,20 @@ class Attention(Sublayer):
         separate: whether the stream gives q, k and v separately.
     """
 
-    def __init__(self, config: DecoderConfig, block: int, mixer: Mixer | None = None, separate: bool = False) -> None:
+    def __init__(self, config: ModelConfig, block: int, mixer: Mixer | None = None, separate: bool = False) -> None:
         super().__init__()
-        width, size = config.width, config.head_size
-        kv_heads = config.kv_heads or config.heads
-        self.size, self.eps = size, config.norm_eps
-        self.window = None if config.windows is None else config.windows[block]
-        self.rotary = block not in config.nope_blocks
-        self.query = nn.Linear(width, config.heads * size, bias=config.qkv_bias)
-        self.key = nn.Linear(width, kv_heads * size, bias=config.qkv_bias)
-        self.value = nn.Linear(width, kv_heads * size, bias=config.qkv_bias)
-        self.output = nn.Linear(config.heads * size, width, bias=config.output_bias)
+        width, size = config.hidden_size, config.head_size
+        kv_heads = config.kv_heads
+        self.size, self.eps = size, config.rms_norm_eps
+        self.window = None if config.attention_windows is None else config.attention_windows[block]
+        self.rotary = block not in config.no_rope_blocks
+        self.query = nn.Linear(width, config.num_attention_heads * size, bias=config.attention_bias)
+        self.key = nn.Linear(width, kv_heads * size, bias=config.attention_bias)
+        self.value = nn.Linear(width, kv_heads * size, bias=config.attention_bias)
+        self.output = nn.Linear(config.num_attention_heads * size, width, bias=config.attention_output_bias)
         self.query_norm = nn.Parameter(torch.ones(size)) if config.qk_norm else None
         self.key_norm = nn.Parameter(torch.ones(size)) if config.qk_norm else None
-        channels = {"attention": width, "qkv": (config.heads + 2 * kv_heads) * size}
+        channels = {"attention": width, "qkv": (config.num_attention_heads + 2 * kv_heads) * size}
         self.separate = separate
         self.points = _Points(mixer, channels, width, {"attention": 3 if separate else 1})
 
@@ -202,14 +202,14 @@ class MLP(Sublayer):
         mixer: may act on the input and on the hidden channels.
     """
 
-    def __init__(self, config: DecoderConfig, block: int, mixer: Mixer | None = None) -> None:
+    def __init__(self, config: ModelConfig, block: int, mixer: Mixer | None = None) -> None:
         super().__init__()
         hidden = config.hidden_width(block)
-        self.gate = nn.Linear(config.width, hidden, bias=config.mlp_bias)
-        self.up = nn.Linear(config.width, hidden, bias=config.mlp_bias)
-        self.down = nn.Linear(hidden, config.width, bias=config.mlp_bias)
-        self.activation = ACTIVATIONS[config.activation]
-        self.points = _Points(mixer, {"mlp": config.width, "hidden": 2 * hidden}, config.width)
+        self.gate = nn.Linear(config.hidden_size, hidden, bias=config.mlp_bias)
+        self.up = nn.Linear(config.hidden_size, hidden, bias=config.mlp_bias)
+        self.down = nn.Linear(hidden, config.hidden_size, bias=config.mlp_bias)
+        self.activation = ACTIVATIONS[config.hidden_act]
+        self.points = _Points(mixer, {"mlp": config.hidden_size, "hidden": 2 * hidden}, config.hidden_size)
 
     def start(self, spare: int = 0) -> tuple[Ring, ...]:
         """The rings of the operators inside."""

@@ -9,7 +9,7 @@ import torch
 
 from twoaxis.depth.blend import Blend
 from twoaxis.depth.stream import Stream
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.verify.claim import Result, claim, deviation, each_run, faults, worst
 from twoaxis.verify.depth import ways_of
@@ -39,7 +39,7 @@ def starts(run: Run) -> list[str]:
 # Neutral parameters and Blend, in decoders.
 
 
-def plain_of(config: DecoderConfig, seed: int, *, mixer: bool) -> Decoder:
+def plain_of(config: ModelConfig, seed: int, *, mixer: bool) -> Decoder:
     """The decoder without the method."""
     if mixer:
         return build(dataclasses.replace(config, mixer=None, mixer_options={}, mixer_blocks=None), seed)
@@ -70,7 +70,7 @@ def neutral_class(subject: StreamSubject) -> Result | str:
                 continue
             return Result(1.0, detail="the neutral class is none but neutral_() raises no ValueError")
         if kind == "scale":  # equal up to the pre-norm's epsilon: without one it is equal to rounding
-            config = dataclasses.replace(config, norm_eps=1e-60)
+            config = dataclasses.replace(config, rms_norm_eps=1e-60)
             model = build(config, subject.seed, perturb=0.1)
         model.stream.neutral_()
         plain, tokens = plain_of(config, subject.seed, mixer=False), stepping(model).inputs(subject.seed)

@@ -27,7 +27,7 @@ from twoaxis.depth.registry import STREAMS, stream
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Applied, Seen, State, Stream
 from twoaxis.depth.walk import visit
-from twoaxis.model.config import DecoderConfig
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.ring import Ring
 from twoaxis.sequence.mixer import LocalOperator
@@ -35,7 +35,14 @@ from twoaxis.sequence.registry import MIXERS, mixer
 from twoaxis.verify.claim import Axis
 from twoaxis.verify.time import Stepper
 
-SMALL = DecoderConfig(vocabulary=61, width=16, blocks=3, heads=2, kv_heads=1, hidden=24)
+SMALL = ModelConfig(
+    vocab_size=61,
+    hidden_size=16,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    intermediate_size=24,
+)
 """The decoder around a method; norms have an epsilon of 1e-5."""
 
 WIDTH = 16
@@ -186,7 +193,7 @@ class Subject:
         """
         raise NotImplementedError
 
-    def configs(self) -> Iterator[tuple[str, DecoderConfig]]:
+    def configs(self) -> Iterator[tuple[str, ModelConfig]]:
         """Small decoders with the method: plain; for the first variant parallel, and with one of the other axis."""
         raise NotImplementedError
 
@@ -226,14 +233,16 @@ class StreamSubject(Subject):
         for layout in ("mixers", "uneven") if few and not self.first else LAYOUTS:
             yield self.run(layout, **how)
 
-    def configs(self) -> Iterator[tuple[str, DecoderConfig]]:
+    def configs(self) -> Iterator[tuple[str, ModelConfig]]:
         """Small decoders around the stream."""
         heads = self.stream().kv_heads or SMALL.kv_heads
-        base = dataclasses.replace(SMALL, kv_heads=heads, stream=self.name, stream_options=dict(self.options))
+        base = dataclasses.replace(
+            SMALL, num_key_value_heads=heads, stream=self.name, stream_options=dict(self.options)
+        )
         yield "decoder", base
         if self.first:
             options = {"window": 3, "heads": 2, "start": "normal"}
-            yield "parallel decoder", dataclasses.replace(base, block="parallel")
+            yield "parallel decoder", dataclasses.replace(base, parallel_block=True)
             yield "decoder with short_swa", dataclasses.replace(base, mixer="short_swa", mixer_options=options)
 
 
@@ -251,13 +260,13 @@ class MixerSubject(Subject):
             moved = self._moved(operator, how.get("perturb", 0.1), how.get("dtype", torch.float64))
             yield Run(point, moved, None, self.seed)
 
-    def configs(self) -> Iterator[tuple[str, DecoderConfig]]:
+    def configs(self) -> Iterator[tuple[str, ModelConfig]]:
         """Small decoders with the mixer."""
         base = dataclasses.replace(SMALL, mixer=self.name, mixer_options=dict(self.options))
         yield "decoder", base
         if self.first:
             history = dataclasses.replace(base, stream="attention_residuals", mixer_blocks=(0, 2))
-            yield "parallel decoder", dataclasses.replace(base, block="parallel")
+            yield "parallel decoder", dataclasses.replace(base, parallel_block=True)
             yield "decoder with attention_residuals", history
 
     def steppers(self) -> Iterator[tuple[str, Stepper]]:
@@ -358,7 +367,7 @@ def with_toy_sublayers(method: Stream, seed: int, dtype: torch.dtype = torch.flo
     return compose(method, sublayers)
 
 
-def build(config: DecoderConfig, seed: int, *, perturb: float = 0.0) -> Decoder:
+def build(config: ModelConfig, seed: int, *, perturb: float = 0.0) -> Decoder:
     """A float64 decoder; `perturb` moves the parameters of the methods in it off their initial values."""
     model = Decoder(config, seed).double()
     generator = torch.Generator().manual_seed(seed)
@@ -377,7 +386,7 @@ def stepping(model: Decoder) -> Stepper:
     """A decoder as a stepper; of its memory the stream's rings must not grow."""
 
     def draw(seed: int, batch: int, time: int) -> Tensor:
-        return torch.randint(0, SMALL.vocabulary, (batch, time), generator=torch.Generator().manual_seed(seed))
+        return torch.randint(0, SMALL.vocab_size, (batch, time), generator=torch.Generator().manual_seed(seed))
 
     return Stepper(model, draw, lambda past: numbers_in(past.stream))
 

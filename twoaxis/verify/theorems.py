@@ -118,8 +118,8 @@ def residual_as_read(seed: int) -> Result:
     errors = {}
     with registered(ResidualAsRead):
         for blocks in (2, 5):
-            plain = build(replace(SMALL, blocks=blocks), seed)
-            rewritten = build(replace(SMALL, blocks=blocks, stream=find(ResidualAsRead)[1]), seed)
+            plain = build(replace(SMALL, num_hidden_layers=blocks), seed)
+            rewritten = build(replace(SMALL, num_hidden_layers=blocks, stream=find(ResidualAsRead)[1]), seed)
             rewritten.load_state_dict(plain.state_dict())
             tokens = stepping(plain).inputs(seed)
             ours, theirs = rewritten(tokens), plain(tokens)

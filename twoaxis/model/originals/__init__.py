@@ -1,12 +1,12 @@
 """Read residual streams out of other people's checkpoints, and write them back.
 
-    adapted = read_stream(load_file("model.safetensors"), config={"attn_res_block_size": 12})
-    adapted.stream, adapted.options, adapted.state      # "attention_residuals", {"block_size": 24, ...}, its state dict
-    stream = adapted.build()
+    found = read_stream(load_file("model.safetensors"), config={"attn_res_block_size": 12})
+    found.stream, found.options, found.state            # "attention_residuals", {"block_size": 24, ...}, its state dict
+    stream = found.build()
 
     to_original(stream), original_config(stream)        # the original's names and settings again
 
-A whole model's state dict may be given: keys that are not the method's are passed over, and `adapted.consumed` names
+A whole model's state dict may be given: keys that are not the method's are passed over, and `found.consumed` names
 those that were taken. Each family has a table of names, `FAMILIES[name].rows`, which docs/checkpoints.md prints. A key
 of the method's own that is missing, left over or of another shape is a ValueError that names it.
 """
@@ -21,18 +21,30 @@ from torch import Tensor
 from twoaxis.depth.blend import Blend
 from twoaxis.depth.stream import Stream
 from twoaxis.model.originals.attention_residuals import KimiK3
-from twoaxis.model.originals.base import Adapted, Family, Found, Original, Row, Setting, Written
 from twoaxis.model.originals.deep_delta import DeepDeltaRepository
 from twoaxis.model.originals.denseformer import DenseFormerExperiments, DenseFormerPackage
+from twoaxis.model.originals.family import Family, ReadStream
 from twoaxis.model.originals.hyper_connections import (
     DeepSeekV4,
     Glm5Next,
     HyperConnectionsPackage,
     HyperConnectionsPaper,
 )
+from twoaxis.model.originals.keys import Keys
 from twoaxis.model.originals.muddformer import MuddFormerReleased
+from twoaxis.model.originals.table import REQUIRED, Row, Setting
 
-__all__ = ["FAMILIES", "Adapted", "Family", "Row", "Setting", "original_config", "read_stream", "to_original"]
+__all__ = [
+    "FAMILIES",
+    "REQUIRED",
+    "Family",
+    "ReadStream",
+    "Row",
+    "Setting",
+    "original_config",
+    "read_stream",
+    "to_original",
+]
 
 FAMILIES: dict[str, Family] = {
     family.name: family
@@ -58,7 +70,7 @@ def read_stream(
     config: Any = None,
     prefix: str = "",
     **options: Any,
-) -> Adapted:
+) -> ReadStream:
     """The residual stream in a foreign state dict.
 
     Args:
@@ -72,15 +84,7 @@ def read_stream(
         like = _recognise(tensors, prefix)
     if like not in FAMILIES:
         raise ValueError(f"unknown family {like!r}; the families are {', '.join(FAMILIES)}")
-    family = FAMILIES[like]
-    found = Found(family, tensors, prefix)
-    if not found.keys:
-        raise ValueError(f"{like}: none of its names is there; they look like {family.rows[0].original}")
-    found.check_prefixes()
-    adapted = family.read(found, Original(family, config, options))
-    adapted = adapted._replace(options=adapted.options | options, consumed=found.finish())
-    adapted.check()
-    return adapted
+    return FAMILIES[like].read(Keys(FAMILIES[like], tensors, prefix), config, options)
 
 
 def to_original(stream: Stream, like: str | None = None, *, prefix: str = "") -> dict[str, Tensor]:
@@ -91,16 +95,16 @@ def to_original(stream: Stream, like: str | None = None, *, prefix: str = "") ->
         like: whose names; None takes the first family of that stream in `FAMILIES`.
         prefix: goes before every name.
     """
-    written = _write(stream, like)
-    return {prefix + name: tensor.detach().clone().contiguous() for name, tensor in written.tensors.items()}
+    tensors, _ = _write(stream, like)
+    return {prefix + name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
 
 
 def original_config(stream: Stream, like: str | None = None) -> dict[str, Any]:
     """The settings of the original that go with `to_original`, for what tensors do not tell."""
-    return _write(stream, like).config
+    return _write(stream, like)[1]
 
 
-def _write(stream: Stream, like: str | None) -> Written:
+def _write(stream: Stream, like: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if isinstance(stream, Blend):
         raise ValueError(f"a blend has gates that no original knows; write its method: {stream.method.name}")
     able = {name: f for name, f in FAMILIES.items() if f.writes and f.stream == stream.name}
@@ -115,10 +119,10 @@ def _write(stream: Stream, like: str | None) -> Written:
 
 
 def _recognise(tensors: Mapping[str, Tensor], prefix: str) -> str:
-    fitting = [name for name, family in FAMILIES.items() if family.detect(Found(family, tensors, prefix))]
+    fitting = [name for name, family in FAMILIES.items() if family.detect(Keys(family, tensors, prefix))]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
         raise ValueError(f"these could be the names of {' or '.join(fitting)}; give like=")
-    known = "; ".join(f"{name}: {family.rows[0].original}" for name, family in FAMILIES.items())
+    known = "; ".join(f"{name}: {family.rows[0].theirs}" for name, family in FAMILIES.items())
     raise ValueError(f"no family's names were recognised among {len(tensors)} keys; the families are {known}")

@@ -12,36 +12,38 @@ channel_padding= where that file trained the model.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from twoaxis.depth.deep_delta import DeepDelta
 from twoaxis.depth.stream import Stream
-from twoaxis.model.originals.base import BLOCK, Adapted, Family, Found, Original, Row, Setting, Written
+from twoaxis.model.originals.family import Family, Reading
+from twoaxis.model.originals.table import Row, Setting
 
-SITES = ("{i}.ddl_attn", "{i}.ddl_mlp")
-BLOCKS = "transformer.h."
+HEEDED = "True is refused unless channel_padding= says whether the file that trained it heeds the flag"
 
 
-def _site_rows(site: str, number: str) -> tuple[Row, ...]:
+def _site_rows(site: str, entry: str) -> tuple[Row, ...]:
+    base = f"transformer.h.{{i}}.{site}"
+    two = "the gate of two layers, instead of beta"
     return (
-        Row(BLOCKS, f"{site}.beta.weight", "(1, D)", f"gate_weight[{number}]", "the gate of one layer"),
-        Row(BLOCKS, f"{site}.beta.bias", "(1,)", f"gate_bias[{number}]"),
-        Row(
-            BLOCKS, f"{site}.beta_in.weight", "(H, D)", f"gate_in[{number}]", "the gate of two layers, instead of beta"
-        ),
-        Row(BLOCKS, f"{site}.beta_out.weight", "(1, H)", f"gate_weight[{number}]"),
-        Row(BLOCKS, f"{site}.beta_out.bias", "(1,)", f"gate_bias[{number}]"),
-        Row(
-            BLOCKS,
-            f"{site}.v_proj.weight",
-            "(v, D)",
-            f"value_weight[{number}]",
-            "unused there if the value is constant",
-        ),
-        Row(BLOCKS, f"{site}.v_proj.bias", "(v,)", f"value_bias[{number}]"),
+        Row(f"{base}.v_proj.weight", f"value_weight[{entry}]", "(v, D)", "unused there if the value is constant"),
+        Row(f"{base}.v_proj.bias", f"value_bias[{entry}]", "(v,)"),
+        Row(f"{base}.beta.weight", f"gate_weight[{entry}]", "(1, D)", "the gate of one layer", form="linear"),
+        Row(f"{base}.beta.bias", f"gate_bias[{entry}]", "(1,)", form="linear"),
+        Row(f"{base}.beta_in.weight", f"gate_in[{entry}]", "(H, D)", two, form="two_layer"),
+        Row(f"{base}.beta_out.weight", f"gate_weight[{entry}]", "(1, H)", form="two_layer"),
+        Row(f"{base}.beta_out.bias", f"gate_bias[{entry}]", "(1,)", form="two_layer"),
+    )
+
+
+def _compressor(base: str, ours: str, entry: str) -> tuple[Row, ...]:
+    weight = f"{ours}_weight{entry}"
+    return (
+        Row(f"{base}.shortconv.weight", weight, "(D*v, taps)", "TC; row d*v + channel", form="token"),
+        Row(f"{base}.weight", weight, "(D, v)", "CC", form="channel"),
+        Row(f"{base}.weight", weight, "(D, v, taps)", "TC in later files", form="token, later"),
+        Row(f"{base}.read", f"{ours}_read{entry}", "(v,)", form="wide"),
     )
 
 
@@ -49,141 +51,66 @@ class DeepDeltaRepository(Family):
     """The models of yifanzhang-pro/deep-delta-learning."""
 
     name = "deep_delta"
-    title = "Deep Delta Learning"
     stream = "deep_delta"
+    layers = "transformer.h."
     rows = (
-        *_site_rows(SITES[0], "2i"),
-        *_site_rows(SITES[1], "2i+1"),
-        Row(BLOCKS, "{i}.compress.shortconv.weight", "(D*v, taps)", "compress_weight[i]", "TC; row d*v + channel"),
-        Row(BLOCKS, "{i}.compress.weight", "(D, v)", "compress_weight[i]", "CC; with a third dimension of taps: TC"),
-        Row(BLOCKS, "{i}.compress.read", "(v,)", "compress_read[i]"),
-        Row("", "readout.shortconv.weight", "(D*v, taps)", "readout_weight", "TC"),
-        Row("", "readout.weight", "(D, v)", "readout_weight", "CC; with a third dimension of taps: TC"),
-        Row("", "readout.read", "(v,)", "readout_read"),
-        Row("", "input_embed.conv.weight", "(D*v, 1, taps)", "expand_weight", "EC; row d*v + channel"),
+        *_site_rows("ddl_attn", "2*i"),
+        *_site_rows("ddl_mlp", "2*i + 1"),
+        *_compressor("transformer.h.{i}.compress", "compress", "[i]"),
+        *_compressor("readout", "readout", ""),
+        Row("input_embed.conv.weight", "expand_weight", "(D*v, 1, E)", "EC; row d*v + channel", form="conv"),
     )
     settings = (
         Setting("ddl_k_eps", "k_eps", 1e-5, "the fused file multiplies it by sqrt(d): give k_eps= instead"),
-        Setting("ddl_v_sigmoid", "value", True, "False: linear"),
+        Setting("ddl_v_sigmoid", "value", True, "False: linear", copied=False),
         Setting("ddl_v_sigmoid_scale", "value_scale", 4.0),
-        Setting("ddl_v_constant", "value", False, "True: constant; d_v > 1"),
-        Setting("ddl_v_constant_value", "value_constant", 2.0, "d_v > 1"),
-        Setting("ddl_v_dim1_constant", "value", False, "True: constant; d_v = 1"),
-        Setting("ddl_v_dim1_constant_value", "value_constant", 2.0, "d_v = 1"),
-        Setting("ddl_value_channels", "value_channels", None, "told by the shapes; checked where d_v > 1"),
-        Setting(
-            "ddl_state_dv_shortconv_causal",
-            "channel_padding",
-            False,
-            "True is refused unless channel_padding= says whether the file that trained it heeds the flag",
-        ),
-        Setting("residual_branch_mult", "none", 1.0, "anything but 1 is refused: there is no such factor here"),
+        Setting("ddl_v_constant", "value", False, "True: constant; d_v > 1", copied=False),
+        Setting("ddl_v_constant_value", "value_constant", 2.0, "d_v > 1", copied=False),
+        Setting("ddl_v_dim1_constant", "value", False, "True: constant; d_v = 1", copied=False),
+        Setting("ddl_v_dim1_constant_value", "value_constant", 2.0, "d_v = 1", copied=False),
+        Setting("ddl_value_channels", "value_channels", None, "told by the shapes; checked if d_v > 1", copied=False),
+        Setting("ddl_state_dv_shortconv_causal", "channel_padding", False, HEEDED, copied=False),
+        Setting("residual_branch_mult", "none", 1.0, "refused unless 1: there is no such factor here", copied=False),
     )
+    sizes = (("v", "value_channels"), ("H", "gate_hidden"), ("taps", "token_taps"), ("E", "expand_taps"))
     namespace = r"(^|\.)(ddl_attn|ddl_mlp|compress|readout|input_embed)\."
-    sign = r"(^|\.)ddl_(attn|mlp)\."
+    beyond = ("gate_start", "gate_hidden", "token_taps", "expand_taps", "value_constant")
 
-    def read(self, found: Found, config: Original) -> Adapted:
-        """Gates and values stacked by site, compressors by block."""
-        blocks = found.count()
-        two_layer = any(found.has(f"{site}.beta_in.weight", i) for site in SITES for i in range(blocks))
-        gates = ("beta_in.weight", "beta_out.weight", "beta_out.bias") if two_layer else ("beta.weight", "beta.bias")
-        found.require(
-            [f"{site}.{leaf}" for site in SITES for leaf in (*gates, "v_proj.weight", "v_proj.bias")], range(blocks)
-        )
-        dv, width = (found.size(f"{SITES[0]}.v_proj.weight", 0, dim=dim) for dim in (0, 1))
-        hidden = found.size(f"{SITES[0]}.beta_in.weight", 0) if two_layer else width
-
-        def stacked(leaf: str, *shape: int) -> Tensor:
-            return torch.stack([found.take(f"{s}.{leaf}", i, shape=shape) for i in range(blocks) for s in SITES])
-
-        state = {"gate_in": stacked("beta_in.weight", hidden, width)} if two_layer else {}
-        state["gate_weight"] = stacked(gates[-2], 1, hidden)[:, 0]
-        state["gate_bias"] = stacked(gates[-1], 1)[:, 0]
-        values = {"value_weight": stacked("v_proj.weight", dv, width), "value_bias": stacked("v_proj.bias", dv)}
-        options = self._values(config, dv) | ({"gate": "two_layer", "gate_hidden": hidden} if two_layer else {})
-        if options["value"] != "constant":
-            state |= values
-        if dv > 1:
-            config.agree("ddl_value_channels", dv)
-            options |= self._expanded(found, state, blocks, width, dv)
-        return Adapted(self.stream, options, state, self.name, blocks, width)
-
-    def _values(self, config: Original, dv: int) -> dict[str, Any]:
-        """Options that only the configuration tells."""
-        if config["residual_branch_mult"] != 1.0:
+    def options(self, reading: Reading) -> dict[str, Any]:
+        """The form, from what is there; the value's from the configuration."""
+        channels, forms, setting = reading.letters["v"], reading.forms, reading.setting
+        if setting("residual_branch_mult") != 1.0:
             raise ValueError(
-                f"{self.name}: residual_branch_mult={config['residual_branch_mult']} has no counterpart here"
+                f"{self.name}: residual_branch_mult={setting('residual_branch_mult')} has no counterpart here"
             )
-        if config["ddl_state_dv_shortconv_causal"] and dv > 1 and "channel_padding" not in config.overrides:
-            raise ValueError(
-                f"{self.name}: ddl_state_dv_shortconv_causal=True is heeded by some of the original's files only: give "
-                "channel_padding='causal' or 'same', as the one that trained this model does"
-            )
-        constant = "ddl_v_constant" if dv > 1 else "ddl_v_dim1_constant"
-        value = "sigmoid" if config["ddl_v_sigmoid"] else "linear"
+        if channels > 1:
+            reading.agree("ddl_value_channels", channels)
+            if setting("ddl_state_dv_shortconv_causal") and "channel_padding" not in reading.overrides:
+                raise ValueError(
+                    f"{self.name}: ddl_state_dv_shortconv_causal=True is heeded by some of the original's files only: "
+                    "give channel_padding='causal' or 'same', as the one that trained this model does"
+                )
+        constant = "ddl_v_constant" if channels > 1 else "ddl_v_dim1_constant"
+        value = "sigmoid" if setting("ddl_v_sigmoid") else "linear"
         return {
-            "value_channels": dv,
-            "value": "constant" if config[constant] else value,
-            "value_scale": float(config["ddl_v_sigmoid_scale"]),
-            "value_constant": float(config[f"{constant}_value"]),
-            "k_eps": float(config["ddl_k_eps"]),
+            "value": "constant" if setting(constant) else value,
+            "value_constant": setting(f"{constant}_value"),
+            "gate": "two_layer" if "two_layer" in forms else "linear",
+            "compress": "token" if forms & {"token", "token, later"} else "channel",
+            "expand": "conv" if "conv" in forms else "repeat",
         }
 
-    def _expanded(self, found: Found, state: dict[str, Tensor], blocks: int, width: int, dv: int) -> dict[str, Any]:
-        """Compressors and the expansion into `state`; the options they tell."""
-        names = [("{i}.compress", i) for i in range(blocks)] + [("readout", None)]
-        flat = any(found.has(f"{name}.shortconv.weight", i) for name, i in names)
-        leaf = ".shortconv.weight" if flat else ".weight"
-        for name, i in names:
-            found.require([name + leaf, f"{name}.read"], [i])
-        by_token = flat or found.tensors[found.keys["{i}.compress.weight", 0]].dim() == 3
-        options: dict[str, Any] = {"compress": "token" if by_token else "channel"}
-        shape: tuple[int, ...] = (width, dv)
-        if by_token:
-            options["token_taps"] = taps = found.size("{i}.compress" + leaf, 0, dim=1 if flat else 2)
-            shape = (width * dv, taps) if flat else (width, dv, taps)
-        weights = [found.take(name + leaf, i, shape=shape) for name, i in names]
-        if flat:
-            weights = [weight.unflatten(0, (width, dv)) for weight in weights]
-        reads = [found.take(f"{name}.read", i, shape=(dv,)) for name, i in names]
-        state |= {"compress_weight": torch.stack(weights[:-1]), "compress_read": torch.stack(reads[:-1])}
-        state |= {"readout_weight": weights[-1], "readout_read": reads[-1]}
-        if found.has("input_embed.conv.weight"):
-            taps = found.size("input_embed.conv.weight", dim=2)
-            conv = found.take("input_embed.conv.weight", shape=(width * dv, 1, taps))
-            state["expand_weight"] = conv[:, 0].unflatten(0, (width, dv))
-            options |= {"expand": "conv", "expand_taps": taps}
-        return options
+    def unused(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """The value's projection, if the value is constant."""
+        return ("value_weight", "value_bias") if options["value"] == "constant" else ()
 
-    def write(self, made: Stream) -> Written:
-        """The reverse, in the names of the reference files."""
+    def forms(self, made: Stream) -> set[str]:
+        """In the names of the reference files."""
         assert isinstance(made, DeepDelta)
-        self.refuse_kinds(made, BLOCK)
-        self.refuse(made, update="delta", map="k", value=("sigmoid", "linear"), channel_padding="same")
-        config, tensors = made.config, {}
-        for row, site in enumerate(made.sites):
-            base = BLOCKS + SITES[row % 2].format(i=site.block)
-            gate = "beta" if made.gate_in is None else "beta_out"
-            if made.gate_in is not None:
-                tensors[f"{base}.beta_in.weight"] = made.gate_in[row]
-            tensors[f"{base}.{gate}.weight"] = made.gate_weight[row : row + 1]
-            tensors[f"{base}.{gate}.bias"] = made.gate_bias[row : row + 1]
-            tensors[f"{base}.v_proj.weight"] = made.value_weight[row]
-            tensors[f"{base}.v_proj.bias"] = made.value_bias[row]
-        if made.wide:
-            leaf = "shortconv.weight" if made.by_token else "weight"
-            for b in range(made.layout.blocks):
-                weight = made.compress_weight[b]
-                tensors[f"{BLOCKS}{b}.compress.{leaf}"] = weight.flatten(0, 1) if made.by_token else weight
-                tensors[f"{BLOCKS}{b}.compress.read"] = made.compress_read[b]
-            weight = made.readout_weight
-            tensors[f"readout.{leaf}"] = weight.flatten(0, 1) if made.by_token else weight
-            tensors["readout.read"] = made.readout_read
-        if made.expands:
-            tensors["input_embed.conv.weight"] = made.expand_weight.flatten(0, 1).unsqueeze(1)
-        settings = {
-            "ddl_k_eps": config.k_eps,
-            "ddl_v_sigmoid": config.value == "sigmoid",
-            "ddl_v_sigmoid_scale": config.value_scale,
-        }
-        return Written(tensors, settings)
+        config = made.config
+        return {config.gate, *((config.compress, config.expand, "wide") if made.wide else ())}
+
+    def translate(self, made: Stream) -> dict[str, Any]:
+        """The kind of value."""
+        assert isinstance(made, DeepDelta)
+        return {"ddl_v_sigmoid": made.config.value == "sigmoid"}
