@@ -307,6 +307,8 @@ class HistoryStream(Stream):
             h = self._forget(h, site.index)
         if self.source == "kv":
             lives = whole and plan.lives(plan.born[after], after)
+            if lives and c.aux is None:
+                raise ValueError(f"{self.name} reads keys and values of site {site.index}, which did not call seen.kv")
             return h._replace(kept=(*h.kept, self._make(c.aux, plan.born[after], after, h.own))) if lives else h
         new = x if self.source == "state" else part
         return self._push(h, new, after) if whole and new is not None else h
