@@ -12,7 +12,7 @@ from twoaxis.costs.costs import cost
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.trace import boundaries, lengthened, meta_model, trace_step
 from twoaxis.depth.counts import count
-from twoaxis.depth.walk import apply_nothing, visit
+from twoaxis.depth.walk import apply_nothing
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.variant import Contender
@@ -88,8 +88,9 @@ def test_boundaries_are_those_of_a_real_state(fields: Fields) -> None:
         if site.first:
             real.append([tuple(t.shape[2:]) for t in stream.pack(state)])
         if site.index < len(stream.sites):
-            y, heads = torch.randn(2, 6, 16), (config.kv_heads, config.head_size)
-            state = visit(stream, state, [site], lambda site, seen, y=y: apply_nothing(stream, seen, y, heads))
+            seen = stream.read(state, site)
+            c, y = apply_nothing(stream, seen, torch.randn(2, 6, 16), (config.kv_heads, config.head_size))
+            state = stream.write(state, site, y, seen, c)
     ours = [[tuple(t.shape[2:]) for t in packed] for packed in boundaries(meta_model(config, "float32"))]
     assert ours == real
 
