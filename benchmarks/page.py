@@ -31,12 +31,17 @@ def section(table: Table) -> list[str]:
 
 def write(path: Path, document: Mapping[str, Any]) -> Path:
     """Replace what stands between the marks of `path`."""
+    return replace_between(path, BEGIN, END, figures(document))
+
+
+def replace_between(path: Path, begin: str, end: str, text: str) -> Path:
+    """Put `text` between two marks of a page."""
     from twoaxis.base.files import write_text
 
-    text = path.read_text()
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"{path} lacks the marks {BEGIN!r} and {END!r} that say where the figures go")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    write_text(path, f"{before}{BEGIN}\n\n{figures(document)}\n\n{END}{after}")
+    page = path.read_text()
+    if begin not in page or end not in page:
+        raise ValueError(f"{path} lacks the marks {begin!r} and {end!r} that say where the figures go")
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    write_text(path, f"{before}{begin}\n\n{text}\n\n{end}{after}")
     return path

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from twoaxis.depth.stream import Seen as Seen
     from twoaxis.depth.stream import State as State
     from twoaxis.depth.stream import Stream as Stream
+    from twoaxis.inspection.inspection import inspect as inspect
     from twoaxis.inspection.trace import trace as trace
     from twoaxis.model.config import Methods as Methods
     from twoaxis.model.config import ModelConfig as ModelConfig
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from twoaxis.model.hf_model import TwoAxisModel as TwoAxisModel
     from twoaxis.model.presets import preset as preset
     from twoaxis.model.presets import preset_names as preset_names
-    from twoaxis.pretrained.convert import retrofit as retrofit
+    from twoaxis.pretrained.retrofit import retrofit as retrofit
     from twoaxis.ring import Ring as Ring
     from twoaxis.sequence.canon import Canon as Canon
     from twoaxis.sequence.dynamic_conv import DynamicConv as DynamicConv
@@ -74,6 +75,7 @@ _HOMES = {
     "compare": "twoaxis.commands.compare",
     "compose": "twoaxis.depth.compose",
     "document_reach": "twoaxis.window",
+    "inspect": "twoaxis.inspection.inspection",
     "methods": "twoaxis.commands.methods",
     "mixer": "twoaxis.sequence.registry",
     "mixer_names": "twoaxis.sequence.registry",
@@ -83,7 +85,7 @@ _HOMES = {
     "probe": "twoaxis.commands.probe",
     "register": "twoaxis.depth.registry",
     "report": "twoaxis.commands.report",
-    "retrofit": "twoaxis.pretrained.convert",
+    "retrofit": "twoaxis.pretrained.retrofit",
     "stream": "twoaxis.depth.registry",
     "stream_names": "twoaxis.depth.registry",
     "trace": "twoaxis.inspection.trace",

@@ -79,10 +79,6 @@ def _run(argv: list[str]) -> int:
         return 0
     name, *rest = argv
     command = find(name)
-    if command.__annotations__["return"] == "int":  # it prints by itself and returns its exit code
-        import tyro
-
-        return tyro.cli(command, args=rest, prog=f"twoaxis {name}")
     from twoaxis.commands.parsing import parse
 
     arguments, common = parse(command, name, rest)

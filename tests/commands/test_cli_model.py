@@ -61,6 +61,16 @@ def greedy(folder: Path, prompt: str, tokens: int) -> str:
     return bytes(t for t in made.tolist() if t < 256).decode(errors="replace")
 
 
+def test_generate_gives_values(folder: Path) -> None:
+    words = ("generate", str(folder), "--prompt", PROMPT, "--tokens", "12", "--bytes")
+    done = run(*words, "--json")
+    assert done.code == 0, done.err
+    made = json.loads(done.out)
+    assert (made["prompt"], made["tokens"], made["text"]) == (PROMPT, 12, greedy(folder, PROMPT, 12))
+    assert done.err == ""
+    assert made["text"].rstrip("\n") in run(*words, "--markdown", "--echo").out
+
+
 def test_generate_prints_what_the_model_generates(folder: Path) -> None:
     done = run("generate", str(folder), "--prompt", PROMPT, "--tokens", "24", "--bytes")
     assert done.code == 0, done.err

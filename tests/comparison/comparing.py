@@ -66,6 +66,7 @@ def make_options(folder: Path, **changes: Any) -> dict[str, Any]:
         "batch": 2,
         "steps": 12,
         "eval_examples": 4,
+        "final_examples": 8,
         "save_every": 3,
         "save_model": False,
         "measure_memory": False,

@@ -65,6 +65,8 @@ def make_fake(
     spread: float = 0.03,
     seed: int = 0,
     held_out: int = 0,
+    until: Any = None,
+    checks: tuple[str, ...] = (),
 ) -> Path:
     """Write a comparison folder.
 
@@ -84,6 +86,8 @@ def make_fake(
         seeds=seeds,
         match=match,
         lrs=rates,
+        until=until,
+        checks=checks,
     )
     rows = []
     for sources in data:
@@ -102,6 +106,7 @@ def make_fake(
         "versions": {"twoaxis": "0.1.0", "python": "3.11.2", "torch": "2.13.0", "transformers": "5.22.2"},
         "hardware": {"cpu": "Fake CPU"},
         "hardware_line": "2 cores of a Fake CPU <2.1 GHz>, 24 GB, no GPU",
+        "ngrams": {data_label(d): {s: {"unigram": 7.1, "bigram": 5.6, "tokens": 2e6} for s in sizes} for d in data},
         "commands": ["twoaxis compare --stream attention_residuals --seeds 4 --out fake"],
     }
     dataclasses.replace(plan, rows=tuple(rows), about=about).save(folder)
@@ -111,7 +116,7 @@ def make_fake(
 def _row(
     fake: Fake, contender: Contender, sources: tuple[str, ...], size: str, number: int, match: str, rates: Any
 ) -> Row:
-    share = {"tokens": 1.0, "flops": 1 / fake.flops, "time": fake.speed}[match]
+    share = {"tokens": 1.0, "flops": 1 / fake.flops, "time": fake.speed}[match] * contender.train.get("budget", 1)
     steps = round(TOKENS * share / 4096)
     losses: dict[str, float | None] = {}
     if len(rates) > 1:

@@ -6,30 +6,35 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from twoaxis.base.options import read_fields
+from twoaxis.base.timer import Rounds
 from twoaxis.comparison import plan as plans
 from twoaxis.comparison.budget import TOLERANCE, fits, make_rows, smallest
 from twoaxis.comparison.contenders import (
+    BUDGET,
     PER_CONTENDER,
     controls,
+    exchange_check,
     freeze_references,
     make_contenders,
     nearest,
     parse_spelled,
+    recipe_checks,
     spelled_out,
 )
-from twoaxis.comparison.options import FIELDS, SET_HERE, SharedFields, merge, parse_seeds, parse_sizes
+from twoaxis.comparison.decisions import choose, choose_rates
+from twoaxis.comparison.options import FIELDS, SET_HERE, merge, parse_seeds, parse_sizes
 from twoaxis.comparison.plan import Plan
-from twoaxis.comparison.rates import choose, choose_rates
 from twoaxis.comparison.run import read_options
 from twoaxis.model.variant import make_contender
 from twoaxis.training.config import TrainConfig
+from twoaxis.training.fields import SharedFields
 from twoaxis.training.results import Result
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
@@ -227,10 +232,10 @@ def test_time_is_measured_once_and_then_kept() -> None:
     asked: list[list[str]] = []
 
     def measure_at(factor: float) -> Any:
-        def measure(configs: Any, vocabulary: int) -> dict[str, float]:
+        def measure(configs: Any, vocabulary: int) -> dict[str, Rounds]:
             assert vocabulary == 256
             asked.append([config.stream for config in configs.values()])
-            return {key: factor * speeds[config.stream] for key, config in configs.items()}
+            return {key: Rounds((factor * speeds[config.stream],) * 3) for key, config in configs.items()}
 
         return measure
 
@@ -338,6 +343,39 @@ def test_controls_belong_to_the_contenders_that_are_there() -> None:
     assert made.contenders == freeze_references(made.contenders)
 
 
+def test_the_baselines_rate_is_kept_unless_another_is_clearly_better() -> None:
+    near: dict[float, list[float | None]] = {1e-3: [3.0, 3.3, 3.1], 2e-3: [3.1, 3.0, 3.2], 4e-3: [3.5, 3.4, 3.6]}
+    assert choose(near).lr == 2e-3
+    assert choose(near, 1e-3).lr == 1e-3
+    assert choose(near, 4e-3).lr == 2e-3
+    assert choose(near | {4e-3: [None, 3.4, 3.6]}, 4e-3).lr == 2e-3  # where it diverges nobody keeps it
+    assert choose(near, 0.5).lr == 2e-3  # one that was not tried
+
+
+def test_checks_of_the_baseline_and_its_budget() -> None:
+    first = make_contender()
+    made = recipe_checks(first, TrainConfig(steps=100, lr=2e-3), rates=True)
+    assert [each.train for each in made] == [{"warmup": 0.15}, {"warmup": 0.6}, {"lr": 1e-3}, {"lr": 4e-3}]
+    assert made[0].label == "standard, half the warm-up"
+    assert len(recipe_checks(first, TrainConfig(steps=100), rates=False)) == 2
+    twice = exchange_check(first)
+    plan = make_plan("deep_delta").with_contenders([*made, twice], checks=True)
+    assert plan.with_contenders([twice], checks=True) == plan
+    rows = make(plan).rows
+    assert [row.steps for row in rows] == [100] * 6 + [200]
+    assert [row.contender for row in make(plan).judged("stdlib", "nano")] == [rows[1].contender]
+    flops = make(make_plan("deep_delta", match="flops").with_contenders([twice], checks=True)).rows
+    assert flops[2].tokens == 2 * flops[0].tokens
+    with pytest.raises(ValueError, match=r"train\.budget must be a positive number, got 0"):
+        make_plan("deep_delta:train.budget=0")
+
+
+def test_rates_are_chosen_on_rows_that_nobody_is_judged_by() -> None:
+    made = make(make_plan("deep_delta", lr="0.001,0.002", base={"final_examples": 100}))
+    assert made.config(made.choosing_runs()[0]).eval_skip == 100
+    assert made.config(made.choosing_runs()[0]._replace(choosing=False)).eval_skip == 0
+
+
 def test_the_best_rate_is_the_one_with_the_smallest_mean() -> None:
     chosen = choose({0.001: [2.0, 2.2], 0.002: [1.9, 2.1], 0.004: [1.8, None]})
     assert (chosen.lr, chosen.losses[0.004], chosen.edge) == (0.002, None, False)
@@ -354,7 +392,7 @@ def outcome(loss: float | None) -> Result:
 
 
 def test_rates_are_settled_row_by_row_when_all_their_runs_are_there() -> None:
-    plan = make_plan("deep_delta", "standard:train.lr=0.5,label=fixed", lr="0.001,0.002,0.004", seeds=1)
+    plan = make_plan("deep_delta", "standard:train.lr=0.5,label=fixed", lr="0.001,0.002,0.004", seeds=1, lr_seeds=2)
     made = make(plan)
     assert [row.lr for row in made.rows] == [None, None, 0.5]
     choosing = made.choosing_runs()
@@ -373,6 +411,8 @@ def test_rates_are_settled_row_by_row_when_all_their_runs_are_there() -> None:
     assert whole.rows[1].lr_losses == {"0.001": 3.0, "0.002": 2.0, "0.004": None}
     assert {run.row.lr for run in whole.choosing_runs()} == {0.002}
     assert choose_rates(whole, lambda run: None) is whole
+    alone = choose_rates(made, lambda run: outcome(2.0) if run.label == "deep_delta" else None)
+    assert [row.lr for row in alone.rows] == [None, None, 0.5]  # the baseline's rate comes first
     wider = plan.grow({"lr": "0.001,0.002,0.004,0.008"})
     assert [row.lr for row in make(wider, old=whole.rows).rows] == [None, None, 0.5]
     assert make(plan, old=whole.rows).rows == whole.rows
@@ -396,17 +436,22 @@ def test_a_plan_is_the_same_after_a_file(tmp_path: Path) -> None:
     assert len(made.rows) == 3 * 3 * 2
     assert Plan.new(read_options(str(tmp_path / "compare.json"), {})) == plan
     (tmp_path / "compare.json").write_text('{"format": 99}')
-    with pytest.raises(ValueError, match="has format 99; this version of twoaxis reads format 2"):
+    with pytest.raises(ValueError, match="has format 99; this version of twoaxis reads format 3"):
         plans.Plan.load(tmp_path)
 
 
 def test_a_folder_grows_and_does_not_change() -> None:
-    plan = make_plan("deep_delta", "standard:wider=deep_delta")
+    plan = make_plan("deep_delta", "standard:wider=deep_delta", seeds=3)
     assert plan.grow({}) == plan
     assert plan.grow({"stream": ["deep_delta", "standard:wider=deep_delta"], **BASE}) == plan
     grown = plan.grow({"stream": ["denseformer"], "seeds": 5, "task": ["recall"], "sizes": "tiny"})
     assert grown.labels == [*plan.labels, "denseformer"]
-    assert grown.seeds == (0, 1, 2, 3, 4)
+    assert (grown.seeds, grown.grown, grown.grow({"seeds": 7}).grown) == ((0, 1, 2, 3, 4), (3,), (3, 5))
+    assert [look.seeds for look in grown.looks] == [3, 5]
+    planned = make_plan("deep_delta", until="resolved")
+    assert (len(planned.seeds), [look.seeds for look in planned.looks]) == (16, [4, 8, 16])
+    with pytest.raises(ValueError, match=r"seeds: 16 -> 20, of which --until has planned the use"):
+        planned.grow({"seeds": 20})
     assert grown.data == (("stdlib",), ("task:recall",))
     assert [size.label for size in grown.sizes] == ["nano", "tiny"]
     assert plan.grow({"seeds": "7,"}).seeds == (0, 1, 2, 7)
@@ -487,5 +532,5 @@ def test_a_method_that_does_not_exist_is_named_with_its_contender() -> None:
 def test_every_field_of_a_run_has_its_place() -> None:
     fields = {field.name for field in dataclasses.fields(TrainConfig)}
     assert set(FIELDS) | set(SET_HERE) == fields
-    assert set(SharedFields.__annotations__) == set(FIELDS)
-    assert set(PER_CONTENDER) <= fields
+    assert set(get_type_hints(SharedFields)) == set(FIELDS)
+    assert set(PER_CONTENDER) <= fields | {BUDGET}

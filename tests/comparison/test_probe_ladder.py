@@ -16,8 +16,6 @@ from tests.support.foreign import byte_llama
 from twoaxis.comparison.ladder import costs, make_model, sizes, switched
 from twoaxis.comparison.probe_plan import CONTROL, LADDER, Amounts, Rung, group_names, group_of
 from twoaxis.comparison.probe_run import measure, schedule
-from twoaxis.pretrained.build import plain_twin
-from twoaxis.pretrained.families import state
 
 RUNGS = pytest.mark.parametrize("rung", [CONTROL, *LADDER], ids=lambda rung: rung.name)
 TOKENS = torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(3))
@@ -30,7 +28,7 @@ def theirs() -> Any:
 
 def made(theirs: Any, rung: Rung) -> tuple[Any, dict[str, Tensor]]:
     """The model and where its learning parameters start."""
-    model = make_model(theirs.config, dict(state(theirs)), rung, 0)
+    model = make_model(theirs, rung, 0)
     return model, {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -51,7 +49,7 @@ def logits(model: Any) -> Tensor:
 def test_a_rung_starts_as_the_source_and_counts_what_learns(theirs: Any, rung: Rung) -> None:
     model, start = made(theirs, rung)
     assert (logits(model) - logits(theirs)).abs().max() < 2e-5
-    assert sum(p.numel() for p in start.values()) == costs(theirs.config, rung, 64).parameters > 0
+    assert sum(p.numel() for p in start.values()) == costs(theirs, rung, 64).parameters > 0
     before = {name: t.clone() for name, t in theirs.state_dict().items()}
     shake(model)
     assert (logits(model) - logits(theirs)).abs().max() > 1e-3
@@ -82,14 +80,13 @@ def test_switching_groups_off(theirs: Any, rung: Rung) -> None:
 def test_all_groups_off_is_the_source(theirs: Any, rung: Rung) -> None:
     model, start = made(theirs, rung)
     shake(model)
-    trunk = model.model.trunk
     with (
         switched(model, rung, "early", start),
         switched(model, rung, "middle", start),
         switched(model, rung, "late", start),
     ):
         if rung.stream != "standard":
-            stream = cast(Any, trunk.stream)
+            stream = cast(Any, model.stream)
             while hasattr(stream, "departures"):  # nested: the outer ones are open where the inner ones are closed
                 stream.gate.zero_()
                 stream = stream.method
@@ -104,12 +101,12 @@ def test_groups_are_thirds_and_out_is_late() -> None:
 
 def test_costs_by_hand(theirs: Any) -> None:
     width, sites = theirs.config.hidden_size, 2 * 4 + 1
-    control = costs(theirs.config, CONTROL, 64)
+    control = costs(theirs, CONTROL, 64)
     assert dataclasses.astuple(control) == (width * sites, 0, 0.0, 1.0, 0)
-    conv = costs(theirs.config, next(rung for rung in LADDER if rung.name == "conv"), 64)
+    conv = costs(theirs, next(rung for rung in LADDER if rung.name == "conv"), 64)
     assert conv.parameters == 4 * (4 * width + width)  # taps and a pre-norm in each block
     assert conv.kept == 4 * 3 * width
-    scalar = costs(theirs.config, LADDER[0], 64)
+    scalar = costs(theirs, LADDER[0], 64)
     assert scalar.parameters == sum(range(2, 6))
     assert scalar.live > 1
 
@@ -124,7 +121,7 @@ def test_the_schedule_rises_and_falls() -> None:
 
 
 def test_measured_losses_are_those_of_transformers(theirs: Any) -> None:
-    model = plain_twin(make_model(theirs.config, dict(state(theirs)), LADDER[0], 0))
+    model = make_model(theirs, LADDER[0], 0)
     found = measure(model, TOKENS)
     for row, loss in zip(TOKENS, found, strict=True):
         with torch.no_grad():

@@ -21,7 +21,7 @@ from twoaxis.show import markdown, page, terminal
 from twoaxis.show.document import Saved, Table
 
 FILES = {"report.md", "report.html", "table.json"}
-FIGURES = {f"report-{name}.{kind}" for name in ("curves", "differences") for kind in ("svg", "png")}
+FIGURES = {f"report-{name}.{kind}" for name in ("curves", "differences", "parameters") for kind in ("svg", "png")}
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +52,11 @@ def column(table: Table, head: str) -> list[str]:
 
 
 def test_the_tables(found: Comparison) -> None:
-    result, equal, cost, seeds = (table_of(found, table.title) for table in TABLES[:4])
+    result, equal, speed, cost = (table_of(found, table.title) for table in TABLES[:4])
     assert column(result, "seeds") == ["4", "4", "4", "3 of 4", "3 of 4", "4"]
     verdicts = ["baseline", "resolved (better)", "not resolved", "resolved (worse)", *["resolved (better)"] * 2]
     assert column(result, "verdict") == verdicts
-    assert [row[5].tone for row in result.rows] == ["", "better", "", "worse", "better", "better"]
+    assert [row[7].tone for row in result.rows] == ["", "better", "", "worse", "better", "better"]
     assert result.baseline == 0
     assert "muddformer: 1 of 4 seeds not finished." in result.notes
     assert len(equal.rows) == 5
@@ -66,30 +66,34 @@ def test_the_tables(found: Comparison) -> None:
     assert column(cost, "parameters")[:3] == ["1.1M", "1.1M +0.1%", "1.11M +1.0%"]
     assert column(cost, "tokens/s")[1] == "11.8k ×0.91"
     assert column(cost, "peak memory")[2] == "570 MB ×1.90"
-    assert column(seeds, "seed 2")[2:4] == ["5.7371", "diverged"]
-    assert column(seeds, "seed 3")[4] == "-"
-    assert "held-out error" not in [column.head for column in result.columns]
+    assert column(result, "seed 2")[2:4] == ["5.7371", "diverged"]
+    assert column(result, "seed 3")[4] == "-"
+    assert column(result, "p")[:3] == ["-", "<.001", "1.000"]
+    assert column(result, "resolvable")[1] == "0.0161"
+    assert column(speed, "throughput")[1] == "×0.91"
+    assert column(speed, "steps to it")[0] == "488"
+    assert "unigram 7.1000, bigram 5.6000" in result.notes[-1]
 
 
 def test_columns_that_a_section_may_have(tmp_path: Path) -> None:
     rates = Comparison.load(make_fake(tmp_path / "a", FAKES[:2], rates=(2e-3, 4e-3), held_out=64))
     assert column(table_of(rates, "Loss by learning rate"), "0.002") == ["4.0000 *", "4.0000 *"]
     assert column(table_of(rates, "Cost"), "lr") == ["0.002 (edge)", "0.002 (edge)"]
-    assert re.fullmatch(r"±0\.00\d+", column(table_of(rates, "Result"), "held-out error")[1])
     assert "Loss by learning rate" in terminal.render(rates.document())
     data = (("stdlib",), ("task:recall",))
     several = Comparison.load(make_fake(tmp_path / "b", FAKES[:2], sizes=("a", "b", "c"), data=data), l_inf=L_INF)
     names = [(section.data, section.size) for section in several.sections]
     assert names == [(name, each) for name in ("stdlib", "task:recall") for each in ("a", "b", "c")]
-    result = table_of(several, "Result")
-    assert re.fullmatch(r"1\.\d+ \(\d\.\d+ to \d\.\d+\)", column(result, "speed-up")[1])
-    assert any("Speed-up by the law L = 1.8" in note for note in result.notes)
+    speed = table_of(several, "Speed")
+    for head in ("step-wise", "net"):
+        assert re.fullmatch(r"1\.\d+ \(\d\.\d+ to \d\.\d+\)", column(speed, head)[1])
+    assert any("Speed-up by the law L = 1.8" in note for note in speed.notes)
     task = table_of(several, "Result", 3)
-    assert [column.head for column in task.columns][6:8] == ["accuracy", "accuracy difference"]
+    assert [column.head for column in task.columns][9:11] == ["accuracy", "accuracy difference"]
     assert "Guessing scores 10.0%" in task.notes[0]
     names = [chart.name for chart in several.document().charts]
-    assert len(set(names)) == 12
-    assert names[9] == "differences-5-task-recall-b"
+    assert len(set(names)) == 18
+    assert names[13] == "differences-5-task-recall-b"
 
 
 def test_rows_have_the_values_of_the_cells(found: Comparison) -> None:
@@ -100,7 +104,7 @@ def test_rows_have_the_values_of_the_cells(found: Comparison) -> None:
     assert entry.difference is not None
     assert (base["contender"], base["verdict"], base["loss"]) == ("standard", "baseline", found.entries[0].mean("loss"))
     assert (mine["data"], mine["size"], mine["difference"]) == ("stdlib", "nano", entry.difference.mean)
-    assert mine["95% interval"] == "-0.0826 to -0.0437"
+    assert mine["95% interval"] == "-0.0756 to -0.0506"
     assert (mine["seed 2"], mine["peak memory"]) == (entry.losses[2], entry.peak_memory)
 
 
@@ -112,13 +116,17 @@ def test_the_words(found: Comparison, tmp_path: Path) -> None:
     assert "At equal time being better is not resolved for muddformer, standard + short_swa:window=4: --match" in first
     for part in ("one shared learning rate (0.002)", "init=paper", "matched by training tokens", "1 run diverged"):
         assert part in second, part
-    assert "95% for the 5 contenders of a table together" in headline(found)
+    assert "95% for the 5 contenders of a table together (moderated t" in headline(found)
+    assert "would have been, with a probability of 80%" in first
+    assert "less than a table of counts over the same tokens (5.7" in second
+    grown = dataclasses.replace(found, plan=dataclasses.replace(found.plan, grown=(2,)))
+    assert "Seeds were added after verdicts had been seen (at 2, 4)" in headline(grown)
     paired = (STANDARD, Fake("hyper_connections:init=paired", 0.5))
     other = Comparison.load(make_fake(tmp_path / "x", paired, seeds=(0,), match="flops", rates=(1e-3, 2e-3)))
     first, second = closing(other)
     assert "one seed tells nothing of chance" in first
     assert "matched by training operations" in second
-    assert "best of the learning rates 0.001, 0.002, chosen on separate seeds" in second
+    assert "best of the learning rates 0.001, 0.002, chosen on separate seeds and held-out rows" in second
     assert "edge of those tried for" in second
     assert "init=paper and init=paired were both used" in second
     timed = Comparison.load(make_fake(tmp_path / "y", FAKES[:2], match="time"))
@@ -128,8 +136,11 @@ def test_the_words(found: Comparison, tmp_path: Path) -> None:
 
 
 def test_the_charts(found: Comparison) -> None:
-    curves, differences = found.document().charts
-    assert [panel.choice["show"] for panel in curves.panels] == ["loss"] * 3 + ["loss minus standard's"] * 3
+    curves, differences, parameters = found.document().charts
+    kinds = ("loss", "loss minus standard's", "loss of every seed")
+    assert [panel.choice["show"] for panel in curves.panels] == [kind for kind in kinds for _ in range(3)]
+    assert len(curves.panels[6].marks) == 4 + 4 + 4 + 3 + 3 + 4
+    assert [line.x[0] for line in parameters.panels[0].marks][:3] == [1_100_000, 1_101_100, 1_111_000]  # type: ignore[union-attr]
     assert curves.panels[0].title == "loss, against training tokens (matched)"
     assert [line.label for line in curves.panels[0].marks][3] == "write only <b> (1 diverged)"
     assert len(curves.panels[3].marks) == 5
@@ -195,11 +206,11 @@ def test_reports_of_one_folder_at_once(folder: Path, tmp_path: Path) -> None:
     assert not [path for path in (mine / "report").iterdir() if "partial" in path.name]
 
 
-@pytest.mark.parametrize("width", [100, 120])
+@pytest.mark.parametrize("width", [80, 120])
 def test_the_terminal_shows_everything(found: Comparison, width: int) -> None:
     text = terminal.render(found.document(), width)
     assert max(len(line) for line in text.splitlines()) <= width
-    for word in ("resolved (better)", "resolved (worse)", "not resolved", "needs --sizes", "Fake CPU", "torch 2.13.0"):
+    for word in ("(better)", "(worse)", "not resolved", "needs --sizes", "Fake CPU", "torch 2.13.0"):
         assert word in text, word
     assert "twoaxis compare --stream attention_residuals" in text
 

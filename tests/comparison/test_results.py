@@ -16,10 +16,14 @@ from hypothesis import strategies as st
 
 from tests.comparison.fake_comparison import ALPHA, FAKES, L_INF, STANDARD, TOKENS, Fake, law, make_fake
 from twoaxis.base.files import read_json
-from twoaxis.comparison.report import difference_line, loss_line
-from twoaxis.comparison.results import Comparison, Curve, Entry
+from twoaxis.comparison.charts import difference_line, loss_line
+from twoaxis.comparison.decisions import seeds_wanted
+from twoaxis.comparison.entries import Curve, Entry
+from twoaxis.comparison.plan import Run
+from twoaxis.comparison.results import Comparison
 from twoaxis.comparison.statistics import BETTER, OPEN, WORSE
 from twoaxis.show import markdown
+from twoaxis.training.results import Result, load_result
 
 
 def named(found: Comparison, part: str) -> Entry:
@@ -211,38 +215,103 @@ def test_the_law_over_sizes_gives_speed_ups(tmp_path: Path) -> None:
         base, mine = section.entries
         loss = law(TOKENS * 8_000_000 * 4**number)
         truth = ((loss - L_INF) / (loss - 0.05 - L_INF)) ** (1 / ALPHA) * 0.9
-        assert base.speed_up is not None
-        assert base.speed_up.value == 1
-        assert mine.speed_up is not None
-        assert mine.speed_up.value == pytest.approx(truth, rel=0.05)
-        assert mine.speed_up.low is not None
-        assert mine.speed_up.high is not None
-        assert mine.speed_up.low < mine.speed_up.value < mine.speed_up.high
+        assert base.worth is not None
+        assert (base.worth.tokens.value, base.worth.throughput) == (1, 1)
+        assert mine.worth is not None
+        net, tokens = mine.worth.net, mine.worth.tokens
+        assert net is not None
+        assert net.value == pytest.approx(truth, rel=0.05)
+        assert tokens.value * (mine.worth.throughput or 0) == pytest.approx(net.value)
+        assert (net.low or 9) < net.value < (net.high or 0)
 
 
 def test_without_sizes_there_is_no_speed_up(plain: Path, tmp_path: Path) -> None:
     found = Comparison.load(plain)
-    assert all(entry.speed_up is None for entry in found.sections[0].entries)
-    assert named(found, "muddformer").speed_up_note == "needs --sizes"
+    assert all(entry.worth is None for entry in found.sections[0].entries)
+    assert named(found, "muddformer").worth_note == "needs --sizes"
     two = make_fake(tmp_path / "two", FAKES[:2], sizes=("a", "b"))
-    assert "give three --sizes, or --l-inf" in Comparison.load(two).sections[0].entries[1].speed_up_note
+    assert "give three --sizes, or --l-inf" in Comparison.load(two).sections[0].entries[1].worth_note
     fitted = Comparison.load(two, l_inf=L_INF)
     assert fitted.laws["stdlib"].law is not None
     assert fitted.laws["stdlib"].law.alpha == pytest.approx(ALPHA, abs=0.02)
     told = named(Comparison.load(plain, l_inf=L_INF, alpha=ALPHA), "attention_residuals")
     base = found.sections[0].baseline
-    assert told.speed_up is not None
+    assert told.worth is not None
+    assert told.worth.net is not None
     ratio = ((base.mean("loss") or 0) - L_INF) / ((told.mean("loss") or 0) - L_INF)
     speed = (told.tokens_per_second or 0) / (base.tokens_per_second or 1)
-    assert told.speed_up.value == pytest.approx(ratio ** (1 / ALPHA) * speed)
+    assert told.worth.net.value == pytest.approx(ratio ** (1 / ALPHA) * speed)
     with pytest.raises(ValueError, match=r"--alpha 0\.1 needs --l-inf too"):
         Comparison.load(plain, alpha=0.1)
+
+
+def test_more_tokens_of_the_baseline_tell_what_a_loss_is_worth(tmp_path: Path) -> None:
+    fakes = (
+        Fake("standard", noise=1e-4),
+        Fake("attention_residuals", 0.05, noise=1e-4, speed=0.8),
+        Fake('standard:train.budget=2,label="twice"', 0.1, noise=1e-4),
+        Fake('standard:train.warmup=0.5,label="warm"', 0.07, noise=1e-4),
+    )
+    folder = make_fake(tmp_path / "x", fakes, checks=("twice", "warm"))
+    (section,) = Comparison.load(folder).sections
+    (mine,) = section.contenders
+    assert mine.worth is not None
+    assert mine.worth.tokens.value == pytest.approx(math.sqrt(2), rel=0.02)  # half of what a doubling brings
+    assert mine.worth.net is not None
+    assert mine.worth.net.value == pytest.approx(math.sqrt(2) * 0.8, rel=0.05)
+    assert mine.worth.source == "more tokens"
+    assert mine.tokens_to(section.baseline.mean("loss") or 0) == pytest.approx(0.9 * TOKENS, rel=0.03)
+    assert section.unsteadiness is not None
+    assert (section.unsteadiness.label, section.unsteadiness.verdict) == ("warm", "check")
+    shown = markdown.render(Comparison.load(folder).document())
+    assert "moves the loss by -0.07" in shown
+    assert "more than the difference of attention_residuals: the recipe may explain it" in shown
+
+
+def test_until_resolved_a_contender_has_as_many_seeds_as_it_takes(tmp_path: Path) -> None:
+    fakes = (STANDARD, Fake("muddformer", 0.1, missing=tuple(range(4, 16))), Fake("denseformer", noise=0.05))
+    folder = make_fake(tmp_path / "x", fakes, seeds=tuple(range(16)), until="resolved")
+    found = Comparison.load(folder)
+    base, clear, noisy = found.entries
+    assert (len(base.seeds), len(clear.seeds), len(noisy.seeds), found.missing) == (16, 4, 16, 0)
+    assert (clear.verdict, noisy.verdict) == (BETTER, OPEN)
+    assert noisy.power is not None
+    assert (noisy.power.seeds or 0) > 16
+    plan = found.plan
+
+    def result(run: Run, most: int) -> Result | None:
+        return load_result(folder / run.folder) if run.seed < most else None
+
+    for most, wanted in ((3, [4, 4, 4]), (4, [8, 4, 8]), (7, [8, 4, 8]), (8, [16, 4, 16]), (16, [16, 4, 16])):
+        assert list(seeds_wanted(plan, lambda run, most=most: result(run, most)).values()) == wanted
+
+
+def test_close_throughputs_give_no_verdict_at_equal_time(tmp_path: Path) -> None:
+    fakes = (STANDARD, Fake("muddformer", 0.2, speed=0.995), Fake("denseformer", 0.2, speed=0.8))
+    close, far = Comparison.load(make_fake(tmp_path / "x", fakes)).sections[0].contenders
+    assert (close.equal["time"].unsure, close.equal["time"].difference.verdict) == (True, OPEN)
+    assert "differ by less than they were measured to" in close.equal["time"].difference.note
+    assert (far.equal["time"].unsure, far.equal["time"].difference.verdict) == (False, BETTER)
+
+
+def test_spikes_and_late_evaluations(plain: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    shutil.copytree(plain, folder)
+    (path,) = sorted(folder.glob("runs/*/*/*/*/seed-0/log.jsonl"))[:1]
+    norms = [9.0, 1.0, 1.0, 1.0, 5.0, 1.0, 1.0, 1.0, 1.0, 1.0]  # the first fifth does not count
+    lines = "".join(json.dumps({"tokens": n, "grad_norm": norm}) + "\n" for n, norm in enumerate(norms))
+    path.write_text(path.read_text() + lines)
+    found = Comparison.load(folder)
+    assert sum(entry.spikes for entry in found.entries) == 1
+    assert Curve((80.0, 90.0, 100.0), (3.0, 2.0, 1.0)).late == 1.5
+    assert Curve((100.0, 200.0), (5.0, 4.0)).reaches(4.5) == pytest.approx(math.sqrt(100 * 200))
+    assert Curve((100.0, 200.0), (5.0, 4.0)).reaches(3.9) is None
 
 
 def test_learning_rates(tmp_path: Path) -> None:
     found = Comparison.load(make_fake(tmp_path / "x", FAKES[:2], rates=(2e-3, 4e-3)))
     assert not found.shared_rate
-    assert found.to_dict()["lr_seeds"] == [1000, 1001]
+    assert found.to_dict()["lr_seeds"] == list(range(1000, 1006))
     entry = found.sections[0].entries[1]
     assert (entry.row.lr, entry.row.lr_edge, list(entry.row.lr_losses)) == (2e-3, True, ["0.002", "0.004"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -24,10 +25,12 @@ from tests.comparison.comparing import FRAGILE, arguments, make_options, results
 from tests.support.commands import run as run_command
 from tests.support.processes import children, end, wait_for
 from twoaxis.base.files import claim
+from twoaxis.base.timer import Rounds
 from twoaxis.comparison.budget import measure_speeds
 from twoaxis.comparison.forecast import forecast
 from twoaxis.comparison.options import command_line
 from twoaxis.comparison.plan import Plan
+from twoaxis.comparison.results import Comparison
 from twoaxis.comparison.run import Outcome, compare, prepare
 from twoaxis.comparison.runner.launchers import LocalLauncher
 from twoaxis.show import markdown
@@ -171,7 +174,9 @@ def test_killed_it_comes_to_the_same_bits_and_grows(whole: Path, options: dict[s
     assert {run: found for run, found in weights(out).items() if run in kept} == kept
     made, reference = outcome.plan, Plan.load(whole)
     assert reference is not None
-    assert made.rows[:2] == reference.rows
+    rows = (*made.rows[:2], *reference.rows)
+    counted = [dataclasses.replace(row, tokens_per_second=None, speed_spread=0.0) for row in rows]
+    assert counted[:2] == counted[2:]  # throughput is measured, once for each folder
     assert (made.seeds, made.labels) == ((0, 1, 2), ["standard", "deep_delta", "standard + short_conv"])
 
 
@@ -262,11 +267,16 @@ def test_the_command_ends_with_one_when_a_run_failed(options: dict[str, Any], pl
 def test_a_dry_run_counts_and_writes_nothing(whole: Path, options: dict[str, Any]) -> None:
     timed: list[list[str]] = []
 
-    def speeds(configs: Any, words: int) -> dict[str, float]:
+    def speeds(configs: Any, words: int) -> dict[str, Rounds]:
         timed.append([config.stream for config in configs.values()])
-        return dict.fromkeys(configs, 100.0)
+        return dict.fromkeys(configs, Rounds((100.0,)))
 
-    asked = options | {"seeds": 3, "lr": "0.002,0.004", "stream": ["deep_delta", "standard:wider=muddformer"]}
+    asked = options | {
+        "seeds": 3,
+        "lr": "0.002,0.004",
+        "lr_seeds": 2,
+        "stream": ["deep_delta", "standard:wider=muddformer"],
+    }
     before = {path: path.stat().st_mtime_ns for path in sorted(whole.rglob("*"))}
     found = forecast(prepare(asked, whole), whole, 2, speeds)
     assert {path: path.stat().st_mtime_ns for path in sorted(whole.rglob("*"))} == before
@@ -296,7 +306,7 @@ def test_contenders_that_differ_in_their_training_are_counted_and_timed_once(
     assert len(plan.rows) == 201
     assert len(budget._COUNTS) == 2
     timed: list[int] = []
-    found = forecast(plan, place / "many", 2, lambda c, w: timed.append(len(c)) or dict.fromkeys(c, 1.0))
+    found = forecast(plan, place / "many", 2, lambda c, w: timed.append(len(c)) or dict.fromkeys(c, Rounds((1.0,))))
     assert timed == [2]
     assert len(found.rows) == 201
 
@@ -307,7 +317,7 @@ def test_throughput_is_measured_on_steps_of_the_runs(whole: Path) -> None:
     configs = {run.label: made.config(run) for run in made.runs()[:2]}
     speeds = measure_speeds(configs, 256, rounds=2, steps=1)
     assert sorted(speeds) == ["deep_delta", "standard"]
-    assert all(speed > 0 for speed in speeds.values())
+    assert all(speed.median > 0 for speed in speeds.values())
 
 
 @pytest.mark.slow
@@ -333,6 +343,21 @@ def test_every_contender_gets_its_rate_on_other_seeds(options: dict[str, Any], p
     outcome, _ = here(out, {"lr": "1e-5,3e-3,3e-2,1e-1"})
     assert {path: stamps(out)[path] for path in before} == before
     assert set(outcome.plan.rows[0].lr_losses) == {"1e-05", "0.003", "0.03", "0.1"}
+
+
+@pytest.mark.slow
+def test_until_resolved_runs_what_its_looks_ask_for(options: dict[str, Any], place: Path) -> None:
+    out = place / "until"
+    streams = ["standard:train.lr=1e-5,label=slow", "standard:train.init_seed=99,label=twin"]
+    outcome, _ = here(out, options | {"stream": streams, "seeds": 8, "until": "resolved"})
+    assert outcome[1:] == ([], [], [])
+    found = Comparison.load(out)
+    base, slow, twin = found.entries
+    assert (len(slow.runs), slow.verdict) == (4, "resolved (worse)")
+    assert len(base.runs) == len(twin.runs) == (4 if twin.difference and twin.difference.wanted == 4 else 8)
+    before = stamps(out)
+    here(out, {})
+    assert stamps(out) == before
 
 
 @pytest.mark.slow

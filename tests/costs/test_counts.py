@@ -91,7 +91,7 @@ def test_each_part_gets_its_own_backward_pass(stream: str, spared: bool, recompu
     again = recompute == "block"
     assert backward["attention"] == (2 + again) * forward["attention"] > 0
     assert backward["head"] == 2 * forward["head"] > 0
-    last = SHAPE.blocks * 2 * 2 * 24 * SHAPE.hidden_width(0) * SHAPE.width if again and spared else 0
+    last = SHAPE.num_hidden_layers * 2 * 2 * 24 * SHAPE.hidden_width(0) * SHAPE.hidden_size if again and spared else 0
     assert backward["mlp"] == (2 + again) * forward["mlp"] - last
     assert {*forward, *backward} == {"embedding", "stream", "attention", "mlp", "head"}
 

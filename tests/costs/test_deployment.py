@@ -46,7 +46,7 @@ def test_configuration_files(tmp_path: Path) -> None:
     ours.save_pretrained(tmp_path / "ours")
     assert find_shape(str(tmp_path / "ours" / "config.json")) == ours.decoder_config()
     (tmp_path / "bert.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(ValueError, match="'bert' is none of the families"):
+    with pytest.raises(ValueError, match="'bert' has no decoder of ours"):
         find_shape(str(tmp_path / "bert.json"))
     (tmp_path / "empty.json").write_text("{}")
     with pytest.raises(ValueError, match="has no model_type"):

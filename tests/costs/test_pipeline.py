@@ -88,7 +88,7 @@ def run_stage(rank: int, fields: Fields, transfers: Pipeline, shapes: list[Any],
     stream, tokens = model.stream, torch.arange(B * T).view(B, T) % 40
     info, store, traffic, want = model.info(tokens, 0, None), {}, Traffic(), 0
     chunks = len(transfers.boundaries) + 1
-    per = SHAPE.blocks // chunks
+    per = SHAPE.num_hidden_layers // chunks
     for chunk in range(rank, chunks, 2):
         first = stream.sites_of(chunk * per)[0]
         if chunk:
@@ -102,7 +102,7 @@ def run_stage(rank: int, fields: Fields, transfers: Pipeline, shapes: list[Any],
         for block in range(chunk * per, (chunk + 1) * per):
             state, _ = model.block(block)(stream, state, None, info)
         if chunk + 1 == chunks:
-            dist.send(model.final_norm(stream.close(state)).contiguous(), 0)
+            dist.send(model.norm(stream.close(state)).contiguous(), 0)
             break
         boundary = transfers.boundaries[chunk]
         store |= dict(zip(boundary.tensors, stream.pack(state), strict=True))

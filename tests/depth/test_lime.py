@@ -92,9 +92,11 @@ def decoder(stream: str, **options: Any) -> Decoder:
 
 def projected(model: Decoder, block: int, x: Tensor) -> list[Tensor]:
     """Queries, keys and values of one attention, from the residual that arrives there."""
-    attention: Any = model.blocks[block].attention
-    c = model.blocks[block].norms["attention"](twoaxis.Seen(x)).x
-    q, k, v = (f(c).unflatten(-1, (-1, 2)) for f in (attention.query, attention.key, attention.value))
+    site = model.stream.sites_of(block)[0]
+    attention: Any = model.sublayer(site)
+    norm: Any = model.site_norm(site)
+    c = norm(twoaxis.Seen(x)).x
+    q, k, v = (f(c).unflatten(-1, (-1, 2)) for f in (attention.q_proj, attention.k_proj, attention.v_proj))
     rope = model.info(x[..., 0], 0, None).rope
     return [rotate(q, rope), rotate(k, rope), v]
 

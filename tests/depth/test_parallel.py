@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import twoaxis
 from tests.support.numbers import close, randn
 from twoaxis.base.method import Normal
-from twoaxis.depth.parallel import ParallelStreams, Projection, Route, Row
+from twoaxis.depth.parallel import ParallelStreams, Projection, Route
+from twoaxis.depth.rows import Row
 from twoaxis.depth.stream import Layout, State, Stream
 
 METHODS = [

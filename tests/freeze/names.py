@@ -14,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ MOVED: dict[str, str] = {
     "weights": "twoaxis.training.checkpoint:weights",
     "checkpoints": "twoaxis.training.checkpoint:checkpoints",
     "rank": "twoaxis.training.engines.place:rank",
-    "retrofit": "twoaxis.pretrained.convert:retrofit",
+    "retrofit": "twoaxis.pretrained.retrofit:retrofit",
     "peak_memory": "twoaxis.training.measure:peak_memory",
     "instances": "tests.support.decoders:instances",
     "DecoderConfig": "twoaxis.model.config:ModelConfig",
@@ -43,7 +43,25 @@ MOVED: dict[str, str] = {
 
 RENAMED: list[tuple[str, str]] = [
     (r"\.query\.(\d+)$", r".token.\1"),
-    (r"^(model\.trunk\.)?norms\.(\d+)\.", r"\1blocks.\2.norms."),
+    (r"^(model\.trunk\.)?norms\.(\d+)\.(attention|parallel)\.", r"\1layers.\2.input_layernorm."),
+    (r"^(model\.trunk\.)?norms\.(\d+)\.mlp\.", r"\1layers.\2.post_attention_layernorm."),
+    (r"^(model\.trunk\.)?norms\.(\d+)\.mixer\.", r"\1layers.\2.mixer.norm."),
+    (r"^(model\.trunk\.)?blocks\.", r"\1layers."),
+    (r"^embedding\.", "embed_tokens."),
+    (r"^head\.", "lm_head."),
+    (r"^(model\.trunk\.)?final_norm\.", r"\1norm."),
+    (r"\.parallel\.(attention|mlp)\.", r".\1."),
+    (r"\.attention\.points\.locals\.attention\.", ".self_attn.before."),
+    (r"\.attention\.points\.locals\.qkv\.", ".self_attn.inside."),
+    (r"\.mlp\.points\.locals\.mlp\.", ".mlp.before."),
+    (r"\.mlp\.points\.locals\.hidden\.", ".mlp.inside."),
+    (r"\.attention\.query\.", ".self_attn.q_proj."),
+    (r"\.attention\.key\.", ".self_attn.k_proj."),
+    (r"\.attention\.value\.", ".self_attn.v_proj."),
+    (r"\.attention\.output\.", ".self_attn.o_proj."),
+    (r"\.attention\.query_norm$", ".self_attn.q_norm.weight"),
+    (r"\.attention\.key_norm$", ".self_attn.k_norm.weight"),
+    (r"\.mlp\.(gate|up|down)\.", r".mlp.\1_proj."),
 ]
 """Regular expression and replacement, tried in order on a frozen parameter's name; all that match are applied."""
 
@@ -90,6 +108,41 @@ def find(name: str) -> Any:
     path = _PATHS[name] if frozen() else MOVED.get(name, _PATHS[name])
     module, _, attribute = path.partition(":")
     return getattr(import_module(module), attribute)
+
+
+LABELS: list[tuple[str, str]] = [
+    (r"^embed_tokens\.", "embedding."),
+    (r"^lm_head\.", "head."),
+    (r"^layers\.", "blocks."),
+    (r"\.self_attn\.before$", ".attention.points.locals.attention"),
+    (r"\.self_attn\.inside$", ".attention.points.locals.qkv"),
+    (r"\.mlp\.before$", ".mlp.points.locals.mlp"),
+    (r"\.mlp\.inside$", ".mlp.points.locals.hidden"),
+    (r"\.self_attn\.q_proj\.", ".attention.query."),
+    (r"\.self_attn\.k_proj\.", ".attention.key."),
+    (r"\.self_attn\.v_proj\.", ".attention.value."),
+    (r"\.self_attn\.o_proj\.", ".attention.output."),
+    (r"\.mlp\.(gate|up|down)_proj\.", r".mlp.\1."),
+]
+"""What initial values are drawn by, from today's names to those of the frozen commit."""
+
+
+@contextlib.contextmanager
+def frozen_start() -> Iterator[None]:
+    """Models that are made inside start with the weights of the frozen commit, by which tensors were called there."""
+    initial = import_module("twoaxis.model.initialise")
+    drawn = initial.named_generator
+
+    def draw(seed: int, name: str, like: Tensor) -> Any:
+        for pattern, replacement in LABELS:
+            name = re.sub(pattern, replacement, name)
+        return drawn(seed, name, like)
+
+    initial.named_generator = draw
+    try:
+        yield
+    finally:
+        initial.named_generator = drawn
 
 
 def parameter(name: str) -> str:
@@ -160,7 +213,7 @@ def boundaries(model: Any, x: Tensor) -> list[list[list[int]]]:
             made.append([list(t.shape[2:]) for t in stream.pack(state)])
         if site.index < len(stream.sites):
             seen = stream.read(state, site)
-            state = stream.write(state, site, torch.zeros_like(x), seen, model.norm(site)(seen))
+            state = stream.write(state, site, torch.zeros_like(x), seen, model.site_norm(site)(seen))
     made.append([list(t.shape[2:]) for t in stream.pack(state)])
     return made
 

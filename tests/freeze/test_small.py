@@ -17,8 +17,9 @@ KEPT = small.read()
 @pytest.mark.parametrize("name", ["standard-2", "isolate-1", "from-all"])
 def test_a_run_has_the_losses_of_the_frozen_commit(name: str, tmp_path: Path) -> None:
     case = {name: runs.CASES[name]}
-    runs.prepare(tmp_path, case)
-    assert names.train(runs.fields_of(case[name], tmp_path), tmp_path / "run", lambda step, loss: None)
+    with names.frozen_start():
+        runs.prepare(tmp_path, case)
+        assert names.train(runs.fields_of(case[name], tmp_path), tmp_path / "run", lambda step, loss: None)
     found, wanted = small.of_run(tmp_path / "run"), KEPT["runs"][name]
     for kind in ("losses", "held_out"):
         assert found[kind] == pytest.approx(wanted[kind], rel=1e-6)

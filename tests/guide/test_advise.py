@@ -175,7 +175,7 @@ class Reached(Exception):
 WORK = {
     "cost": "twoaxis.commands.cost._predict",
     "compare": "twoaxis.comparison.run.compare",
-    "retrofit": "twoaxis.pretrained.convert.retrofit",
+    "retrofit": "twoaxis.pretrained.retrofit.retrofit",
     "probe": "twoaxis.comparison.probe.probe",
     "train": "twoaxis.training.train.train",
     "inspect": "twoaxis.model.load.check_folder",
@@ -234,7 +234,7 @@ def test_the_model_of_a_retrofit_is_the_folder_that_was_given(monkeypatch: pytes
     assert given["mixers"] == list(choice.method for choice in advice.ranked[:2])
     assert (list(given["streams"]), given["out"]) == ([], "probes/advice")
     for spelled in given["mixers"]:
-        assert read_method("standard", spelled).mixer == spelled.partition(":")[0]
+        assert read_method("standard", spelled).methods.mixer == spelled.partition(":")[0]
 
 
 def test_deployment_flags_say_what_differs() -> None:

@@ -130,7 +130,7 @@ def test_costs_of_a_mixer_are_what_it_adds_to_the_decoder(name: str) -> None:
 def test_block_parameters_are_those_of_the_decoder() -> None:
     config = entries.make_shape(blocks=2, width=64, heads=4, kv_heads=2, hidden=96)
     model = twoaxis.Decoder(config)
-    matrices = sum(p.numel() for name, p in model.blocks.named_parameters() if ".norms." not in name)
+    matrices = sum(p.numel() for name, p in model.layers.named_parameters() if "norm." not in name)
     assert entries.block_parameters(config) == matrices
 
 

@@ -8,7 +8,7 @@ import torch
 
 import twoaxis
 from twoaxis.data.tokenizer import Bytes
-from twoaxis.inspection.document import inspect_prompt
+from twoaxis.inspection.inspection import Inspection, inspect
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 
 PROMPT = 'Grüße </script><b id="x">&amp;\n'
@@ -31,6 +31,6 @@ def make(**changes: Any) -> TwoAxisForCausalLM:
     return model
 
 
-def document(prompt: str = PROMPT, **changes: Any) -> dict[str, Any]:
+def look(prompt: str = PROMPT, **changes: Any) -> Inspection:
     """The inspection of such a model."""
-    return inspect_prompt(make(**changes), Bytes(), prompt, name="a <model>")
+    return inspect(make(**changes), Bytes(), prompt, name="a <model>")

@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerFast
 from tests.inspection.helpers import PROMPT, make
 from tests.support import commands
 from tests.support.commands import Done
-from twoaxis.inspection.page import page
 
 
 @pytest.fixture(scope="module")
@@ -36,26 +35,27 @@ def test_tables_on_stdout(folder: Path) -> None:
     assert done.err == ""
     assert "attention_residuals; 2 blocks of width 32" in done.out
     assert "a prompt of 5 tokens." in " ".join(done.out.split())
-    rows = [line for line in done.out.splitlines() if line.startswith("0 attention")]
-    assert len(rows) == 1
-    assert rows[0].endswith("1  embedding 1")
+    assert len([line for line in done.out.splitlines() if line.startswith("0 attention")]) == 2
 
 
 def test_json_and_files(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    done = run(str(folder), "--prompt", PROMPT, "--bytes", "--json", "--out", str(tmp_path / "out"))
+    out = tmp_path / "out"
+    done = run(str(folder), "--prompt", PROMPT, "--bytes", "--json", "--out", str(out))
     assert done.code == 0, done.err
     made = json.loads(done.out)
     assert made["prompt"] == PROMPT
-    assert made["model"] == str(folder)
-    assert made["tokenizer"] == "bytes"
-    names = {"inspect.html", "inspect.json", "sources.png", "sources.svg", "depth.png", "depth.svg"}
-    assert {p.name for p in (tmp_path / "out").iterdir()} == names
-    assert all(str(tmp_path / "out" / name) in done.err for name in names)
-    assert (tmp_path / "out" / "inspect.html").read_text() == page(made)
-    again = run(str(folder), "--prompt", "-", "--bytes", "--out", str(tmp_path / "out"), stdin=b"other\n")
+    assert [(model["model"], model["tokenizer"]) for model in made["models"]] == [(str(folder), "bytes")]
+    drawn = {f"inspect-{name}.{form}" for name in ("sources", "depth") for form in ("png", "svg")}
+    names = {"inspect.html", "inspect.json", "inspect.md", *drawn}
+    assert {p.name for p in out.iterdir()} == names
+    assert all(str(out / name) in done.err for name in names)
+    (out / "inspect-old.png").write_text("")  # of an earlier one with more to draw
+    again = run(str(folder), "--prompt", "-", "--bytes", "--out", str(out), "--beside", str(folder), stdin=b"other\n")
     assert again.code == 0, again.err
-    assert json.loads((tmp_path / "out" / "inspect.json").read_text())["prompt"] == "other"
+    record = json.loads((out / "inspect.json").read_text())
+    assert (record["prompt"], len(record["models"])) == ("other", 2)
+    assert not (out / "inspect-old.png").exists()
 
 
 def test_mistakes_end_in_one_line(folder: Path, tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_mistakes_end_in_one_line(folder: Path, tmp_path: Path) -> None:
         ((model, "--bytes", "--prompt", "x" * 65), "the prompt has 65 tokens, the model is made for 64"),
         ((str(tmp_path / "empty"), *text), "has no config.json; give a folder that save_pretrained"),
         ((str(tmp_path / "nowhere"), *text), "there is no folder"),
-        ((model, *text, "--bytes", "--out", str(tmp_path / "file")), "is a file; give a folder"),
-        ((model, *text, "--bytes", "--out", str(tmp_path / "file" / "in")), "Not a directory"),
-        ((model, *text, "--bytes", "--out", str(tmp_path / "taken")), "has inspect.html, which no inspection wrote"),
+        ((model, *text, "--beside", str(tmp_path / "nowhere")), "there is no folder"),
+        ((model, *text, "--bytes", "--out", str(tmp_path / "file")), "exists and is not an empty folder"),
+        ((model, *text, "--bytes", "--out", str(tmp_path / "taken")), "exists and is not an empty folder"),
         ((model, *text, "--bytes", "--device", "nowhere"), "device 'nowhere' cannot be used"),
     ]:
         done = run(*arguments)
@@ -98,7 +98,7 @@ def test_a_tokenizer_s_tokens_are_shown_as_the_text_they_stand_for(folder: Path,
     PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>").save_pretrained(tmp_path)
     done = run(str(tmp_path), "--prompt", "The stream adds", "--json")
     assert done.code == 0, done.err
-    assert json.loads(done.out)["tokens"] == [
+    assert json.loads(done.out)["models"][0]["tokens"] == [
         {"id": 0, "text": ""},
         {"id": 2, "text": "The"},
         {"id": 3, "text": " stream"},

@@ -277,7 +277,7 @@ def test_mixers_are_found_where_they_act() -> None:
         ["Canon mlp", "Canon hidden"],
         [],
     ]
-    assert names(mixer="canon", block="parallel") == [
+    assert names(mixer="canon", parallel_block=True) == [
         ["Canon attention", "Canon qkv", "Canon mlp", "Canon hidden"],
         [],
     ]

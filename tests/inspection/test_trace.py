@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import twoaxis
 from tests.support.decoders import SMALL, build, sample_tokens
 from twoaxis.depth.stream import Seen, State
+from twoaxis.depth.walk import without_aux
 from twoaxis.inspection.trace import Look, Trace, find_stream
 from twoaxis.model.decoder import Decoder
 
@@ -42,7 +43,8 @@ def by_hand(model: Decoder, tokens: Tensor) -> list[tuple[Any, State, Seen, Tens
     state = stream.open(model.embed(tokens))
     for site in stream.sites:
         seen = stream.read(state, site)
-        c = model.norm(site)(seen)
+        norm = model.site_norm(site)
+        c = without_aux(seen) if norm is None else norm(seen)
         y, _ = model.sublayer(site)(c, None, info)
         found.append((site, state, seen, y, c))
         state = stream.write(state, site, y, seen, c)

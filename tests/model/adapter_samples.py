@@ -177,7 +177,61 @@ def hyper_connections_package(count: int = 12, streams: int = 3) -> Sample:
     )
 
 
+def hy_v4(blocks: int = 2, streams: int = 3) -> Sample:
+    sample, n = deepseek_v4(blocks, streams), streams
+    rows = {"fn": 2 * n, "base": 2 * n, "scale": 2}
+    tensors = {k: t[: rows[k.rpartition(".")[2]]] if "n_hc." in k else t for k, t in sample.tensors.items()}
+    config = {"hc_mult": n, "hc_magnitude": 1.5, "hc_eps": 1e-3, "rms_norm_eps": 1e-2}
+    return Sample("hy_v4", tensors, config, sample.stray)
+
+
+def qwen4_exp(blocks: int = 2, streams: int = 3, rank: int = 5, model: str = "model.language_model.") -> Sample:
+    draw, wide = Draw(12), streams * WIDTH
+    tensors = others(draw, f"{model}layers.", blocks)
+    sites = [f"layers.{i}.{site}_hyper_connection" for i in range(blocks) for site in ("attn", "mlp")]
+    for module in (*sites, "hyper_connection_mixer"):
+        tensors[f"{model}{module}.hc_norm.weight"] = draw(wide)
+        tensors[f"{model}{module}.input_mix_weight_down.weight"] = draw(rank, wide)
+        tensors[f"{model}{module}.input_mix_weight_up.weight"] = draw(wide, rank)
+        if module in sites:
+            tensors[f"{model}{module}.block_inject_weight.weight"] = draw(streams, wide)
+    config = {"hc_count": streams, "hc_lowrank": rank, "rms_norm_eps": 1e-3}
+    return Sample("qwen4_exp", tensors, config, f"{model}layers.1.mlp_hyper_connection.gate.weight")
+
+
+def muse_spark(blocks: int = 2) -> Sample:
+    draw = Draw(13)
+    tensors = others(draw, "model.layers.", blocks)
+    for i in range(blocks):
+        tensors |= {f"model.layers.{i}.post_{s}_residual_gate.gate": draw(WIDTH) for s in ("attention", "feedforward")}
+    stray = "model.layers.0.post_attention_residual_gate.bias"
+    return Sample("muse_spark", tensors, {"residual_gate_temperature": 0.5}, stray)
+
+
+def zaya(blocks: int = 2) -> Sample:
+    draw = Draw(14)
+    tensors = others(draw, "model.layers.", blocks)
+    for i in range(blocks):
+        for site in ("attention", "mlp"):
+            for name in ("hidden_states_scale", "hidden_states_bias", "residual_scale", "residual_bias"):
+                tensors[f"model.layers.{i}.post_{site}_residual_scale.{name}"] = draw(WIDTH)
+    tensors |= {f"model.input_hidden_states_{name}": draw(WIDTH) for name in ("scale", "bias")}
+    return Sample("zaya", tensors, {}, "model.layers.0.post_mlp_residual_scale.gate")
+
+
+def nanochat(blocks: int = 3) -> Sample:
+    draw = Draw(15)
+    tensors = others(draw, "transformer.h.", blocks)
+    tensors |= {"resid_lambdas": draw(blocks), "x0_lambdas": draw(blocks), "backout_lambda": draw(1)}
+    return Sample("nanochat", tensors, {}, "backout_lambdas")
+
+
 SAMPLES = (
+    hy_v4(),
+    qwen4_exp(),
+    muse_spark(),
+    zaya(),
+    nanochat(),
     kimi_k3(),
     deepseek_v4(),
     deepseek_v4(files=True),

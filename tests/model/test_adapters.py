@@ -297,7 +297,9 @@ def test_norms_of_the_ways_fit_the_trunk() -> None:
         if ways != ("q", "k", "v"):
             continue
         scales = torch.stack([adapted.norms[f"{site.block}.{way}.weight"] for way in ways])
-        assert model.norm(site).weight.shape == scales.shape
+        norm = model.site_norm(site)
+        assert norm is not None
+        assert [norm.scale(way).shape for way in ways] == [scale.shape for scale in scales]
         for w in range(3):
             assert torch.equal(scales[w], tensors[f"layers.{site.block}.attention_norms.{w}.weight"])
     assert sorted(adapted.norms) == [f"{b}.{way}.weight" for b in (1, 2, 3) for way in "kqv"]
@@ -360,6 +362,11 @@ WRITTEN: list[tuple[str, str | None, dict[str, Any]]] = [
     ("hyper_connections", None, {"streams": 3, "tanh": False, "eps": 1e-4, "readout": "mean"}),
     ("hyper_connections", None, {"dynamic": False, "affine": False}),
     ("hyper_connections", None, {"affine": False}),
+    ("manifold_hyper_connections", "hy_v4", {"form": "hy_v4", "streams": 3, "post_scale": 1.5}),
+    ("gated_streams", None, {"streams": 3, "rank": 5, "eps": 1e-4}),
+    ("scaled", None, {}),
+    ("scaled", "muse_spark", {"form": "variance", "post_norm": False, "temperature": 0.5}),
+    ("scaled", "zaya", {"form": "affine"}),
 ]
 
 

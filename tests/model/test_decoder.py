@@ -54,18 +54,18 @@ def test_one_seed_shares_everything_in_common() -> None:
         model = Decoder(config, seed=3)
         for name, parameter in model.named_parameters():
             if name in plain and parameter.shape == plain[name].shape:
-                rescaled = name.endswith(("output.weight", "down.weight"))
+                rescaled = name.endswith(("o_proj.weight", "down_proj.weight"))
                 scale = model.stream.output_scale if rescaled else 1.0
                 assert torch.allclose(parameter, plain[name] * scale, rtol=1e-6, atol=0), name
     other = dict(Decoder(SMALL, seed=4).named_parameters())
-    assert not torch.equal(other["embedding.weight"], plain["embedding.weight"])
+    assert not torch.equal(other["embed_tokens.weight"], plain["embed_tokens.weight"])
 
 
 def test_initial_values() -> None:
     model = Decoder(ModelConfig(hidden_size=256, num_hidden_layers=8, num_attention_heads=4, vocab_size=1000))
-    stds = {name: p.std().item() for name, p in model.named_parameters() if p.dim() == 2 and "norms" not in name}
+    stds = {name: p.std().item() for name, p in model.named_parameters() if p.dim() == 2}
     for name, std in stds.items():
-        small = name.endswith(("output.weight", "down.weight"))
+        small = name.endswith(("o_proj.weight", "down_proj.weight"))
         assert std == pytest.approx(0.02 / 4 if small else 0.02, rel=0.05), name
     assert all(p.min() == p.max() == 1 for name, p in model.named_parameters() if "norm" in name)
     first = {name: p.flatten()[0].item() for name, p in model.named_parameters() if name in stds}
@@ -75,9 +75,10 @@ def test_initial_values() -> None:
 def test_each_way_has_a_scale_of_its_own() -> None:
     norm, x, k = SiteNorm(("q", "k", "v"), 8, 1e-3), torch.randn(2, 3, 8), torch.randn(2, 3, 8)
     with torch.no_grad():
-        norm.weight.copy_(torch.randn(3, 8))
+        for way in "qkv":
+            norm.scale(way).copy_(torch.randn(8))
     seen = norm(Seen(x, q=None, k=k, v=None))
-    for way, scale, read in zip((seen.q, seen.k, seen.v), norm.weight, (x, k, x), strict=True):
+    for way, scale, read in ((seen.q, norm.weight, x), (seen.k, norm.scale("k"), k), (seen.v, norm.scale("v"), x)):
         torch.testing.assert_close(way, read * (read.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * scale)
 
 
@@ -89,7 +90,7 @@ def test_shapes_of_the_options() -> None:
         dataclasses.replace(ramp, intermediate_size=100).hidden_width(0)
     parallel = Decoder(dataclasses.replace(SMALL, parallel_block=True, tie_word_embeddings=False))
     assert [s.kind for s in parallel.stream.sites] == ["parallel"] * 3
-    assert parallel.head is not None
+    assert parallel.lm_head is not None
     assert parallel(sample_tokens(0)).shape == (2, 12, 61)
     some = ModelConfig(
         hidden_size=16,
@@ -150,7 +151,7 @@ def test_a_stream_may_normalise_its_reads_and_change_values(monkeypatch: pytest.
     torch.testing.assert_close(own[0], before.sublayers[0][0].pieces[0][1])  # with the same weights and a plain scale
     assert not torch.allclose(own[1], before.sublayers[2][0].pieces[0][1])
     with torch.no_grad():
-        model.sublayer(made.sites[2]).value.weight.zero_()  # type: ignore[union-attr]
+        model.sublayer(made.sites[2]).v_proj.weight.zero_()  # type: ignore[union-attr]
     _, after = model.step(tokens, model.start())
     torch.testing.assert_close(after.sublayers[2][0].pieces[0][1], own[0])  # nothing of its own: the first block's
 
@@ -160,7 +161,7 @@ def test_blocks_are_modules_that_hooks_and_checkpoints_take() -> None:
     names = [name for name, _ in model.named_parameters()]
     assert len({*names}) == len(names) == len(model.state_dict())
     assert not [name for name in names if name.startswith("blocks.") and ".stream." in name]
-    for block in model.blocks:
+    for block in model.layers:
         block.register_forward_hook(lambda block, given, result: seen.append(block.number))
     model(tokens).square().sum().backward()
     assert seen == [0, 1, 2]

@@ -344,10 +344,10 @@ def test_parameters_by_part(name: str, options: dict[str, Any]) -> None:
 
 def part_of(key: str) -> str:
     first, *rest = key.split(".")
-    if first != "blocks":
-        return {"final_norm": "norms"}.get(first, first)
-    if "norms" in rest:
+    if first != "layers":
+        return {"norm": "norms", "embed_tokens": "embedding", "lm_head": "head"}.get(first, first)
+    if {"input_layernorm", "post_attention_layernorm"} & {*rest} or rest[1:3] == ["mixer", "norm"]:
         return "norms"
-    if "locals" in rest or "local" in rest:
+    if {"before", "inside", "mixer"} & {*rest}:
         return "mixer"
     return "attention" if "attention" in rest else "mlp"

@@ -67,8 +67,6 @@ ROLES = {
     "ln_1.weight": "norm",
     "input_layernorm.weight": "norm",
     "q_norm.weight": "norm",
-    "attention.query_norm": "norm",
-    "blocks.0.norms.attention.weight": "norm",
     "mlp.gate.weight": "router",
     "experts.gate_up_proj": "matrix",  # (experts, out, in)
     "experts.down_proj": "matrix",
@@ -117,7 +115,7 @@ def test_what_is_in_each_model() -> None:
 def test_rates_multiply_and_frozen_parameters_are_left_out() -> None:
     model = make_model(small(stream="deep_delta"), 29)
     model.model.embed_tokens.weight.requires_grad_(False)
-    up, norm = "model.trunk.blocks.0.mlp.up.weight", "model.trunk.final_norm.weight"
+    up, norm = "model.trunk.layers.0.mlp.up_proj.weight", "model.trunk.norm.weight"
     groups = param_groups(model, lr=0.5, weight_decay=0.3, rates={up: 0.1, norm: 0.1})
     of = {name: group for group in groups for name in group["names"]}
     assert "model.embed_tokens.weight" not in of
@@ -160,7 +158,7 @@ def test_names_and_patterns() -> None:
 
     stream = {name for name in everything if name.startswith("model.trunk.stream.")}
     assert learning("model.trunk.stream") == learning("model.trunk.stream.*") == stream
-    assert len(learning(["*.attention.query.*", "model.trunk.blocks.0.norms"])) == 2 + 2
+    assert len(learning(["*.self_attn.q_proj.*", "model.trunk.layers.0.input_layernorm"])) == 2 + 1
     assert learning(["new", "model.embed_tokens.weight"], new=sorted(stream)) == stream | {"model.embed_tokens.weight"}
     assert learning("all") == set(everything)
     assert select(model, "all") == everything

@@ -45,37 +45,37 @@ KEYS = {
     "lm_head.weight": (61, 16),
     "model.embed_tokens.weight": (61, 16),
     **{
-        f"model.trunk.blocks.{block}.{name}": shape
+        f"model.trunk.layers.{block}.{name}": shape
         for block in (0, 1)
         for name, shape in {
-            "attention.key.bias": (8,),
-            "attention.key.weight": (8, 16),
-            "attention.key_norm": (8,),
-            "attention.output.bias": (16,),
-            "attention.output.weight": (16, 16),
-            "attention.query.bias": (16,),
-            "attention.query.weight": (16, 16),
-            "attention.query_norm": (8,),
-            "attention.value.bias": (8,),
-            "attention.value.weight": (8, 16),
-            "mlp.down.bias": (16,),
-            "mlp.down.weight": (16, 24),
-            "mlp.gate.bias": (24,),
-            "mlp.gate.weight": (24, 16),
-            "mlp.up.bias": (24,),
-            "mlp.up.weight": (24, 16),
+            "self_attn.k_proj.bias": (8,),
+            "self_attn.k_proj.weight": (8, 16),
+            "self_attn.k_norm.weight": (8,),
+            "self_attn.o_proj.bias": (16,),
+            "self_attn.o_proj.weight": (16, 16),
+            "self_attn.q_proj.bias": (16,),
+            "self_attn.q_proj.weight": (16, 16),
+            "self_attn.q_norm.weight": (8,),
+            "self_attn.v_proj.bias": (8,),
+            "self_attn.v_proj.weight": (8, 16),
+            "mlp.down_proj.bias": (16,),
+            "mlp.down_proj.weight": (16, 24),
+            "mlp.gate_proj.bias": (24,),
+            "mlp.gate_proj.weight": (24, 16),
+            "mlp.up_proj.bias": (24,),
+            "mlp.up_proj.weight": (24, 16),
         }.items()
     },
-    "model.trunk.blocks.1.mixer.local.key.weight": (16, 16),
-    "model.trunk.blocks.1.mixer.local.output.weight": (16, 16),
-    "model.trunk.blocks.1.mixer.local.query.weight": (16, 16),
-    "model.trunk.blocks.1.mixer.local.value.weight": (16, 16),
-    "model.trunk.final_norm.weight": (16,),
-    "model.trunk.blocks.0.norms.attention.weight": (1, 16),
-    "model.trunk.blocks.0.norms.mlp.weight": (1, 16),
-    "model.trunk.blocks.1.norms.attention.weight": (1, 16),
-    "model.trunk.blocks.1.norms.mixer.weight": (1, 16),
-    "model.trunk.blocks.1.norms.mlp.weight": (1, 16),
+    "model.trunk.layers.1.mixer.local.key.weight": (16, 16),
+    "model.trunk.layers.1.mixer.local.output.weight": (16, 16),
+    "model.trunk.layers.1.mixer.local.query.weight": (16, 16),
+    "model.trunk.layers.1.mixer.local.value.weight": (16, 16),
+    "model.trunk.norm.weight": (16,),
+    "model.trunk.layers.0.input_layernorm.weight": (16,),
+    "model.trunk.layers.0.post_attention_layernorm.weight": (16,),
+    "model.trunk.layers.1.input_layernorm.weight": (16,),
+    "model.trunk.layers.1.mixer.norm.weight": (16,),
+    "model.trunk.layers.1.post_attention_layernorm.weight": (16,),
     "model.trunk.stream.alpha.1": (2,),
     "model.trunk.stream.alpha.2": (3,),
 }
@@ -162,7 +162,7 @@ def damaged(folder: Path, **changes: torch.Tensor | None) -> Path:
     return folder
 
 
-GATE, SCALE = "model.trunk.blocks.1.mlp.gate.weight", "model.trunk.blocks.0.norms.mlp.weight"
+GATE, SCALE = "model.trunk.layers.1.mlp.gate_proj.weight", "model.trunk.layers.0.post_attention_layernorm.weight"
 
 
 @pytest.mark.parametrize(

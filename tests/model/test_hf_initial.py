@@ -27,8 +27,8 @@ def test_weights_are_the_decoders(config: ModelConfig) -> None:
     model = build(config)
     decoder = Decoder(config, model.model.init_seed)
     theirs = {f"model.trunk.{name}": p for name, p in decoder.named_parameters()}
-    theirs["model.embed_tokens.weight"] = theirs.pop("model.trunk.embedding.weight")
-    theirs["lm_head.weight"] = theirs.pop("model.trunk.head.weight")
+    theirs["model.embed_tokens.weight"] = theirs.pop("model.trunk.embed_tokens.weight")
+    theirs["lm_head.weight"] = theirs.pop("model.trunk.lm_head.weight")
     assert {*theirs} == {name for name, _ in model.named_parameters()}
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, theirs[name]), name

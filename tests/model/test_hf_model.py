@@ -25,10 +25,10 @@ from twoaxis.model.hf_model import TwoAxisForCausalLM, TwoAxisModel, TwoAxisOutp
 def test_equals_the_decoder(config: ModelConfig) -> None:
     """The same numbers as the plain decoder class with the same weights."""
     model, tokens = make(config, torch.float32), prompt(0)
-    names = {"model.embed_tokens.weight": "embedding.weight", "lm_head.weight": "head.weight"}
+    names = {"model.embed_tokens.weight": "embed_tokens.weight"}
     weights = {names.get(k, k.removeprefix("model.trunk.")): v for k, v in model.state_dict().items()}
     if config.tie_word_embeddings:
-        del weights["head.weight"]
+        del weights["lm_head.weight"]
     plain = Decoder(config)
     plain.load_state_dict(weights, strict=True)
     assert far(logits(model, tokens), plain(tokens)) <= TOLERANCE[torch.float32]
@@ -139,7 +139,7 @@ def test_hidden_states(config: ModelConfig) -> None:
     assert found.hidden_states is not None
     assert [tuple(h.shape) for h in found.hidden_states] == [(2, 12, 16)] * (config.num_hidden_layers + 1)
     normalised: list[Any] = []
-    hook = model.model.trunk.final_norm.register_forward_hook(lambda module, given, out: normalised.append(out))
+    hook = model.model.trunk.norm.register_forward_hook(lambda module, given, out: normalised.append(out))
     again = output(model.model, tokens).last_hidden_state
     hook.remove()
     assert again is not None
@@ -228,7 +228,7 @@ def test_gradient_checkpointing(config: ModelConfig) -> None:
 def test_checkpointing_recomputes_and_its_limits() -> None:
     model, tokens = make(BASE).train(), prompt(0)
     runs: list[int] = []
-    for block in model.model.trunk.blocks:
+    for block in model.model.trunk.layers:
         block.register_forward_pre_hook(lambda block, given: runs.append(cast(int, block.number)))
     for every, again in ((1, [2, 1, 0]), (2, [2, 0])):
         runs.clear()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import sysconfig
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,7 @@ from transformers import PreTrainedModel
 from tests.support.foreign import byte_llama as byte_llama
 from twoaxis.base.spec import spell
 from twoaxis.depth.registry import STREAMS, stream, stream_names
-from twoaxis.model.hf_model import TwoAxisForCausalLM
-from twoaxis.pretrained.build import build
-from twoaxis.pretrained.families import state
+from twoaxis.model.graft import graft
 from twoaxis.pretrained.start import choose, read_method
 from twoaxis.sequence.registry import MIXERS, mixer_names
 
@@ -29,8 +28,9 @@ def _one_per_class() -> list[str]:
     chosen: dict[tuple[str, str], str] = {}
     for name in stream_names():
         for options in STREAMS.find(name).variants:
-            neutral = stream(name, blocks=3, width=16, **options).neutral
-            chosen.setdefault((name, neutral), spell(name, dict(options)))
+            made = stream(name, blocks=3, width=16, **options)
+            if all(made.normed(site) for site in made.layout.sites):  # a graft's norms are the family's
+                chosen.setdefault((name, made.neutral), spell(name, dict(options)))
     return list(chosen.values())
 
 
@@ -43,10 +43,10 @@ MIXER_SPELLINGS = [spell(n, dict(MIXERS.find(n).variants[0])) for n in mixer_nam
 
 def convert(theirs: PreTrainedModel, stream: str = "standard", mixer: str | None = None, **more: Any) -> Any:
     """`retrofit` without the measurements: the model and how it starts."""
-    start = choose(theirs.config, read_method(stream, mixer, **more))
-    dtype = cast(Any, theirs.get_input_embeddings()).weight.dtype
-    model: TwoAxisForCausalLM = build(start.config, state(theirs), dtype=dtype, copy=True)
-    return model, start
+    shape: Any = theirs.config
+    asked = read_method(stream, mixer, **more)
+    start = choose(asked, shape.hidden_size, [("attention", "mlp")] * shape.num_hidden_layers)
+    return graft(copy.deepcopy(theirs), start.methods).eval(), start
 
 
 def tokens(batch: int = 2, length: int = 22, vocabulary: int = 61, seed: int = 1) -> Tensor:

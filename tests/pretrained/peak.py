@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from twoaxis.pretrained.convert import retrofit
+from twoaxis.pretrained.retrofit import retrofit
 
 
 def resident(field: str) -> int:

@@ -24,8 +24,8 @@ from twoaxis.base.files import Claimed
 from twoaxis.data.tokenizer import load_tokenizer
 from twoaxis.model.generate import generate
 from twoaxis.model.load import load_model
-from twoaxis.pretrained.convert import retrofit
 from twoaxis.pretrained.record import read_record
+from twoaxis.pretrained.retrofit import retrofit
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,8 @@ def test_everything_comes_along(source: Path, tmp_path: Path) -> None:
     loaded: Any = load_model(out, "cpu")
     given = tokens(vocabulary=300)
     with torch.no_grad():
-        assert torch.equal(loaded(given).logits, made.model(given).logits)
-        assert (loaded(given).logits - byte_llama()(given).logits).abs().max() < 1e-5
+        assert (loaded(given).logits - made.model(given).logits).abs().max() < 1e-6
+        assert (made.model(given).logits - byte_llama()(given).logits).abs().max() < 1e-5
     assert loaded.generation_config.max_new_tokens == 7
     assert loaded.generation_config.repetition_penalty == 1.1
     assert loaded.generation_config.eos_token_id == 299
@@ -84,7 +84,7 @@ def test_sampling_settings_beside_greedy_decoding_do_not_stop_the_writing(tmp_pa
 def test_a_run_that_fails_while_writing_leaves_nothing(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from twoaxis.pretrained import convert
+    import twoaxis.pretrained.retrofit as module
 
     out = tmp_path / "out"
     for error in (KeyboardInterrupt(), OSError(28, "No space left on device"), RuntimeError("boom")):
@@ -92,7 +92,7 @@ def test_a_run_that_fails_while_writing_leaves_nothing(
         def fail(*_: object, error: BaseException = error) -> None:
             raise error
 
-        monkeypatch.setattr(convert, "write_record", fail)  # the weights are written by then
+        monkeypatch.setattr(module, "write_record", fail)  # the weights are written by then
         with pytest.raises((KeyboardInterrupt, ValueError, RuntimeError)):
             retrofit(source, out=out, tokens=8)
         assert not any(tmp_path.iterdir())
@@ -157,9 +157,8 @@ def test_the_command_prints_what_it_did(source: Path, tmp_path: Path) -> None:
     assert record is not None
     assert record.method["mixer_blocks"] == [0, 2, 3]
     assert record.method["placement"] == "1-4"
-    assert f"differ from the source's by at most {record.measured['source']['largest']:.2e}" in shown.out
+    assert "differ from the source's by at most 0, bit for bit" in shown.out
     assert "likeliest token equal at 30 of 30" in shown.out
-    assert "from the plain stream's by at most 0, bit for bit" in shown.out
     assert f"{record.added_parameters:,} parameters (" in shown.out
     assert f"{record.added_bytes:,} bytes" in shown.out
     assert "note: hyper_connections:readout=mean is taken" in shown.err
@@ -183,7 +182,7 @@ def test_the_command_prints_json_and_warnings(source: Path, tmp_path: Path) -> N
         (out / "retrofit.json").read_text()
     )
     warning = next(line for line in shown.err.splitlines() if line.startswith("warning: "))
-    assert "no gradient for model.trunk.stream.token.0, model.trunk.stream.token.1" in warning
+    assert "no gradient for stream.token.0, stream.token.1" in warning
     assert "2 more: w is zero" in warning
 
 

@@ -13,8 +13,8 @@ pytest.importorskip("transformers")
 
 import twoaxis
 from tests.support.foreign import byte_llama
+from twoaxis.model.graft import TwoAxisForCausalLM
 from twoaxis.model.groups import param_groups, trainable
-from twoaxis.model.hf_model import TwoAxisForCausalLM
 from twoaxis.model.load import load_model
 from twoaxis.pretrained.record import (
     RATES,
@@ -40,7 +40,7 @@ def model(folder: Path) -> Any:
 
 
 def expected(name: str) -> str:
-    new = ".stream." in name or ".mixer.local." in name or name.endswith(".mixer.weight")
+    new = name.startswith("stream.") or ".twoaxis_mixer." in name
     return "new" if new else "pretrained"
 
 
@@ -48,9 +48,11 @@ def test_a_loaded_folder_knows_which_parameters_are_new(model: Any) -> None:
     origins = parameter_origins(model)
     assert set(origins) == {name for name, _ in model.named_parameters()}
     assert origins == {name: expected(name) for name in origins}
-    assert list(origins.values()).count("pretrained") == 4 * 9 + 3  # 9 tensors a block, embedding, norm, head
-    assert origins["model.trunk.blocks.0.norms.mixer.weight"] == "new"
-    assert origins["model.trunk.blocks.1.norms.attention.weight"] == "pretrained"
+    assert (
+        list(origins.values()).count("pretrained") == 4 * 9 + 3 + 3 * 2
+    )  # 9 tensors a block, embedding, norm, head; two ways more from block 1 on
+    assert origins["backbone.model.layers.0.twoaxis_mixer.norm.weight"] == "new"
+    assert origins["backbone.model.layers.1.input_layernorm.twoaxis_norm_k.weight"] == "pretrained"
 
 
 def test_a_model_that_is_no_retrofit_is_refused(folder: Path, model: Any, tmp_path: Path) -> None:
@@ -81,13 +83,13 @@ def test_a_model_that_is_no_retrofit_is_refused(folder: Path, model: Any, tmp_pa
 def test_rates_and_groups(model: Any) -> None:
     rates = learning_rates(model)
     assert {name: RATES["new" if expected(name) == "new" else "pretrained"] for name in rates} == rates
-    assert learning_rates(model, {"pretrained": 0.5})["lm_head.weight"] == 0.5
+    assert learning_rates(model, {"pretrained": 0.5})["backbone.lm_head.weight"] == 0.5
     groups = param_groups(model, lr=2e-3, weight_decay=0.1, rates=rates)
     of = {name: (group["lr"], group["weight_decay"]) for group in groups for name in group["names"]}
-    assert of["lm_head.weight"] == (pytest.approx(2e-4), 0.1)
-    assert of["model.trunk.blocks.1.norms.attention.weight"] == (pytest.approx(2e-4), 0.0)  # three ways, but scales
-    assert of["model.trunk.blocks.0.mixer.local.output.weight"] == (2e-3, 0.1)
-    for group in model.model.trunk.stream.parameter_groups():
-        assert {of[f"model.trunk.stream.{n}"] for n in group.names} == {(2e-3 * group.rate, 0.1 * group.decay)}
+    assert of["backbone.lm_head.weight"] == (pytest.approx(2e-4), 0.1)
+    assert of["backbone.model.layers.1.input_layernorm.twoaxis_norm_k.weight"] == (pytest.approx(2e-4), 0.0)
+    assert of["backbone.model.layers.0.twoaxis_mixer.local.output.weight"] == (2e-3, 0.1)
+    for group in model.stream.parameter_groups():
+        assert {of[f"stream.{n}"] for n in group.names} == {(2e-3 * group.rate, 0.1 * group.decay)}
     trainable(model, "new", new=new_parameters(model))
     assert {name for g in param_groups(model, lr=1.0) for name in g["names"]} == set(new_parameters(model))

@@ -17,7 +17,7 @@ from twoaxis.pretrained.record import read_record
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.setup import make_optimizer
 
-STREAM = "model.trunk.stream."
+STREAM = "stream."
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -36,7 +36,7 @@ def test_what_is_asked_for_learns_and_what_cannot_is_said(tmp_path: Path) -> Non
     small = ["--data", "task:recall:pairs=3", "--context", "24", "--eval-examples", "4", "--batch", "4", "--steps", "4"]
     small += ["--lr", "0.01", "--from", str(made), "--no-measure-memory", "--save-model"]
     moved: dict[str, set[str]] = {}
-    for number, words in enumerate(("new", "all", "model.trunk.final_norm,*.stream.gate")):
+    for number, words in enumerate(("new", "all", "backbone.model.norm,stream.gate")):
         out = tmp_path / str(number)
         done = run("train", *small, "--train", words, "--out", str(out))
         assert done.code == 0, done.err
@@ -45,10 +45,10 @@ def test_what_is_asked_for_learns_and_what_cannot_is_said(tmp_path: Path) -> Non
         moved[words] = {name for name in before if not torch.equal(before[name], after[name])}
         assert after[f"{STREAM}gate"][0] == 0.0  # as the warning said
     assert f"{STREAM}gate" in moved["new"]
-    assert moved["new"] == new - set(record.still)
-    assert moved["all"] >= moved["new"] | {"model.embed_tokens.weight"}
-    assert moved["model.trunk.final_norm,*.stream.gate"] == {"model.trunk.final_norm.weight", f"{STREAM}gate"}
-    done = run("train", *small, "--train", "model.trunk.final_norm", "--out", str(tmp_path / "norm"))
+    assert moved["new"] == new - set(record.stuck)
+    assert moved["all"] >= moved["new"] | {"backbone.model.embed_tokens.weight"}
+    assert moved["backbone.model.norm,stream.gate"] == {"backbone.model.norm.weight", f"{STREAM}gate"}
+    done = run("train", *small, "--train", "backbone.model.norm", "--out", str(tmp_path / "norm"))
     assert done.code == 0
     assert "no gradient" not in done.err
     done = run("train", *small, "--train", "neww", "--out", str(tmp_path / "no"))

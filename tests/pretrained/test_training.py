@@ -15,8 +15,8 @@ import twoaxis
 from tests.pretrained.helpers import library_bytes
 from tests.support.foreign import byte_llama
 from twoaxis.model.groups import param_groups, trainable
-from twoaxis.pretrained.gradient import CLOSED
 from twoaxis.pretrained.record import learning_rates, new_parameters, parameter_origins
+from twoaxis.pretrained.stuck import CLOSED
 
 STEPS, BATCH, LENGTH = 50, 8, 48
 CODE = library_bytes("argparse.py", 40_000)
@@ -89,7 +89,7 @@ def test_new_parameters_learn(source: Any, name: str) -> None:
     assert after < loss - 0.01, (loss, after)
     for parameter, role in parameter_origins(model).items():
         moved = not torch.equal(model.get_parameter(parameter), before[parameter])
-        assert moved == (role == "new" and parameter not in made.record.still), parameter
+        assert moved == (role == "new" and parameter not in made.record.stuck), parameter
 
 
 def test_all_parameters_learn_at_their_own_rates(source: Any) -> None:
@@ -99,9 +99,9 @@ def test_all_parameters_learn_at_their_own_rates(source: Any) -> None:
     trainable(model, "all")
     train(model, optimizer(model), PROSE[:TRAINED], 20, seed=1)
     assert measure(model) < loss - 0.05
-    gates: Any = model.get_parameter("model.trunk.stream.gate")
+    gates: Any = model.get_parameter("stream.gate")
     assert bool((gates[1:] != 0).all())
-    assert made.record.still["model.trunk.stream.gate[0]"] == CLOSED  # before the first sub-layer nothing differs
+    assert made.record.stuck["stream.gate[0]"] == CLOSED  # before the first sub-layer nothing differs
     assert gates[0] == 0
 
 

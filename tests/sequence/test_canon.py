@@ -42,25 +42,22 @@ def rope(x: Tensor) -> Tensor:
 def oracle(model: Decoder, ids: Tensor, **options: Any) -> Tensor:
     """The published block by hand: two query heads of width 4 on one key head, every Canon layer in its place."""
     p = dict(model.named_parameters())
-    h = p["embedding.weight"][ids]
+    h = p["embed_tokens.weight"][ids]
     for b in range(2):
-        attention, mlp = f"blocks.{b}.attention", f"blocks.{b}.mlp"
-        a, bb, c, d = (
-            p.get(f"{where}.points.locals.{point}.weight")
-            for where, point in ((attention, "attention"), (attention, "qkv"), (mlp, "mlp"), (mlp, "hidden"))
-        )
-        n = canon(rms(h, p[f"blocks.{b}.norms.attention.weight"][0]), a, **options)
-        joined = torch.cat([n @ p[f"{attention}.{way}.weight"].T for way in ("query", "key", "value")], dim=-1)
+        attention, mlp = f"layers.{b}.self_attn", f"layers.{b}.mlp"
+        a, bb, c, d = (p.get(f"{where}.{place}.weight") for where in (attention, mlp) for place in ("before", "inside"))
+        n = canon(rms(h, p[f"layers.{b}.input_layernorm.weight"]), a, **options)
+        joined = torch.cat([n @ p[f"{attention}.{way}_proj.weight"].T for way in "qkv"], dim=-1)
         q, k, v = (t.unflatten(-1, (-1, 4)) for t in canon(joined, bb, **options).split([8, 4, 4], dim=-1))
         q, k, v = rope(q), rope(k).expand_as(q), v.expand_as(q)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        h = h + mixed.transpose(1, 2).flatten(-2) @ p[f"{attention}.output.weight"].T
-        m = canon(rms(h, p[f"blocks.{b}.norms.mlp.weight"][0]), c, **options)
-        joined = torch.cat([m @ p[f"{mlp}.{way}.weight"].T for way in ("gate", "up")], dim=-1)
+        h = h + mixed.transpose(1, 2).flatten(-2) @ p[f"{attention}.o_proj.weight"].T
+        m = canon(rms(h, p[f"layers.{b}.post_attention_layernorm.weight"]), c, **options)
+        joined = torch.cat([m @ p[f"{mlp}.{way}_proj.weight"].T for way in ("gate", "up")], dim=-1)
         gate, up = canon(joined, d, **options).chunk(2, dim=-1)
-        h = h + (F.silu(gate) * up) @ p[f"{mlp}.down.weight"].T
-    return rms(h, p["final_norm.weight"]) @ p["embedding.weight"].T
+        h = h + (F.silu(gate) * up) @ p[f"{mlp}.down_proj.weight"].T
+    return rms(h, p["norm.weight"]) @ p["embed_tokens.weight"].T
 
 
 # The layers in their places.
@@ -72,7 +69,7 @@ def test_every_subset_equals_the_block_by_hand(letters: str) -> None:
     got, want = model(ids), oracle(model, ids, activation=False, residual=True)
     close(got, want)
     g, names = randn(2, 7, 17, seed=4), [name for name, _ in model.named_parameters()]
-    assert sum("locals" in name for name in names) == 2 * len(letters)
+    assert sum(name.split(".")[-2] in ("before", "inside") for name in names) == 2 * len(letters)
     ours, theirs = (torch.autograd.grad((y * g).sum(), list(model.parameters())) for y in (got, want))
     for a, b in zip(ours, theirs, strict=True):
         close(a, b, 1e-9)
@@ -122,9 +119,10 @@ def test_decoders_of_one_seed_share_everything_but_the_canon_layers() -> None:
     for name, parameter in plain.named_parameters():
         assert torch.equal(parameter, theirs.pop(name)), name
     assert sorted(theirs) == sorted(
-        f"blocks.{b}.{where}.points.locals.{point}.weight"
+        f"layers.{b}.{where}.{place}.weight"
         for b in (0, 1)
-        for where, point in (("attention", "attention"), ("attention", "qkv"), ("mlp", "mlp"), ("mlp", "hidden"))
+        for where in ("self_attn", "mlp")
+        for place in ("before", "inside")
     )
-    first, second = theirs["blocks.0.mlp.points.locals.mlp.weight"], theirs["blocks.1.mlp.points.locals.mlp.weight"]
+    first, second = theirs["layers.0.mlp.before.weight"], theirs["layers.1.mlp.before.weight"]
     assert not torch.equal(first, second)

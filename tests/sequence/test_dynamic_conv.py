@@ -46,7 +46,7 @@ def test_points_and_channels() -> None:
     found = {}
     for where in ("qkv", "linear", "branch", "residual"):
         model = small_decoder(mixer="dynamic_conv", mixer_options={"where": where})
-        found[where] = [m.channels for m in model.blocks[0].modules() if isinstance(m, DynamicConv)]
+        found[where] = [m.channels for m in model.layers[0].modules() if isinstance(m, DynamicConv)]
     hidden = 2 * model.config.hidden_width(0)
     assert found == {"qkv": [16], "linear": [16, hidden], "branch": [8], "residual": [8]}
 

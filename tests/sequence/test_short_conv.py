@@ -115,22 +115,22 @@ def test_cost(options: dict[str, Any], parameters: int, flops: int, kept: int) -
 
 
 def test_points_and_channels() -> None:
-    shape: dict[str, Any] = {"width": 8, "heads": 2, "kv_heads": 1}
+    shape: dict[str, Any] = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
     found = {}
     for where in ("residual", "branch", "qkv"):
         model = small_decoder(mixer="short_conv", mixer_options={"where": where, "kernel": 3}, **shape)
         found[where] = {n: m.channels for n, m in model.named_modules() if isinstance(m, ShortConv)}
-    assert found["residual"] == {f"blocks.{b}.mixer.local": 8 for b in (0, 1)}
-    assert found["branch"] == {f"blocks.{b}.attention.points.locals.attention": 8 for b in (0, 1)}
-    assert found["qkv"] == {f"blocks.{b}.attention.points.locals.qkv": 16 for b in (0, 1)}
+    assert found["residual"] == {f"layers.{b}.mixer.local": 8 for b in (0, 1)}
+    assert found["branch"] == {f"layers.{b}.self_attn.before": 8 for b in (0, 1)}
+    assert found["qkv"] == {f"layers.{b}.self_attn.inside": 16 for b in (0, 1)}
     some = small_decoder(mixer="short_conv", mixer_blocks=(1,))
     assert [site.kind for site in some.stream.sites] == ["attention", "mlp", "mixer", "attention", "mlp"]
 
 
 def test_qkv_is_three_convolutions_on_the_projections() -> None:
-    model = small_decoder(mixer="short_conv", mixer_options={"where": "qkv", "kernel": 3}, blocks=1)
-    attention: Any = model.blocks[0].attention
-    joined = attention.points.locals["qkv"].weight  # q: 8, k: 4, v: 4 channels
+    model = small_decoder(mixer="short_conv", mixer_options={"where": "qkv", "kernel": 3}, num_hidden_layers=1)
+    attention: Any = model.layers[0].self_attn
+    joined = attention.inside.weight  # q: 8, k: 4, v: 4 channels
     x = randn(2, 6, 8)
 
     def branch(linear: nn.Linear, weight: Tensor) -> Tensor:
@@ -139,9 +139,9 @@ def test_qkv_is_three_convolutions_on_the_projections() -> None:
 
     weights = joined.split([8, 4, 4])
     q, k, v = (
-        branch(lin, w) for lin, w in zip((attention.query, attention.key, attention.value), weights, strict=True)
+        branch(lin, w) for lin, w in zip((attention.q_proj, attention.k_proj, attention.v_proj), weights, strict=True)
     )
-    got = attention.points.run(
-        "qkv", torch.cat([f(x) for f in (attention.query, attention.key, attention.value)], -1), None, None
+    got = attention.mix(
+        "inside", torch.cat([f(x) for f in (attention.q_proj, attention.k_proj, attention.v_proj)], -1), None, None
     )
     close(got, torch.cat([q, k, v], dim=-1))

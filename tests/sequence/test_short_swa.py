@@ -44,19 +44,19 @@ def test_residual_form_is_the_papers_block() -> None:
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     h = model.embed(ids)
     p = dict(model.named_parameters())
-    mixer: Any = model.blocks[0].get_submodule("mixer")
+    mixer: Any = model.layers[0].get_submodule("mixer")
     local = mixer.local
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
 
-    s = h + local.definition(norm(h, p["blocks.0.norms.mixer.weight"][0]))
-    attention: Any = model.blocks[0].attention
-    mlp: Any = model.blocks[0].mlp
+    s = h + local.definition(norm(h, p["layers.0.mixer.norm.weight"]))
+    attention: Any = model.layers[0].self_attn
+    mlp: Any = model.layers[0].mlp
     info = model.info(ids, 0, None)
-    a = s + attention(Seen(norm(s, p["blocks.0.norms.attention.weight"][0])), None, info)[0]
-    out = a + mlp(Seen(norm(a, p["blocks.0.norms.mlp.weight"][0])), None, info)[0]
-    close(model(ids), norm(out, p["final_norm.weight"]) @ p["embedding.weight"].T)
+    a = s + attention(Seen(norm(s, p["layers.0.input_layernorm.weight"])), None, info)[0]
+    out = a + mlp(Seen(norm(a, p["layers.0.post_attention_layernorm.weight"])), None, info)[0]
+    close(model(ids), norm(out, p["norm.weight"]) @ p["embed_tokens.weight"].T)
 
 
 def test_thin_heads_count_and_cost() -> None:

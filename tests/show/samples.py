@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from twoaxis.show.charts import Axis, Chart, Line, Mark, Panel, Row
+from twoaxis.show.charts import Axis, Cells, Chart, Grid, Line, Mark, Panel, Row
 from twoaxis.show.document import (
     Cell,
     Code,
@@ -109,6 +109,22 @@ def heat() -> Chart:
     return Chart("heat", "Reads", ((left, right),))
 
 
+def grids() -> tuple[Grid, Grid]:
+    """A map too wide for numbers, and a table whose columns have scales of their own; both by token."""
+    choices = {"token": ("mean over 2", "0 a", "1 b"), "way": ("mean", "0", "1")}
+    rows = tuple(
+        Cells(f"site {s}", [[[t + w + c / 20 for c in range(s)] for w in range(3)] for t in range(3)], tuple(range(s)))
+        for s in (3, 20)
+    )
+    names = tuple(f"source {n}" for n in range(20))
+    wide = Grid("reads", "What each site reads, by token", names, rows, choices, corner="site")
+    narrow = (Cells("first", [[1.0, -100.0], [0.5, 3.0], [2.0, 7.0]]), Cells("second", [[0.25, None]]))
+    gates = Grid(
+        "gates", "Gates", ("gate", "length"), narrow, {"token": choices["token"]}, "column", "site", "As `read`."
+    )
+    return wide, gates
+
+
 def result_table() -> Table:
     rows = []
     for number, label in enumerate(CONTENDERS):
@@ -164,6 +180,7 @@ def everything() -> Document:
             Heading("What a site reads", 3),
             Prose("A weight is the mean over tokens."),
             heat(),
+            *grids(),
             Heading("How it was made"),
             Items(
                 (

@@ -59,6 +59,23 @@ try {
   found.sort = heads[3].ariaSort;
   found.sections = (all("table")[1].tHead.rows[0].cells[1].querySelector("button").click(),
     [...all("table")[1].tBodies].map((body) => body.rows[0].textContent));
+  const map = (row, column) => one("#grid-reads table").rows[row + 1].cells[column + 1];
+  const gate = (row, column) => one("#grid-gates table").rows[row + 1].cells[column + 1];
+  const part = (cell) => cell.style.getPropertyValue("--part");
+  found.heads = [...one("#grid-reads table").rows[0].cells].map((cell) => cell.textContent).slice(0, 3);
+  found.cells = [map(0, 2), map(0, 3), map(1, 19), gate(0, 0), gate(0, 1), gate(1, 1)].map((cell) => cell.textContent);
+  found.parts = [map(1, 19), map(0, 2), gate(0, 1), gate(1, 0)].map(part);
+  found.classes = [gate(0, 1), map(0, 3), map(1, 1)].map((cell) => cell.className);
+  found.seen = getComputedStyle(map(1, 19)).backgroundColor;
+  const pick = (grid, name, value) => {
+    const select = [...one(grid).querySelectorAll("select")].find((found) => found.name === name);
+    select.value = value; select.dispatchEvent(new Event("change"));
+  };
+  pick("#grid-gates", "token", "2"); pick("#grid-reads", "way", "1");
+  found.moved = [map(0, 2), gate(0, 0), gate(1, 0)].map((cell) => cell.textContent);
+  found.linked = one("#grid-reads select").value;
+  pick("#grid-reads", "colours by", "1"); found.byRow = part(map(0, 2));
+  found.title = map(1, 4).title;
   one("#theme").click(); found.other = getComputedStyle(document.body).backgroundColor;
 } catch (error) { complaints.push(error.stack); }
 found.complaints = complaints;
@@ -104,3 +121,12 @@ def test_page_in_a_browser(tmp_path: Path, width: int, dark: bool) -> None:
     assert found["missing"] == "standard"
     assert found["sort"] == "ascending"
     assert found["sections"] == ["depth axis", "sequence axis"]
+    assert found["heads"] == ["site", "source 0", "source 1"]
+    assert found["cells"] == ["0.1", "-", "0.95", "1", "-100", "-"]
+    assert found["parts"] == ["100.0%", "32.4%", "100.0%", "50.0%"]
+    assert found["classes"] == ["cold", "none", ""]
+    assert found["seen"] == ("color(srgb 0.54902 0.772549 1)" if dark else "color(srgb 0.0392157 0.290196 0.560784)")
+    assert found["moved"] == ["3.1", "2", "0.25"]  # token 1, way 0; a row of one entry is the same for every token
+    assert found["linked"] == "2"
+    assert found["byRow"] == "100.0%"
+    assert found["title"] == "site 20, source 4: 3.2"

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from tests.show.samples import CONTENDERS, Sample, everything, result_table, wide_table
-from twoaxis.show import terminal
+from tests.show.samples import CONTENDERS, Sample, everything, grids, result_table, wide_table
+from twoaxis.show import markdown, terminal
+from twoaxis.show.charts import Row
 from twoaxis.show.document import Cell, Code, Column, Document, Facts, Heading, Items, Prose, table
 
 
@@ -149,3 +150,18 @@ def test_a_narrow_encoding_does_not_break_a_table(monkeypatch: pytest.MonkeyPatc
     terminal.show(Document("Títle", (result_table(), Code("x ─► y"))))
     stream.flush()
     assert b"denseformer" in raw.getvalue()
+
+
+def test_grids_are_tables_of_their_first_choice() -> None:
+    wide, gates = grids()
+    text = terminal.render(Document("", (wide, gates)))
+    assert wide.title not in text  # too many columns to be read as numbers
+    rows = [line.split() for line in text.splitlines() if line.startswith(("first", "second"))]
+    assert rows == [["first", "1", "-100"], ["second", "0.25", "-"]]
+    assert "As `read`." in text
+    drawn = wide.chart().panels[0]
+    assert drawn.marks[0] == Row("site 3", (0.0, 0.05, 0.1, *[None] * 17))
+    written = markdown.render(Document("", (wide, gates)), figures="report-")
+    assert "(report-reads.svg)" in written
+    assert "| first | 1 | -100 |" in written
+    assert [chart.name for chart in Document("", (wide, gates)).charts] == ["reads"]

@@ -38,6 +38,7 @@ def small(**changes: Any) -> TrainConfig:
         "log_every": 5,
         "eval_every": 6,
         "eval_examples": 6,
+        "final_examples": 6,
         "measure_memory": False,
         "save_model": False,
     }

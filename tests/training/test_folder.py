@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 from tests.support.foreign import byte_llama
 from tests.training.runs import SHAPE, Broken, Uneven, small, stop_at
 from twoaxis.model.load import load_model
-from twoaxis.pretrained.convert import retrofit
+from twoaxis.pretrained.retrofit import retrofit
 from twoaxis.training.checkpoint import weights
 from twoaxis.training.setup import make_optimizer
 from twoaxis.training.train import train
@@ -71,7 +71,7 @@ def test_changed_source_is_refused(tmp_path: Path) -> None:
         train(run, tmp_path / "second", on_step=stop_at(2))
     changed = load_model(tmp_path / "first" / "model")
     with torch.no_grad():
-        changed.get_parameter("model.trunk.final_norm.weight").add_(1e-3)
+        changed.get_parameter("model.trunk.norm.weight").add_(1e-3)
     changed.save_pretrained(tmp_path / "first" / "model")
     with pytest.raises(ValueError, match=r"the model that the run in .*second started from has changed"):
         train(run, tmp_path / "second")
@@ -91,11 +91,11 @@ def test_going_on_from_a_saved_model(tmp_path: Path) -> None:
     run = small(model={}, source=source, train="model.trunk.stream.*,lm_head", steps=4, save_model=True)
     with pytest.raises(ValueError, match="no parameter is called 'lm_head'"):  # it is tied to the embedding
         train(run, tmp_path / "no")
-    run = dataclasses.replace(run, train="model.trunk.stream.*,model.trunk.final_norm")
+    run = dataclasses.replace(run, train="model.trunk.stream.*,model.trunk.norm")
     result = train(run, tmp_path / "second")
     before, after = weights(load_model(source)), weights(load_model(tmp_path / "second" / "model"))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert moved == {n for n in before if n.startswith("model.trunk.stream.") or n == "model.trunk.final_norm.weight"}
+    assert moved == {n for n in before if n.startswith("model.trunk.stream.") or n == "model.trunk.norm.weight"}
     assert result.parameters == sum(before[name].numel() for name in moved)
     for changes, message in (
         ({"stream": "denseformer", "model": SHAPE}, "stream, model cannot be chosen with a model to go on from"),
@@ -113,7 +113,7 @@ def test_going_on_from_a_retrofit(tmp_path: Path) -> None:
     before, after = weights(load_model(source)), weights(load_model(tmp_path / "new" / "model"))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved <= new
-    assert any(name.startswith("model.trunk.stream.") for name in moved)
+    assert any(name.startswith("stream.") for name in moved)
     model = load_model(tmp_path / "new" / "model").requires_grad_(True)  # it stays a retrofit
     peaks = {name: group["peak_lr"] for group in make_optimizer(run, model).param_groups for name in group["names"]}
     assert {name for name, peak in peaks.items() if peak == 0.1 * run.lr} == set(before) - new

@@ -232,7 +232,7 @@ def test_contenders_of_a_seed_start_alike() -> None:
     plain, *others = (weights(make_model(small(**fields, model=SHAPE), 29)) for fields in METHODS.values())
     for other in others:
         shared = set(plain) & set(other)
-        assert {"model.embed_tokens.weight", "model.trunk.blocks.1.mlp.gate.weight"} <= shared
+        assert {"model.embed_tokens.weight", "model.trunk.layers.1.mlp.gate_proj.weight"} <= shared
         alike = [name for name in shared if plain[name].shape == other[name].shape]
         same = [name for name in alike if torch.equal(plain[name], other[name])]
         # what a paper rescales (output projections) may differ
@@ -278,6 +278,32 @@ def test_divergence(changes: dict[str, Any], steps: int, message: str, tmp_path:
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_the_last_evaluation_takes_more_rows_and_leaves_some_to_others(tmp_path: Path) -> None:
+    run = small(steps=2, eval_every=1, eval_examples=3, final_examples=9)
+    judged = train(run, tmp_path / "a")
+    others = train(dataclasses.replace(run, eval_skip=4), tmp_path / "b")
+    assert judged.weights == others.weights
+    assert (judged.row_losses or ())[4:] == (others.row_losses or ())[:5]
+    assert len(judged.row_losses or ()) == len(others.row_losses or ()) == 9
+    first = next(record["held_out_loss"] for record in load_log(tmp_path / "a") if "held_out_loss" in record)
+    data = load_data(run)
+    assert len(data.held_out(run.judged_examples)) == 9
+    assert first != judged.loss == pytest.approx(sum(row or 0 for row in judged.row_losses or ()) / 9, rel=1e-5)
+
+
+def test_what_does_not_learn_is_named(tmp_path: Path) -> None:
+    assert train(small(steps=2), tmp_path / "a").unmoved == ()
+    # Without tokens to look back on a window of one has a single source, whose weight is one whatever its score.
+    alone = train(small(steps=2, mixer="short_swa:window=1"), tmp_path / "b").unmoved
+    assert alone
+    assert all("mixer" in name or "local" in name for name in alone)
+    equal = {
+        spelled: train(small(steps=2, stream=spelled), tmp_path / str(number)).equal_streams
+        for number, spelled in enumerate(("hyper_connections", "hyper_connections:frozen=both", "denseformer"))
+    }
+    assert list(equal.values()) == [False, True, False]
+
+
 def test_evaluation_needs_labels(tmp_path: Path) -> None:
     run, unlabelled = small(), [{"input_ids": torch.arange(8), "labels": torch.full((8,), -100)}]
     engine = Engine(run, HERE)
@@ -289,12 +315,13 @@ def test_evaluation_needs_labels(tmp_path: Path) -> None:
         optimizer=make_optimizer(run, model),
         examples=unlabelled,
         held_out=unlabelled,
+        final=unlabelled,
         answers=False,
         counters=Counters(steps=1, tokens_per_step=8, flops_per_token=1.0),
         stop=StopSignal(),
     )
     with pytest.raises(ValueError, match="no token of the held-out examples is labelled"):
-        evaluate(job)
+        evaluate(job, unlabelled)
 
 
 def test_recompute_changes_memory_not_numbers(tmp_path: Path) -> None:

@@ -192,8 +192,8 @@ def test_transformers_model_and_recomputed_blocks() -> None:
 def test_model_is_left_as_it_was() -> None:
     model = Decoder(ModelConfig(**SHAPE, stream="deep_delta")).eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    gradient = torch.ones_like(model.embedding.weight)
-    model.embedding.weight.grad = gradient
+    gradient = torch.ones_like(model.embed_tokens.weight)
+    model.embed_tokens.weight.grad = gradient
     torch.manual_seed(3)
     state = torch.get_rng_state()
 
@@ -206,8 +206,8 @@ def test_model_is_left_as_it_was() -> None:
 
     peak_memory(model, 2, 8, loss=noisy, optimizer=wild)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert model.embedding.weight.grad is gradient
-    assert all(p.grad is None for p in model.parameters() if p is not model.embedding.weight)
+    assert model.embed_tokens.weight.grad is gradient
+    assert all(p.grad is None for p in model.parameters() if p is not model.embed_tokens.weight)
     assert not any(module.training for module in model.modules())
     assert torch.equal(torch.get_rng_state(), state)
 

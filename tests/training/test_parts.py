@@ -96,7 +96,7 @@ def test_weights_digest() -> None:
     assert "lm_head.weight" not in saving.weights(model)  # tied: counted once
     assert saving.weights_digest(make_model(small(), 29)) == found
     with torch.no_grad():
-        model.get_parameter("model.trunk.final_norm.weight")[3] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
+        model.get_parameter("model.trunk.norm.weight")[3] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
     assert saving.weights_digest(model) != found
     untied = make_model(small(model=SHAPE | {"tie_word_embeddings": False}), 29)
     assert "lm_head.weight" in saving.weights(untied)

@@ -59,6 +59,11 @@ FURTHER: dict[str, list[dict[str, Any]]] = {
             *({"tanh": False}, {"norm": "rms", "affine": False}, {"norm": "none"}, {"affine": False}, {"eps": 0.5}),
             *({"dynamic": False}, {"frozen": "width"}, {"frozen": "depth"}, {"frozen": "both"}),
         )
+    ]
+    + [
+        {"streams": 3, "fractions": 2, "frozen": "depth", "write": "all"},
+        {"streams": 1, "fractions": 2, "write": "all", "tanh": False, "affine": False},
+        {"streams": 2, "fractions": 4, "frozen": "width", "norm": "none", "readout": "mean"},
     ],
     "manifold_hyper_connections": [
         {"form": "deepseek", "norm_weight": True, "pre_eps": 0.1, "sinkhorn_eps": 0.05, "norm_eps": 0.3, "streams": 3},
@@ -66,6 +71,16 @@ FURTHER: dict[str, list[dict[str, Any]]] = {
         {"iterations": 3, "order": "columns_last", "sinkhorn_eps": 0.05},
         {"post_scale": 1.0, "readout": "mean", "streams": 2},
         {"streams": 1, "readout": "head"},
+        {"mix": "orthogonal", "form": "deepseek", "norm_weight": True, "start": "lite"},
+        {"mix": "identity", "pre_eps": 0.1, "post_eps": 0.2, "post_scale": 0.5, "streams": 2, "norm_weight": True},
+    ],
+    "gated_streams": [{"streams": 2, "rank": 1, "eps": 0.3}],
+    "wide_residual": [{"retention": True, "forget": 0.9, "retention_start": 0.5, "readout": "mean"}],
+    "scaled": [
+        {"form": "laurel", "rank": 20, "post_norm": True},
+        {"form": "affine", "post_norm": True, "eps": 0.3},
+        {"form": "schedule", "eps": 0.1},
+        {"form": "variance", "temperature": 2.0, "post_norm": False},
     ],
     "elc_bert": [{"variant": "normalized", "eps": 0.5}],
     "vertical_attention": [

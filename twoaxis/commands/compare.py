@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import tyro
 
 from twoaxis.commands.parsing import word
-from twoaxis.comparison.options import Match, SharedFields
+from twoaxis.comparison.options import COMPARED, Match, Until
+from twoaxis.training.fields import SharedFields
 
 if TYPE_CHECKING:
     from twoaxis.comparison.forecast import Forecast
@@ -32,11 +33,15 @@ def compare(
     data: Annotated[Sequence[Sequence[str]], Several, tyro.conf.arg(metavar="SOURCE")] = (),
     task: Spelling = (),
     seeds: Annotated[int | str | Sequence[int] | None, word("N|A,B,C")] = None,
+    until: Until | None = None,
+    margin: float | None = None,
     match: Match | None = None,
     flops: float | None = None,
     lr: Annotated[float | str | Sequence[float] | None, word("RATE[,RATE,...]")] = None,
     lr_seeds: Annotated[int | str | Sequence[int] | None, word("N|A,B,C")] = None,
     sizes: Annotated[str | Sequence[str] | None, word("SIZE[,SIZE,...]")] = None,
+    recipe_check: bool = False,
+    exchange: bool = False,
     use: Annotated[Sequence[str], Several, tyro.conf.arg(metavar="FILE.py")] = (),
     jobs: int | None = None,
     dry_run: bool = False,
@@ -59,24 +64,24 @@ def compare(
         file: TOML, JSON or YAML file with these options, or the compare.json of another folder.
         data: A data set: stdlib, files and folders, hf:DATASET or task:NAME. Given again, another table.
         task: The same as --data task:NAME.
-        seeds: How many, or which. None is three.
+        seeds: How many, or which. None is six.
+        until: resolved gives a contender 4 seeds, then 8, then up to --seeds (16), until its difference is resolved.
+        margin: A difference in loss that does not matter: contenders within it are called equivalent.
         match: What is the same for all contenders. None is tokens.
         flops: Budget of a run for --match flops. None is what the baseline takes.
         lr: Learning rate; of several, each contender gets its best. None is 0.002.
-        lr_seeds: Seeds for choosing the rate: how many from 1000 on, or which. None is two.
+        lr_seeds: Seeds for choosing the rate: how many from 1000 on, or which. None is six.
         sizes: Presets or changes of one, such as nano,tiny or width=64:blocks=2,width=96:blocks=3.
+        recipe_check: Also run the baseline with half and twice the warm-up and the rate.
+        exchange: Also run the baseline with twice the tokens, to tell what a lower loss is worth in tokens.
         use: Python file that registers streams and mixers of your own. It is run: name only files you trust.
         jobs: Runs at once. None is one per GPU, or one per core.
         dry_run: Show what would be run, how long and how much room it takes; write nothing.
         report: Make the report at the end.
         **fields: That all runs share; see `TrainConfig`.
     """
-    names = (
-        *("stream", "mixer", "contenders", "grid", "baseline", "controls", "data", "task", "seeds", "match", "flops"),
-        *("lr", "lr_seeds", "sizes", "use"),
-    )
     own = locals()
-    said: dict[str, Any] = {name: own[name] for name in names if own[name] is not False}
+    said: dict[str, Any] = {name: own[name] for name in COMPARED if own[name] is not False}
     said = {name: value for name, value in said.items() if value not in (None, (), [])} | fields
     from twoaxis.comparison.run import read_options
     from twoaxis.model.load import quiet

@@ -3,46 +3,53 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from twoaxis.commands.models import open_model, read_prompt
-from twoaxis.show.document import Shown
+
+if TYPE_CHECKING:
+    from twoaxis.inspection.inspection import Inspection
 
 
 def inspect(
     folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
     *,
     prompt: str = "",
+    beside: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None,
     out: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None,
     as_bytes: Annotated[bool, tyro.conf.arg(name="bytes")] = False,
     device: str | None = None,
-) -> Shown:
+) -> Inspection:
     """Show what every site of a saved model reads, mixes and writes on a prompt.
 
     Args:
         folder: Folder that save_pretrained wrote.
         prompt: Text to run through the model; - reads it from stdin, up to its last line end.
-        out: Folder for inspect.html, inspect.json and figures as PNG and SVG.
+        beside: Folder of a second model, shown side by side with the first.
+        out: New or empty folder, or one of an earlier inspection, for the page, the data and figures as PNG and SVG.
         as_bytes: Tokens are bytes; for models without a tokenizer.
         device: Such as cpu or cuda:1. None is a GPU if there is one.
     """
-    from twoaxis.inspection import files
-    from twoaxis.inspection.document import inspect_prompt
-    from twoaxis.inspection.tables import tables
+    from twoaxis.base.files import check_empty
+    from twoaxis.inspection.inspection import inspect as look
     from twoaxis.model import load
 
-    load.check_folder(folder)
+    folders = [folder, *([] if beside is None else [beside])]
+    for path in folders:
+        load.check_folder(path)
     text = read_prompt(prompt)
     if not text:
         raise ValueError("the prompt is empty: give some text with --prompt, or --prompt - to read it from stdin")
-    target = None if out is None else files.prepare_folder(out)
-    model, tokenizer = open_model(folder, device, as_bytes)
-    found = inspect_prompt(model, tokenizer, text, name=folder)
-    if target is not None:
-        written, left_out = files.write_files(target, found)
-        print(f"wrote {', '.join(str(path) for path in written)}", file=sys.stderr)
-        if left_out:
-            print(left_out, file=sys.stderr)
-    return Shown(found, tables(found))
+    if out is not None and not (Path(out) / "inspect.json").is_file():
+        check_empty(Path(out))
+    runs = [look(*open_model(path, device, as_bytes), text, name=path) for path in folders]
+    found = sum(runs[1:], runs[0])
+    if out is not None:
+        for drawn in Path(out).glob("inspect-*.[ps][nv]g"):  # of an earlier inspection, which may have had others
+            drawn.unlink()
+        saved = found.save(out, "inspect")
+        print(f"wrote {', '.join(map(str, saved.files))}", *filter(None, [saved.note]), sep="\n", file=sys.stderr)
+    return found

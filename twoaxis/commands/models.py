@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from twoaxis.show.document import Document, Facts, Shown
+from twoaxis.show.document import Code, Document, Facts, Showable, Shown
 
 if TYPE_CHECKING:
     from twoaxis.data.tokenizer import Tokenizer
+    from twoaxis.model.generate import Generated
     from twoaxis.model.hf_model import TwoAxisForCausalLM
 
 
@@ -27,7 +29,7 @@ def generate(
     as_bytes: Annotated[bool, tyro.conf.arg(name="bytes")] = False,
     echo: bool = False,
     device: str | None = None,
-) -> int:
+) -> Continuation:
     """Continue a prompt with a saved model; the text goes to stdout as it is made, everything else to stderr.
 
     Args:
@@ -48,29 +50,47 @@ def generate(
     text = read_prompt(prompt)
     making.check(text, tokens, temperature, top_p)  # before the model is loaded, which may take long
     model, tokenizer = open_model(folder, device, as_bytes)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    if echo:
-        print(text, end="", flush=True)
-    made = making.generate(
-        model,
-        tokenizer,
-        text,
-        tokens=tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        say=lambda piece: print(piece, end="", flush=True),
-    )
-    if sys.stdout.isatty():
-        print(flush=True)
-    kept = ", ".join(f"{part} {size:,}" for part, size in made.cache_bytes.items() if size)
-    print(
-        f"{made.tokens:,} tokens in {made.seconds:.2f} s ({made.rate:,.1f} tokens/s), prompt {made.prompt_tokens:,} "
-        f"tokens, cache {sum(made.cache_bytes.values()):,} bytes ({kept})",
-        file=sys.stderr,
-    )
-    return 0
+    how = {"tokens": tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    return Continuation(folder, text, echo, lambda say: making.generate(model, tokenizer, text, **how, say=say))
+
+
+@dataclass(frozen=True)
+class Continuation(Showable):
+    """Text that a model makes while it is shown, or at once where it is asked for as values.
+
+    Attributes:
+        model: its folder.
+        prompt: what is continued.
+        echo: whether the prompt is shown too.
+        make: makes the text and hands each piece to a function.
+    """
+
+    model: str
+    prompt: str
+    echo: bool
+    make: Callable[[Callable[[str], None] | None], Generated]
+
+    def show(self, width: int | None = None) -> None:
+        """The text to standard output as it is made, everything else to stderr."""
+        if self.echo:
+            print(self.prompt, end="", flush=True)
+        made = self.make(lambda piece: print(piece, end="", flush=True))
+        if sys.stdout.isatty():
+            print(flush=True)
+        kept = ", ".join(f"{part} {size:,}" for part, size in made.cache_bytes.items() if size)
+        print(
+            f"{made.tokens:,} tokens in {made.seconds:.2f} s ({made.rate:,.1f} tokens/s), prompt {made.prompt_tokens:,}"
+            f" tokens, cache {sum(made.cache_bytes.values()):,} bytes ({kept})",
+            file=sys.stderr,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The text and what it took."""
+        return {"model": self.model, "prompt": self.prompt, **self.make(None)._asdict()}
+
+    def document(self) -> Document:
+        """The text."""
+        return Document("", (Code((self.prompt if self.echo else "") + self.make(None).text),))
 
 
 def read_prompt(prompt: str) -> str:

@@ -30,7 +30,7 @@ def retrofit(
     """Put a stream or a mixer on a pretrained model without changing what it computes.
 
     Args:
-        source: Folder with safetensors, GGUF file, or name on the hub, of a Llama, Mistral, Qwen2, Qwen3 or SmolLM.
+        source: Folder with safetensors, GGUF file, or name on the hub, of a causal language model.
         out: Folder to write; it must not exist or be empty.
         stream: Residual stream.
         mixer: Local mixer.
@@ -44,14 +44,14 @@ def retrofit(
     """
     from twoaxis.depth.site import Placement
     from twoaxis.model import load
-    from twoaxis.pretrained.convert import retrofit as convert
     from twoaxis.pretrained.record import closed_paths
+    from twoaxis.pretrained.retrofit import retrofit as make
 
     load.quiet()
     blocks = None if mixer_blocks is None else Placement.parse(mixer_blocks).blocks
     if mixer_blocks is not None and blocks is None:
         raise ValueError(f"--mixer-blocks {mixer_blocks!r} names no blocks; write them like 0,8-11")
-    made = convert(
+    made = make(
         source,
         stream=stream,
         mixer=mixer,
@@ -67,7 +67,7 @@ def retrofit(
     )
     for note in made.record.notes:
         print(f"note: {note}", file=sys.stderr)
-    for line in closed_paths(made.record.still):
+    for line in closed_paths(made.record.stuck):
         print(f"warning: {line}", file=sys.stderr)
     return Shown({"folder": out, **made.record.to_dict()}, _document(out, made.record))
 
@@ -75,17 +75,16 @@ def retrofit(
 def _document(folder: str, record: Record) -> Document:
     """What was made of what, how far it is from the source, and what was added."""
     method, source, text = record.method, record.measured["source"], record.measured["text"]
-    plain = record.measured["plain"]["largest"]
-    largest = f"{source['largest']:.2e} ({source['relative']:.1e} relative)"
+    largest = (
+        "0, bit for bit" if source["largest"] == 0 else f"{source['largest']:.2e} ({source['relative']:.1e} relative)"
+    )
     mixer = f", {method['mixer']}" if method["mixer"] else ""
-    exact = "0, bit for bit" if plain == 0 else f"{plain:.2e}"
     share = record.added_parameters / record.source_parameters
     rows = (
         ("folder", folder),
         ("source", f"{record.source['name']} ({record.source['family']}, {record.source['kind']})"),
         ("method", f"{method['stream']}{mixer}; start: {record.neutral}; {record.dtype}"),
         ("logits", f"differ from the source's by at most {largest}"),
-        ("", f"from the plain stream's by at most {exact}"),
         ("", f"likeliest token equal at {source['agree']:,} of {source['tokens']:,}"),
         ("text", f"{text['name']}: {text['tokens']:,} tokens, {text['bytes']:,} bytes"),
         ("added", f"{record.added_parameters:,} parameters ({share:.3%}), {record.added_bytes:,} bytes"),

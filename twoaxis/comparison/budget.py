@@ -6,20 +6,23 @@
     time      seconds on this machine                       the baseline's tokens x its relative throughput
 
 The budget is what the baseline takes for the tokens or steps that were asked for, or the FLOPs that were given.
-Throughput is measured once, contenders in turns; what follows from it is stored in the row, so that a comparison that
-is taken up again goes on exactly as it began. Every contender's learning-rate schedule spans its own steps.
+Throughput is measured once, contenders in turns, whatever is matched; it is stored in the row with what follows from
+it, so that a comparison that is taken up again goes on exactly as it began. Every contender's learning-rate schedule
+spans its own steps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
 from twoaxis.base.files import short_hash
-from twoaxis.comparison.contenders import resolve
+from twoaxis.base.timer import Rounds
+from twoaxis.comparison.contenders import BUDGET, TIMED, resolve
 from twoaxis.comparison.options import Size
 from twoaxis.comparison.plan import Plan, Row, contender_config, data_label
 from twoaxis.model.variant import Contender
@@ -28,8 +31,23 @@ from twoaxis.training.config import TrainConfig
 TOLERANCE = 0.01
 """Part of the budget by which whole steps may miss it."""
 
-Measure = Callable[[Mapping[str, TrainConfig], int], Mapping[str, float]]
+TOGETHER = 2e9
+"""Bytes of models and optimisers that are put into memory together to measure throughput where it decides nothing."""
+
+Measure = Callable[[Mapping[str, TrainConfig], int], Mapping[str, Rounds]]
 """Tokens per second of training for configurations by name and a vocabulary, measured in turns."""
+
+
+class Speed(NamedTuple):
+    """Throughput of a contender.
+
+    Attributes:
+        tokens_per_second: of training.
+        spread: of its ratio to the baseline's, over rounds of measuring, as a part of it.
+    """
+
+    tokens_per_second: float
+    spread: float
 
 
 class Counted(NamedTuple):
@@ -38,12 +56,14 @@ class Counted(NamedTuple):
     Attributes:
         config: its runs', with the base's budget.
         resolved: what `wider` or `deeper` came to.
+        share: of the others' budget.
         parameters: numbers learned.
         flops: training operations per token.
     """
 
     config: TrainConfig
     resolved: dict[str, Any]
+    share: float
     parameters: int
     flops: int
 
@@ -62,7 +82,7 @@ def make_rows(
         plan: the comparison.
         vocabularies: tokens of each data set, by its label.
         old: rows that were decided before, which stay as they are.
-        measure: throughput, for match="time".
+        measure: throughput; None does without, where it decides nothing.
     """
     rows = []
     for sources in plan.data:
@@ -81,9 +101,10 @@ def _table(
     if missing:
         first = next(c for c in plan.contenders if c.label == plan.baseline)
         counted = {c.key: count_contender(plan, c, size, sources, vocabulary) for c in (first, *missing)}
-        steps, speeds = _steps(plan, size, vocabulary, counted, known.get(first.key), measure)
+        speeds = _speeds(plan, vocabulary, counted, known.get(first.key), measure)
+        steps = _steps(plan, size, counted, speeds)
         for contender in missing:
-            found, made = counted[contender.key], steps[contender.key]
+            found, made, speed = counted[contender.key], steps[contender.key], speeds.get(contender.key)
             known[contender.key] = Row(
                 data=data,
                 size=size.label,
@@ -93,7 +114,8 @@ def _table(
                 parameters=found.parameters,
                 flops_per_token=found.flops,
                 model=found.resolved,
-                tokens_per_second=speeds.get(contender.key),
+                tokens_per_second=None if speed is None else speed.tokens_per_second,
+                speed_spread=0.0 if speed is None else speed.spread,
             )
     return [with_rate(plan, known[contender.key]) for contender in plan.contenders]
 
@@ -118,13 +140,19 @@ def count_contender(plan: Plan, contender: Contender, size: Size, sources: Seque
     try:
         resolved = resolve(contender, lambda other, fields: model_config(config(other, fields), vocabulary))
         made = config(contender, resolved)
-        return Counted(made, resolved, *_count(made, vocabulary))
+        return Counted(made, resolved, contender.train.get(BUDGET, 1), *_count(made, vocabulary))
     except ValueError as error:
         raise ValueError(f"{contender.label} at size {size.label}: {error}") from error
 
 
 _COUNTS: dict[str, tuple[int, int]] = {}
 """Parameters and FLOPs per token by what decides them: contenders that differ in their training have one model."""
+
+
+def _decides(config: TrainConfig, vocabulary: int) -> str:
+    """Stands for the model of a run."""
+    names = ("preset", "stream", "mixer", "model", "context", "recompute", "compile")
+    return short_hash([*(getattr(config, name) for name in names), vocabulary])
 
 
 def _count(config: TrainConfig, vocabulary: int) -> tuple[int, int]:
@@ -134,8 +162,7 @@ def _count(config: TrainConfig, vocabulary: int) -> tuple[int, int]:
     from twoaxis.model.flops import count_parameters, training_flops
     from twoaxis.training.setup import model_config
 
-    decides = (config.preset, config.stream, config.mixer, config.model, config.context, config.recompute, vocabulary)
-    key = short_hash(decides)
+    key = _decides(config, vocabulary)
     if key not in _COUNTS:
         shape = model_config(config, vocabulary).decoder_config()
         with torch.device("meta"):
@@ -159,8 +186,8 @@ def threads_of(config: TrainConfig) -> Iterator[None]:
 
 
 def measure_speeds(
-    configs: Mapping[str, TrainConfig], vocabulary: int, *, rounds: int = 7, steps: int = 2
-) -> dict[str, float]:
+    configs: Mapping[str, TrainConfig], vocabulary: int, *, rounds: int = 15, steps: int = 1
+) -> dict[str, Rounds]:
     """Tokens per second of training steps as the runs make them, by name, in turns.
 
     Args:
@@ -192,7 +219,7 @@ def measure_speeds(
             return next_token_loss(model, tokens)
 
     with threads_of(first):
-        found = throughputs(
+        return throughputs(
             {name: lambda config=config: build(config) for name, config in configs.items()},
             first.batch,
             first.context,
@@ -202,7 +229,6 @@ def measure_speeds(
             loss=loss,
             optimizer=lambda model: make_optimizer(first, model),  # its rates and decay take no time
         )
-    return {name: speed.median for name, speed in found.items()}
 
 
 def budget_tokens(plan: Plan, size: Size) -> int:
@@ -213,31 +239,44 @@ def budget_tokens(plan: Plan, size: Size) -> int:
     return base.total_steps * base.tokens_per_step
 
 
-def _steps(
-    plan: Plan,
-    size: Size,
-    vocabulary: int,
-    counted: Mapping[str, Counted],
-    before: Row | None,
-    measure: Measure | None,
-) -> tuple[dict[str, int], dict[str, float]]:
-    """Steps of each contender, and tokens per second where these decided them."""
+def _speeds(
+    plan: Plan, vocabulary: int, counted: Mapping[str, Counted], before: Row | None, measure: Measure | None
+) -> dict[str, Speed]:
+    """Throughput of each contender, in units of the baseline's the first time; none where it is not measured.
+
+    Contenders that differ in their training alone are measured once, and all with one batch.
+    """
+    large = 16 * sum(found.parameters for found in counted.values()) > TOGETHER
+    if measure is None or (large and plan.match != "time"):
+        return {}
+    same = {name: getattr(plan.base, name) for name in TIMED}
+    models = {key: _decides(found.config, vocabulary) for key, found in counted.items()}
+    first: dict[str, str] = {}
+    for key, model in models.items():
+        first.setdefault(model, key)
+    configs = {key: dataclasses.replace(counted[key].config, **same) for key in first.values()}
+    rounds = measure(configs, vocabulary)
+    base = rounds[first[models[plan.baseline_key]]]
+    unit = 1.0 if before is None or before.tokens_per_second is None else before.tokens_per_second / base.median
+    speeds = {}
+    for key, model in models.items():
+        ratio = rounds[first[model]].over(base)
+        speeds[key] = Speed(unit * base.median * ratio.median, ratio.spread / ratio.median)
+    return speeds
+
+
+def _steps(plan: Plan, size: Size, counted: Mapping[str, Counted], speeds: Mapping[str, Speed]) -> dict[str, int]:
+    """Steps of each contender."""
     tokens = budget_tokens(plan, size)
     if plan.match == "flops":
-        return flops_steps(plan, size, tokens, counted), {}
+        return flops_steps(plan, size, tokens, counted)
+    parts = dict.fromkeys(counted, 1.0)
     if plan.match == "time":
-        assert measure is not None
-        speeds = dict(measure({key: found.config for key, found in counted.items()}, vocabulary))
-        if before is not None and before.tokens_per_second:  # the unit is the baseline's speed of the first time
-            unit = before.tokens_per_second / speeds[plan.baseline_key]
-            speeds = {key: speed * unit for key, speed in speeds.items()}
-        base = speeds[plan.baseline_key]
-        steps = {
-            key: max(1, round(tokens * speeds[key] / base / found.config.tokens_per_step))
-            for key, found in counted.items()
-        }
-        return steps, speeds
-    return {key: -(-tokens // found.config.tokens_per_step) for key, found in counted.items()}, {}
+        base = speeds[plan.baseline_key].tokens_per_second
+        parts = {key: speeds[key].tokens_per_second / base for key in counted}
+    steps = {key: found.share * parts[key] * tokens / found.config.tokens_per_step for key, found in counted.items()}
+    whole = round if plan.match == "time" else math.ceil
+    return {key: max(1, whole(count)) for key, count in steps.items()}
 
 
 def flops_steps(plan: Plan, size: Size, tokens: int, counted: Mapping[str, Counted]) -> dict[str, int]:
@@ -253,10 +292,10 @@ def flops_steps(plan: Plan, size: Size, tokens: int, counted: Mapping[str, Count
     budget = plan.flops if plan.flops is not None else -(-tokens // base.config.tokens_per_step) * base.step_flops
     steps = {}
     for key, found in counted.items():
-        cost = found.step_flops
+        cost = found.step_flops / found.share
         steps[key] = max(1, round(budget / cost))
         if not fits(steps[key], cost, budget):
-            least = smallest(base.step_flops, [other.step_flops for other in counted.values()])
+            least = smallest(base.step_flops, [other.step_flops / other.share for other in counted.values()])
             remedy = f"--tokens {least * base.config.tokens_per_step:,} ({least:,} steps of the baseline)"
             if plan.flops is not None:
                 remedy = f"--flops {float(least * base.step_flops):.6g}"
@@ -274,11 +313,11 @@ def fits(steps: int, cost: float, budget: float) -> bool:
     return abs(steps * cost - budget) <= TOLERANCE * budget
 
 
-def smallest(base: int, costs: Sequence[int]) -> int:
+def smallest(base: int, costs: Sequence[float]) -> int:
     """The fewest steps of the baseline whose FLOPs all contenders can match.
 
     Args:
         base: FLOPs of a step of the baseline.
-        costs: of all contenders.
+        costs: of all contenders, as parts of the budgets that they get.
     """
     return next(n for n in count(1) if all(fits(max(1, round(n * base / cost)), cost, n * base) for cost in costs))

@@ -11,6 +11,7 @@ of a comparison and stored there.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +21,17 @@ from twoaxis.model.variant import COMMON, Contender, make_contender
 
 if TYPE_CHECKING:
     from twoaxis.model.hf_config import TwoAxisConfig
+    from twoaxis.training.config import TrainConfig
 
 MATCHED = {"wider": "intermediate_size", "deeper": "num_hidden_layers"}
 """Options that match parameters, and the field of the model each of them changes."""
 PER_CONTENDER = (
     *("batch", "accumulate", "lr", "schedule", "warmup", "decay", "final_lr", "beta1", "beta2", "epsilon"),
-    *("weight_decay", "clip", "init_seed", "dtype", "compile", "recompute"),
+    *("weight_decay", "clip", "init_seed", "dtype", "compile", "recompute", "budget"),
 )
-"""Fields of a run that one contender may have for itself; data, budget and evaluation are the same for all."""
+"""Fields of a run that one contender may have for itself; data and evaluation are the same for all."""
+BUDGET = "budget"
+"""One that is no field of a run: how many times the others' tokens, operations or time a contender gets."""
 TIMED = ("batch", "accumulate", "dtype")
 """Those that it may not when throughput is measured, which is done with one batch for all."""
 WORTH = 0.01
@@ -66,6 +70,9 @@ def check_contenders(contenders: Sequence[Contender]) -> None:
                 f"two contenders are called {contender.label!r}; tell them apart with label=NAME in their options"
             )
         by_key[contender.key] = by_label[contender.label] = contender
+        budget = contender.train.get(BUDGET, 1)
+        if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 < budget < math.inf:
+            raise ValueError(f"{contender.label!r}: train.{BUDGET} must be a positive number, got {budget!r}")
         for name in contender.train:
             if name not in PER_CONTENDER:
                 raise ValueError(
@@ -195,6 +202,32 @@ def controls(contenders: Sequence[Contender], baseline: str, parameters: Callabl
                 known.add(candidate.key)
                 made.append(candidate)
     return made
+
+
+def recipe_checks(baseline: Contender, recipe: TrainConfig, *, rates: bool) -> list[Contender]:
+    """The baseline with half and twice the warm-up and, where one rate is given for all, half and twice that.
+
+    Args:
+        baseline: whose recipe is in question.
+        recipe: what it trains with.
+        rates: whether the rate is in question.
+    """
+    now = {"warmup": recipe.warmup_steps / recipe.total_steps} | ({"lr": recipe.lr} if rates else {})
+    made = []
+    for name, value in now.items():
+        for factor, words in ((0.5, "half the"), (2.0, "twice the")):
+            changed = min(1.0, factor * value) if name == "warmup" else factor * value
+            if changed != value:
+                what = {"warmup": "warm-up", "lr": "rate"}[name]
+                label = f"{baseline.label}, {words} {what}"
+                made.append(dataclasses.replace(baseline, label=label, train=baseline.train | {name: changed}))
+    return made
+
+
+def exchange_check(baseline: Contender) -> Contender:
+    """The baseline with twice the budget: what a lower loss is worth in tokens."""
+    train = baseline.train | {BUDGET: 2 * baseline.train.get(BUDGET, 1)}
+    return dataclasses.replace(baseline, label=f"{baseline.label}, twice the tokens", train=train)
 
 
 def _ablations(contender: Contender) -> Iterator[Contender]:

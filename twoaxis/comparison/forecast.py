@@ -128,7 +128,8 @@ def forecast(plan: Plan, out: str | Path, jobs: int, measure: Measure) -> Foreca
             configs = {row.contender: plan.config(first._replace(row=row)) for row in firsts.values()}
             same = {name: getattr(plan.base, name) for name in ("batch", "accumulate", "dtype")}
             configs = {key: dataclasses.replace(config, **same) for key, config in configs.items()}
-            timed = measure(configs, plan.about["data"][place[0]]["vocab_size"])
+            rounds = measure(configs, plan.about["data"][place[0]]["vocab_size"])
+            timed = {key: its.median for key, its in rounds.items()}
             speeds = {}
             for row in rows:
                 contender = plan.contender(row.contender)
@@ -148,7 +149,8 @@ def _row(plan: Plan, out: Path, row: Row, speed: float) -> ForecastRow:
     runs = len(choosing) + len(plan.seeds)
     base = plan.base
     evaluations = -(-row.steps // (base.eval_every or max(1, row.steps // 10)))
-    evaluated = evaluations * base.eval_examples * base.context / 3  # a third of the work: forward alone
+    examples = (evaluations - 1) * base.eval_examples + base.judged_examples
+    evaluated = examples * base.context / 3  # a third of the work: forward alone
     once = START + (row.tokens + evaluated) / speed
     size = RECORD * (row.steps // base.log_every + evaluations) + 4096
     size += 4 * row.parameters if base.save_model else 0

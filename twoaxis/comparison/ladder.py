@@ -8,8 +8,9 @@ neutral, and the control's scales are put back.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,65 +20,67 @@ from twoaxis.depth.blend import Blend, Both
 from twoaxis.depth.counts import count
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Seen, Stream
+from twoaxis.model.family import FAMILIES, from_family
 from twoaxis.model.flops import forward_flops
-from twoaxis.model.hf_model import TwoAxisForCausalLM
-from twoaxis.pretrained.build import build, new_names
-from twoaxis.pretrained.families import TRUNK
-from twoaxis.pretrained.start import choose, is_norm, locals_of, read_method
+from twoaxis.model.graft import TwoAxisForCausalLM, graft
+from twoaxis.model.survey import MIXES, NORM
+from twoaxis.pretrained.start import choose, read_method
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedModel
 
 
-def make_model(config: PreTrainedConfig, tensors: Mapping[str, Tensor], rung: Rung, seed: int) -> TwoAxisForCausalLM:
-    """The source with a rung on it, of which only the rung's parameters get gradients. The tensors are shared.
+def make_model(source: PreTrainedModel, rung: Rung, seed: int) -> TwoAxisForCausalLM:
+    """The source with a rung on it, of which only the rung's parameters get gradients.
 
     Args:
-        config: the source's.
-        tensors: its parameters by our names; see `families.state`.
+        source: is left alone; its tensors are shared, but for the norms, which the control moves.
         rung: what is put on it.
         seed: of the new parameters that start at random.
     """
-    start = choose(config, read_method(rung.stream, rung.mixer))
-    dtype = tensors["model.embed_tokens.weight"].dtype
-    own = {name: t.clone() if _is_control(name) else t for name, t in tensors.items()}  # the control moves them
-    model = build(start.config, own.items(), dtype=dtype, seed=seed)
+    shared = {id(p): p for name, p in source.named_parameters() if not _is_norm(name)}
+    config: Any = source.config.get_text_config(decoder=True)
+    kinds: list[tuple[str, ...]] = [("attention", "mlp")] * config.num_hidden_layers
+    methods = choose(read_method(rung.stream, rung.mixer), config.hidden_size, kinds).methods
+    model = graft(copy.deepcopy(source, shared), methods, seed=seed)
     chosen = set(learning(model, rung))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)
     return model
 
 
-def _is_control(name: str) -> bool:
-    """Whether the control trains a parameter: the pre-norms and the final norm."""
-    return is_norm(name) or name.startswith(f"{TRUNK}final_norm.")
+def _is_norm(name: str) -> bool:
+    """Whether a parameter belongs to a norm of the residual: a layer's or the final one, none inside the attention."""
+    *outer, module, _ = name.split(".")
+    return NORM.search(module) is not None and not any(MIXES.search(part) for part in outer)
 
 
 def learning(model: TwoAxisForCausalLM, rung: Rung) -> list[str]:
-    """Names of the parameters that learn."""
+    """Names of the parameters that learn: the norms for the control."""
+    names = model.new_parameters()
     if rung.control:
-        return [name for name, _ in model.named_parameters() if _is_control(name)]
-    names = new_names(model)
+        return [name for name, _ in model.named_parameters() if _is_norm(name) and name not in names]
     if not names:
         raise ValueError(f"{rung.method} adds no parameters to this model: there is nothing to train")
     return names
 
 
-def costs(config: PreTrainedConfig, rung: Rung, context: int) -> Costs:
-    """What a rung adds; nothing is allocated."""
-    ours = choose(config, read_method(rung.stream, rung.mixer)).config
-    plain = choose(config, read_method("standard")).config
-    with torch.device("meta"):
-        model = TwoAxisForCausalLM(ours)
-    of_rung, of_plain = forward_flops(ours, context).total, forward_flops(plain, context).total
-    stream = count(model.model.trunk.stream)
-    kept = stream.kept + sum(local.cost().kept for _, local in locals_of(model.model.trunk))
+def costs(source: PreTrainedModel, rung: Rung, context: int) -> Costs:
+    """What a rung adds."""
+    model = make_model(source, rung, 0)
+    stream, locals_ = count(model.stream), [local.cost() for _, local in model.local_operators()]
+    added = stream.flops + sum(cost.flops for cost in locals_)
+    config: Any = source.config.get_text_config(decoder=True)
+    if config.model_type in FAMILIES:
+        plain = forward_flops(from_family(config), context).total
+    else:  # a multiply-add per parameter
+        plain = 2 * sum(parameter.numel() for parameter in source.parameters())
     return Costs(
         parameters=sum(model.get_parameter(name).numel() for name in learning(model, rung)),
-        flops=of_rung - of_plain,
-        flops_share=(of_rung - of_plain) / of_plain,
-        live=stream.live / ours.hidden_size,
-        kept=kept,
+        flops=added,
+        flops_share=added / plain,
+        live=stream.live / model.config.architecture.width,
+        kept=stream.kept + sum(cost.kept for cost in locals_),
     )
 
 
@@ -119,25 +122,24 @@ def switched(
     Yields:
         stream: that has the method's reads of the latest pass; None without a stream.
     """
-    trunk = model.model.trunk
-    stream, blocks = trunk.stream, trunk.config.num_hidden_layers
+    stream, blocks = model.stream, model.stream.layout.blocks
     saved = [(parameter, parameter.detach().clone()) for parameter in model.parameters() if parameter.requires_grad]
     made: Switched | None = None
     try:
         with torch.no_grad():
             if rung.stream != "standard":
-                trunk.stream = made = Switched(stream)
+                model.stream = made = Switched(stream)
                 closed = [site.index for site in stream.layout.sites if group_of(site.block, blocks) == off]
                 made.gate[closed] = 0.0
-            for name, local in locals_of(trunk):
-                if group_of(int(name.split(".")[1]), blocks) == off:
+            for name, local in model.local_operators():
+                if group_of(_block(name, blocks), blocks) == off:
                     local.neutral_()
             for name in start if rung.control else ():
                 if group_of(_block(name, blocks), blocks) == off:
                     model.get_parameter(name).copy_(start[name])
         yield made
     finally:
-        trunk.stream = stream
+        model.stream = stream
         with torch.no_grad():
             for parameter, value in saved:
                 parameter.copy_(value)
@@ -157,11 +159,10 @@ def sizes(
         start: the learning parameters before the training.
         departures: by index of the site; see `Switched`.
     """
-    trunk = model.model.trunk
-    blocks = trunk.config.num_hidden_layers
+    blocks = model.stream.layout.blocks
     found: dict[str, list[tuple[float, int]]] = {}
     if rung.stream != "standard":
-        for site in trunk.stream.layout.sites:
+        for site in model.stream.layout.sites:
             found.setdefault(group_of(site.block, blocks), []).append((departures[site.index], 1))
         return {name: _ratio(values) for name, values in found.items()}
     for name, before in start.items():
@@ -177,5 +178,5 @@ def _ratio(values: list[tuple[float, int]]) -> float:
 
 def _block(name: str, blocks: int) -> int:
     """The block of a parameter that belongs to one; the final norm counts as the out site."""
-    part = name.removeprefix(TRUNK).split(".")[1]
-    return int(part) if part.isdigit() else blocks
+    numbers = [part for part in name.split(".") if part.isdigit()]
+    return int(numbers[0]) if numbers else blocks

@@ -25,10 +25,10 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from twoaxis.base.options import Count, Options, check_names, check_type
 from twoaxis.base.spec import parse_value, split
@@ -39,6 +39,9 @@ from twoaxis.training.config import TrainConfig
 from twoaxis.training.fields import parse_model
 
 Match = Literal["tokens", "flops", "time"]
+Until = Literal["resolved"]
+FLAGS = ("grid", "controls", "recipe_check", "exchange")
+"""Options that are said or not."""
 LR_SEED = 1000
 """First of the seeds on which learning rates are chosen."""
 SET_HERE = {
@@ -49,56 +52,16 @@ SET_HERE = {
     "lr": "the learning rates (--lr)",
     "source": "models trained from scratch: a comparison does not go on from saved ones",
     "train": "models trained from scratch: a comparison does not go on from saved ones",
+    "eval_skip": "rows for choosing learning rates that follow from the others",
 }
 """Fields of a run that are no options of a comparison, and what takes their place."""
 FIELDS = tuple(f.name for f in dataclasses.fields(TrainConfig) if f.name not in SET_HERE)
 """Options that are fields of all runs."""
 COMPARED = (
     *("stream", "mixer", "grid", "contenders", "baseline", "controls", "data", "task", "sizes", "seeds", "match"),
-    *("flops", "lr", "lr_seeds", "use"),
+    *("flops", "lr", "lr_seeds", "until", "margin", "recipe_check", "exchange", "use"),
 )
 """Options that are not."""
-
-
-class SharedFields(TypedDict, total=False):
-    """Names and types of the fields that all runs share, for editors and type checkers; a test holds them equal."""
-
-    preset: str
-    model: Mapping[str, Any] | Sequence[str]
-    tokenizer: str
-    text_field: str
-    context: int
-    held_out: float
-    isolate: bool
-    eval_examples: int
-    cache: str | None
-    steps: int | None
-    tokens: int | None
-    batch: int
-    accumulate: int
-    schedule: Literal["cosine", "wsd", "constant"]
-    warmup: float | None
-    decay: float
-    final_lr: float
-    beta1: float
-    beta2: float
-    epsilon: float
-    weight_decay: float
-    clip: float
-    init_seed: int | None
-    dtype: Literal["float32", "bfloat16"]
-    compile: bool
-    recompute: int
-    eval_every: int | None
-    log_every: int
-    save_seconds: float
-    save_every: int | None
-    keep: int
-    save_model: bool
-    report_to: Sequence[str]
-    measure_memory: bool
-    threads: int | None
-    device: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +127,8 @@ def parse(options: Mapping[str, Any]) -> dict[str, Any]:
         if name in SET_HERE and name not in COMPARED:
             raise ValueError(f"a comparison has no option {name!r} of its own; it has {SET_HERE[name]}")
     check_names(options, dict.fromkeys((*COMPARED, *FIELDS)), "a comparison")
-    for name, kind in (("grid", bool), ("controls", bool), ("baseline", str | None), ("match", Match | None)):
+    kinds = {**dict.fromkeys(FLAGS, bool), "baseline": str | None, "match": Match | None, "until": Until | None}
+    for name, kind in kinds.items():
         check_type(name, options.get(name, False if kind is bool else None), kind)
     base = {name: value for name, value in options.items() if name in FIELDS}
     if "model" in base:
@@ -176,14 +140,15 @@ def parse(options: Mapping[str, Any]) -> dict[str, Any]:
     said["data"] = tuple(map(_data, _listed(options.get("data", ()))))
     said["data"] += tuple((f"task:{task}",) for task in _texts(options, "task"))
     said["use"] = tuple(dict.fromkeys(str(Path(file).resolve()) for file in _texts(options, "use")))
-    said |= {name: options[name] for name in ("baseline", "match") if options.get(name) is not None}
+    said |= {name: options[name] for name in ("baseline", "match", "until") if options.get(name) is not None}
     if sizes := _texts(options, "sizes"):
         said["sizes"] = ",".join(sizes)
     for name, first in (("seeds", 0), ("lr_seeds", LR_SEED)):
         if options.get(name) is not None:
             said[name] = parse_seeds(options[name], first)
-    if options.get("flops") is not None:
-        said["flops"] = _number("flops", options["flops"])
+    for name in ("flops", "margin"):
+        if options.get(name) is not None:
+            said[name] = _number(name, options[name])
     if rates := options.get("lr"):
         listed = [part for part in rates.split(",") if part.strip()] if isinstance(rates, str) else _listed(rates)
         said["lrs"] = tuple(_number("lr", rate) for rate in listed)

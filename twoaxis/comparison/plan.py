@@ -20,17 +20,20 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from twoaxis.base.files import read_json, short_hash, write_json
-from twoaxis.base.options import Count, Options, Positive, at_least, check_type, from_record
+from twoaxis.base.options import Count, NotNegative, Options, Positive, at_least, check_type, from_record
 from twoaxis.base.registry import did_you_mean
 from twoaxis.base.spec import spell
-from twoaxis.comparison.contenders import TIMED, check_contenders, freeze_references, without_matching
-from twoaxis.comparison.options import FIELDS, LR_SEED, Match, Size, parse, parse_sizes
+from twoaxis.comparison.contenders import BUDGET, TIMED, check_contenders, freeze_references, without_matching
+from twoaxis.comparison.options import FIELDS, LR_SEED, Match, Size, Until, parse, parse_sizes
+from twoaxis.comparison.statistics import Look, added_looks, planned_looks
 from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import RUNNING, TrainConfig
 
-FORMAT = 2
+FORMAT = 3
 """Version of compare.json."""
 PLAN = "compare.json"
+SEEDS, MOST_SEEDS = 6, 16
+"""Default number of seeds, and of the most with `until`."""
 ABOUT: dict[str, Any] = {
     "data": dict[str, dict[str, Any]],
     "use": dict[str, str],
@@ -38,6 +41,7 @@ ABOUT: dict[str, Any] = {
     "versions": dict[str, Any],
     "hardware": dict[str, Any],
     "hardware_line": str,
+    "ngrams": dict[str, dict[str, dict[str, float]]],
 }
 """What a comparison notes about itself, and in which shape: facts of its data and digests of its files among it."""
 
@@ -63,7 +67,9 @@ class Row(Options):
     model: dict[str, Any] = field(default_factory=dict)
     """What `wider` or `deeper` came to at this size."""
     tokens_per_second: Positive | None = None
-    """Throughput that match="time" was decided by."""
+    """Throughput, measured in turns with the others before the runs."""
+    speed_spread: NotNegative = 0.0
+    """Of its ratio to the baseline's, as a part of it."""
     lr: Positive | None = None
     """Its learning rate; None until it is chosen."""
     lr_losses: dict[str, float | None] = field(default_factory=dict)
@@ -129,15 +135,23 @@ class Plan(Options):
     sizes: tuple[Size, ...]
     """Shapes; a table each."""
     seeds: tuple[int, ...]
-    """Of the compared runs."""
+    """Of the compared runs; with `until` the most there may be."""
+    until: Until | None = None
+    """Take more seeds, as far as `seeds` go, until a difference is resolved; None takes all of them."""
+    grown: tuple[Count, ...] = ()
+    """How many seeds there were each time before more were added: verdicts had been seen by then."""
+    margin: Positive | None = None
+    """A difference in loss smaller than this does not matter."""
     match: Match
     """What is the same for all contenders of a table."""
     flops: Positive | None = None
     """Budget of a run, for match="flops"; None is what the baseline takes."""
     lrs: tuple[Positive, ...]
     """Learning rates; of several, each contender gets its best."""
-    lr_seeds: tuple[int, ...] = (LR_SEED, LR_SEED + 1)
+    lr_seeds: tuple[int, ...] = tuple(range(LR_SEED, LR_SEED + SEEDS))
     """Of the runs that choose the learning rate."""
+    checks: tuple[str, ...] = ()
+    """Labels of contenders that tell about the baseline and get no verdict: it with another recipe or more tokens."""
     use: tuple[str, ...] = ()
     """Python files that register streams and mixers of one's own."""
     rows: tuple[Row, ...] = ()
@@ -151,12 +165,14 @@ class Plan(Options):
             if name in self.about:
                 check_type(name, self.about[name], kind)
         check_contenders(self.contenders)
-        if self.baseline not in self.labels:
-            hint = did_you_mean(self.baseline, self.labels)
-            raise ValueError(
-                f"there is no contender {self.baseline!r} to be the baseline{hint}; "
-                f"the contenders are {', '.join(self.labels)}"
-            )
+        for label in (self.baseline, *self.checks):
+            if label not in self.labels:
+                raise ValueError(
+                    f"there is no contender {label!r} to be the baseline{did_you_mean(label, self.labels)}; "
+                    f"the contenders are {', '.join(self.labels)}"
+                )
+        if (*self.grown, len(self.seeds)) != tuple(sorted({*self.grown, len(self.seeds)})):
+            raise ValueError(f"grown must be numbers of seeds that rise to below {len(self.seeds)}, got {self.grown}")
         for name, values in (("seeds", self.seeds), ("lr_seeds", self.lr_seeds), ("lr", self.lrs), ("data", self.data)):
             if not values:
                 raise ValueError(f"{name} is empty")
@@ -204,7 +220,8 @@ class Plan(Options):
         baseline = said.get("baseline") or (same[0] if same else plain.label)
         if not same and baseline == plain.label:
             contenders = (plain, *contenders)
-        defaults = {"data": (TrainConfig().data,), "seeds": (0, 1, 2), "match": "tokens", "lrs": (TrainConfig().lr,)}
+        seeds = tuple(range(MOST_SEEDS if said.get("until") else SEEDS))
+        defaults = {"data": (TrainConfig().data,), "seeds": seeds, "match": "tokens", "lrs": (TrainConfig().lr,)}
         alone = len(contenders) < 2 and "sizes" not in said
         sizes = parse_sizes(said.pop("sizes", base.preset), base.preset)
         fixed = {"base": base, "contenders": freeze_references(contenders), "baseline": baseline, "sizes": sizes}
@@ -228,17 +245,22 @@ class Plan(Options):
         was, now = self.base.to_dict(), asked.to_dict()
         decides = [name for name in base if name not in RUNNING]
         changed = [f"{name}: {was[name]!r} -> {now[name]!r}" for name in decides if was[name] != now[name]]
-        pairs = {name: (getattr(self, name), said[name]) for name in ("match", "flops", "baseline") if name in said}
+        pairs = {
+            name: (getattr(self, name), said[name]) for name in ("match", "flops", "baseline", "until") if name in said
+        }
         changed += [f"{name}: {old!r} -> {new!r}" for name, (old, new) in pairs.items() if old != new]
         rates, rate_seeds = said.get("lrs", ()), said.get("lr_seeds", self.lr_seeds)
         if rates and not set(self.lrs) <= set(rates):
             changed.append(f"lr: {_listed(self.lrs)} -> {_listed(rates)}, which must hold the ones before")
-        if set(rate_seeds) != set(self.lr_seeds):
+        if set(rate_seeds) != set(self.lr_seeds) and len(self.lrs) > 1:
             changed.append(f"lr_seeds: {_listed(self.lr_seeds)} -> {_listed(rate_seeds)}")
         known = {size.label: size for size in self.sizes}
         sizes = parse_sizes(said["sizes"], self.base.preset) if "sizes" in said else ()
         others = [size for size in sizes if known.get(size.label, size) != size]
         changed += [f"size {size.label}: {known[size.label]} -> {size}" for size in others]
+        seeds = _more(self.seeds, said.get("seeds", ()))
+        if self.until and seeds != self.seeds:
+            changed.append(f"seeds: {len(self.seeds)} -> {len(seeds)}, of which --until has planned the use")
         if changed:
             raise ValueError(
                 f"the folder holds a comparison with other settings ({'; '.join(changed)}); leave these options out to "
@@ -249,23 +271,27 @@ class Plan(Options):
             base=dataclasses.replace(self.base, **{name: now[name] for name in base if name in RUNNING}),
             data=_more(self.data, said.get("data", ())),
             sizes=(*self.sizes, *[size for size in sizes if size.label not in known]),
-            seeds=_more(self.seeds, said.get("seeds", ())),
+            seeds=seeds,
+            grown=self.grown if seeds == self.seeds else (*self.grown, len(self.seeds)),
+            margin=said.get("margin", self.margin),
             lrs=_more(self.lrs, rates),
+            lr_seeds=self.lr_seeds if len(self.lrs) > 1 else tuple(rate_seeds),
             use=_more(self.use, said.get("use", ())),
         )
 
-    def with_contenders(self, more: Sequence[Contender]) -> Plan:
-        """The plan with further contenders; the same one under another label is refused."""
+    def with_contenders(self, more: Sequence[Contender], *, checks: bool = False) -> Plan:
+        """The plan with further contenders, or checks of the baseline; the same under another label is refused."""
         known = {(contender.key, contender.label) for contender in self.contenders}
         frozen = freeze_references((*self.contenders, *more))[len(self.contenders) :]
         new = [contender for contender in frozen if (contender.key, contender.label) not in known]
-        return dataclasses.replace(self, contenders=(*self.contenders, *new))
+        labels = [contender.label for contender in new] if checks else []
+        return dataclasses.replace(self, contenders=(*self.contenders, *new), checks=(*self.checks, *labels))
 
     def options(self) -> dict[str, Any]:
         """The options that ask for the same comparison in another folder."""
         base, sizes = self.base.to_dict(), ",".join(size.label for size in self.sizes)
         said = {name: base[name] for name in FIELDS} | {"contenders": list(self.contenders), "lr": list(self.lrs)}
-        said |= {name: getattr(self, name) for name in ("baseline", "match", "flops")}
+        said |= {name: getattr(self, name) for name in ("baseline", "match", "flops", "until", "margin")}
         said |= {name: list(getattr(self, name)) for name in ("data", "seeds", "lr_seeds", "use")}
         return said | ({} if sizes == self.base.preset else {"sizes": sizes})
 
@@ -286,6 +312,17 @@ class Plan(Options):
     def row(self, data: str, size: str, contender: str) -> Row:
         """The row of a data set, a size (their labels) and a contender (its key)."""
         return next(r for r in self.rows if (r.data, r.size, r.contender) == (data, size, contender))
+
+    def judged(self, data: str, size: str) -> list[Row]:
+        """The rows of a table that get a verdict: all but the baseline and its checks."""
+        keys = {c.key for c in self.contenders if c.label not in (self.baseline, *self.checks)}
+        return [row for row in self.rows if (row.data, row.size) == (data, size) and row.contender in keys]
+
+    @property
+    def looks(self) -> tuple[Look, ...]:
+        """When verdicts are given."""
+        count = len(self.seeds)
+        return planned_looks(count) if self.until else added_looks((*self.grown, count))
 
     def choosing_runs(self) -> list[Run]:
         """Runs that choose learning rates or have chosen them: seed by seed, row by row."""
@@ -308,7 +345,8 @@ class Plan(Options):
         size = next(size for size in self.sizes if size.label == row.size)
         data = next(sources for sources in self.data if data_label(sources) == row.data)
         made = contender_config(self.base, contender, size, data, row.model)
-        return dataclasses.replace(made, steps=row.steps, tokens=None, lr=run.lr, seed=run.seed)
+        skip = made.judged_examples if run.choosing else 0
+        return dataclasses.replace(made, steps=row.steps, tokens=None, lr=run.lr, seed=run.seed, eval_skip=skip)
 
     def save(self, folder: str | Path) -> None:
         """Write compare.json."""
@@ -360,7 +398,7 @@ def contender_config(
         mixer=None if plain.mixer is None else spell(plain.mixer, plain.mixer_options),
         model=base.model | size.model | plain.model | resolved,
         data=tuple(data),
-        **plain.train,
+        **{name: value for name, value in plain.train.items() if name != BUDGET},
     )
 
 

@@ -11,6 +11,7 @@ them; with other settings it is refused. A worker loads the source's weights onc
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import shutil
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from twoaxis.base.files import atomic_folder, claim, read_json, remove_partial, write_json
 from twoaxis.base.machine import hardware_line, physical_cores, reproducible, versions
 from twoaxis.base.options import from_record
+from twoaxis.comparison.decisions import choose
 from twoaxis.comparison.probe_plan import (
     PLAN,
     RATE_SEED,
@@ -30,7 +32,6 @@ from twoaxis.comparison.probe_plan import (
     Rung,
     choose_rungs,
 )
-from twoaxis.comparison.rates import choose
 from twoaxis.comparison.runner.launchers import Launcher, LocalLauncher
 from twoaxis.comparison.runner.watch import Watch
 from twoaxis.comparison.runner.worker import Beat
@@ -83,7 +84,6 @@ def probe(
 
     need_transformers()
     from twoaxis.comparison.probe_report import Probed
-    from twoaxis.pretrained.families import check_config
     from twoaxis.pretrained.source import open_source
 
     out, config = Path(out), config or ProbeConfig()
@@ -95,7 +95,6 @@ def probe(
         raise ValueError(f"{out} is not empty and holds no probe; choose another folder")
     rungs = choose_rungs(streams, mixers, config.rates)
     found = open_source(source)
-    check_config(found.config)
     with reproducible(1), claim(out), _at_hand(found, tokenizer, out) as place:
         remove_partial(out)
         plan = _plan(found, _text(found, tokenizer, config), rungs, config, out)
@@ -137,10 +136,13 @@ def _plan(source: Source, text: ProbeText, rungs: Sequence[Rung], config: ProbeC
     if (stored := ProbePlan.load(out)) is not None:
         plan = stored.grow(out, plan)
     known = [rung.spelling for rung in plan.rungs]
-    new = [dataclasses.replace(rung, costs=costs(shape, rung, config.context), steps=config.steps) for rung in rungs]
-    new = [rung for rung in new if rung.spelling not in known]
-    if config.seconds is not None and new:  # measured once: the plan keeps it
-        material, seconds = _material(source, text), config.seconds
+    new = [rung for rung in rungs if rung.spelling not in known]
+    material = _material(source, text) if new else None
+    if material is not None:
+        model, context = material.source, config.context
+        new = [dataclasses.replace(rung, costs=costs(model, rung, context), steps=config.steps) for rung in new]
+    if config.seconds is not None and material is not None:  # measured once: the plan keeps it
+        seconds = config.seconds
         steps = [max(1, int(seconds / step_seconds(material, rung, config.batch))) for rung in new]
         new = [dataclasses.replace(rung, steps=count) for rung, count in zip(new, steps, strict=True)]
     shared = text.shared(plan.config.seeds, config.held_out)
@@ -182,10 +184,11 @@ def _material(source: Source, text: ProbeText) -> Material:
     import torch
 
     from twoaxis.comparison.probe_run import Material
-    from twoaxis.pretrained.families import state
 
-    model: Any = source.load(torch.float32)
-    return Material(source.config, {name: tensor.detach().float() for name, tensor in state(model)}, text)
+    model = source.load(torch.float32)
+    if source.model is not None:
+        model = copy.deepcopy(model).float()
+    return Material(model.eval().requires_grad_(False), text)
 
 
 # Running.

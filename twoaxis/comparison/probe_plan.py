@@ -181,7 +181,7 @@ def choose_rungs(streams: Sequence[str], mixers: Sequence[str], factors: Sequenc
 
 
 def _names(rung: Rung) -> tuple[str, str | None]:
-    method = read_method(rung.stream, rung.mixer)
+    method = read_method(rung.stream, rung.mixer).methods
     return method.stream, method.mixer
 
 

@@ -21,10 +21,10 @@ from twoaxis.comparison.probe_plan import CONTROL, ROWS, Amounts, ProbeResult, R
 from twoaxis.model.groups import param_groups
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedModel
 
     from twoaxis.comparison.probe_text import ProbeText
-    from twoaxis.model.hf_model import TwoAxisForCausalLM
+    from twoaxis.model.graft import TwoAxisForCausalLM
 
 WARM_UP, LAST = 0.25, 0.1
 """Part of the steps in which the rate rises; what is left of it at the end."""
@@ -34,13 +34,11 @@ class Material(NamedTuple):
     """What all runs share.
 
     Attributes:
-        config: the source's configuration.
-        tensors: its parameters by our names.
+        source: the pretrained model.
         text: what is trained and measured on.
     """
 
-    config: PreTrainedConfig
-    tensors: Mapping[str, Tensor]
+    source: PreTrainedModel
     text: ProbeText
 
 
@@ -58,7 +56,7 @@ def run(
     """
     begun, busy = time.perf_counter(), time.process_time()
     on, text = rung or CONTROL, material.text
-    model = make_model(material.config, material.tensors, on, seed)
+    model = make_model(material.source, on, seed)
     start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     trained = list(_train(model, on, text, seed, amounts, watch))
     held = (text.choosing_windows if amounts.choosing else text.held_out_windows)(seed, amounts.held_out)
@@ -82,7 +80,7 @@ def run(
 
 def step_seconds(material: Material, rung: Rung, batch: int) -> float:
     """Time of one training step, after one to warm up."""
-    model = make_model(material.config, material.tensors, rung, 0)
+    model = make_model(material.source, rung, 0)
     three = Amounts(3, batch, 0, 0)
     ends = [time.perf_counter() for _ in _train(model, rung, material.text, 0, three, lambda: None)]
     return (ends[-1] - ends[0]) / (len(ends) - 1)
@@ -145,7 +143,7 @@ def _sites(
             measure(model, windows[:1])  # a size, not a gain: one window will do
             departures = stream.departures
     off: dict[str, float | None] = {}
-    for group in group_names(model.model.trunk.config.num_hidden_layers):
+    for group in group_names(model.stream.layout.blocks):
         with switched(model, rung, group, start):
             loss = _mean(measure(model, windows, watch))
         off[group] = None if loss is None or whole is None else loss - whole

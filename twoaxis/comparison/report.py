@@ -5,7 +5,7 @@ Where to add something:
     a column of a table     RESULT, COST, or a function that makes columns (`equal_columns`, ...)
     a table                 TABLES
     a sentence              SENTENCES, for conditions; `_verdicts` says what is settled
-    a chart                 CHARTS; a panel of it in the function that makes it
+    a chart                 twoaxis.comparison.charts
 """
 
 from __future__ import annotations
@@ -16,20 +16,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from twoaxis.comparison.results import AXES, Comparison, Entry, Equal, Section, ratio
+from twoaxis.comparison.charts import CHARTS, NAMES, flagged, tone
+from twoaxis.comparison.entries import Entry, ratio
+from twoaxis.comparison.results import Comparison
 from twoaxis.comparison.scaling import Interval
-from twoaxis.comparison.statistics import BETTER, WORSE, Difference
-from twoaxis.show.charts import Axis, Chart, Line, Mark, Panel, Tone
+from twoaxis.comparison.sections import Section
+from twoaxis.comparison.statistics import BETTER, EQUIVALENT, POWER, WORSE, Difference
 from twoaxis.show.document import Block, Cell, Column, Document, Facts, Heading, Items, Prose, Table
-from twoaxis.show.numbers import NOTHING, count, loss, percent, si
+from twoaxis.show.numbers import NOTHING, count, loss, percent, seconds, si, whole
 from twoaxis.show.numbers import difference as signed
 from twoaxis.training.results import MODEL
-
-NAMES = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}
-TITLES = {"tokens": "training tokens", "flops": "training FLOPs", "time": "training time"}
-UNITS = {"tokens": "count", "flops": "count", "time": "seconds"}
 
 
 def document(found: Comparison) -> Document:
@@ -106,7 +102,7 @@ class TableOf(NamedTuple):
     columns: tuple[Col, ...] | Callable[[Section], list[Col]]
     notes: Callable[[Section], list[str]] = lambda section: []
     when: Callable[[Section], bool] = lambda section: True
-    entries: Callable[[Section], tuple[Entry, ...]] = lambda section: section.entries
+    entries: Callable[[Section], tuple[Entry, ...]] = lambda section: (section.baseline, *section.contenders)
 
     def make(self, section: Section) -> Table | None:
         """The table of a section; None where it has none."""
@@ -116,11 +112,6 @@ class TableOf(NamedTuple):
         columns = self.columns if isinstance(self.columns, tuple) else self.columns(section)
         baseline = next((place for place, entry in enumerate(entries) if entry.baseline), None)
         return make_table((NAME, *columns), entries, section, self.notes(section), baseline=baseline)
-
-
-def flagged(entry: Entry) -> str:
-    """The label, and how many runs diverged."""
-    return f"{entry.label} ({len(entry.diverged)} diverged)" if entry.diverged else entry.label
 
 
 def _name(entry: Entry, section: Section) -> Cell:
@@ -158,12 +149,19 @@ def _interval(entry: Entry, section: Section) -> Cell:
 
 
 def _verdict(entry: Entry, section: Section) -> Cell:
-    return Cell(entry.verdict, entry.difference and entry.difference.corrected_p, tone(entry.verdict))
+    text = f"{EQUIVALENT} within {section.plan.margin:g}" if entry.verdict == EQUIVALENT else entry.verdict
+    return Cell(text, entry.difference and entry.difference.corrected_p, tone(entry.verdict))
 
 
-def _row_error(entry: Entry, section: Section) -> Cell:
-    error = entry.difference and entry.difference.row_error
-    return Cell(NOTHING if error is None else f"±{unsigned(error)}", error)
+def _p(entry: Entry, section: Section) -> Cell:
+    """Corrected for the contenders and looks of the table."""
+    p = entry.difference and entry.difference.corrected_p
+    return Cell(NOTHING if p is None else "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0"), p)
+
+
+def _resolvable(entry: Entry, section: Section) -> Cell:
+    least = entry.difference and entry.difference.detectable
+    return Cell(NOTHING if least is None else unsigned(least), least)
 
 
 def _accuracy_difference(entry: Entry, section: Section) -> Cell:
@@ -173,9 +171,25 @@ def _accuracy_difference(entry: Entry, section: Section) -> Cell:
     return Cell(with_ends(found.mean, found, lambda value: f"{100 * value:+.1f}"), found.mean, tone(found.verdict))
 
 
-def _speed_up(entry: Entry, section: Section) -> Cell:
-    found = entry.speed_up
+def _worth(which: str, entry: Entry, section: Section) -> Cell:
+    """The speed-up in tokens or net."""
+    found: Interval | None = entry.worth and getattr(entry.worth, which)
     return Cell(NOTHING) if found is None else Cell(with_ends(found.value, found, "{:.3g}".format), found.value)
+
+
+def _throughput(entry: Entry, section: Section) -> Cell:
+    part = ratio(entry.tokens_per_second, section.baseline.tokens_per_second)
+    return Cell(NOTHING if part is None else f"×{part:.2f}", part)
+
+
+def _to_target(what: str, entry: Entry, section: Section) -> Cell:
+    """Steps or tokens to the baseline's loss at its end."""
+    goal = section.baseline.mean("loss")
+    tokens = None if goal is None else entry.row.tokens if entry.baseline else entry.tokens_to(goal)
+    if tokens is None:
+        return Cell("never" if entry.losses else NOTHING)
+    value = tokens * entry.row.steps / entry.row.tokens if what == "steps" else tokens
+    return Cell(whole(value) if what == "steps" else count(value), value)
 
 
 def _cost(name: str, text: Callable[[float | None], str], entry: Entry, section: Section) -> Cell:
@@ -199,53 +213,91 @@ def is_task(section: Section) -> bool:
     return section.chance is not None
 
 
-def has_row_errors(section: Section) -> bool:
-    """Whether losses of held-out rows are known."""
-    return any(entry.difference and entry.difference.row_error is not None for entry in section.contenders)
-
-
 NAME = Col("contender", _name, words=True)
-RESULT = (
+MAIN = (
     Col("seeds", _seeds),
     Col("loss", partial(_mean, "loss", loss)),
+    Col("sd", lambda entry, section: Cell(NOTHING if entry.spread is None else unsigned(entry.spread), entry.spread)),
     Col("difference", _difference),
     Col("95% interval", _interval, words=True),
+    Col("p", _p),
     Col("verdict", _verdict, words=True),
-    Col("held-out error", _row_error, has_row_errors),
+    Col("resolvable", _resolvable),
     Col("accuracy", partial(_mean, "accuracy", percent), is_task),
     Col("accuracy difference", _accuracy_difference, is_task),
     Col("bits/byte", partial(_mean, "bits_per_byte", loss), lambda s: any(e.mean("bits_per_byte") for e in s.entries)),
-    Col("speed-up", _speed_up, lambda s: s.scaling.law is not None),
 )
+SPEED = (
+    Col("late mean", lambda entry, section: Cell(loss(entry.late), entry.late)),
+    Col("steps to it", partial(_to_target, "steps")),
+    Col("tokens to it", partial(_to_target, "tokens")),
+    Col("step-wise", partial(_worth, "tokens"), lambda s: any(e.worth for e in s.entries)),
+    Col("throughput", _throughput),
+    Col("net", partial(_worth, "net"), lambda s: any(e.worth for e in s.entries)),
+)
+CHECKS = (MAIN[1], MAIN[2], MAIN[3], MAIN[4])
 COST = (
     Col("parameters", partial(_cost, "parameters", count)),
     Col("FLOPs/token", partial(_cost, "flops_per_token", count)),
     Col("tokens", partial(_cost, "tokens", count)),
     Col("tokens/s", partial(_cost, "tokens_per_second", count)),
     Col("peak memory", partial(_cost, "peak_memory", si)),
+    Col("spikes", lambda e, s: Cell(str(e.spikes), e.spikes), lambda s: any(e.spikes for e in s.entries)),
     Col("lr", _rate),
 )
 
 
+def result_columns(section: Section) -> list[Col]:
+    """What was found, then the loss of every seed with the way to its model."""
+    return [*MAIN, *(Col(f"seed {seed}", partial(_seed, seed)) for seed in section.baseline.seeds)]
+
+
 def result_notes(section: Section) -> list[str]:
-    """What is missing, and where the speed-up comes from."""
-    law, notes = section.scaling.law, []
+    """What is missing, what would have been resolved, what counting alone predicts."""
+    notes = []
     if section.chance is not None:
         notes.append(f"Guessing scores {section.chance:.1%}. The verdict is about the loss.")
     for entry in section.entries:
         said = [entry.difference.note] if entry.difference is not None and entry.difference.note else []
         if entry.baseline and (entry.diverged or entry.missing):
             said.append(f"{len(entry.diverged)} runs diverged, {len(entry.missing)} not finished")
-        if law is not None and entry.speed_up_note:
-            said.append(f"speed-up: {entry.speed_up_note}")
         if said:
             notes.append(f"{entry.label}: {'; '.join(said)}.")
-    if has_row_errors(section):
-        notes.append("Held-out error: how far the difference would move with other held-out text, one standard error.")
-    if law is None:
-        return [*notes, f"Effective speed-up: {section.scaling.note}."]
-    exponent = with_ends(law.alpha, section.scaling.exponent, "{:.4g}".format)
-    return [*notes, f"Speed-up by the law L = {law.l_inf:.4g} + A C^-alpha, alpha {exponent}; {section.scaling.note}."]
+    notes.append(
+        f"sd: of the losses over seeds. p: for all contenders together. resolvable: the true difference that this "
+        f"comparison resolves with a probability of {POWER:.0%}."
+    )
+    if section.ngrams:
+        counted = (f"{name} {loss(section.ngrams[name])}" for name in ("unigram", "bigram"))
+        tokens = count(section.ngrams["tokens"])
+        notes.append(f"Tables of counts over {tokens} of the same training tokens: {', '.join(counted)}.")
+    return notes
+
+
+def speed_notes(section: Section) -> list[str]:
+    """What the loss to reach is, and where a speed-up comes from."""
+    law, goal = section.scaling.law, section.baseline.mean("loss")
+    notes = [
+        "Late mean: of the evaluations in the last fifth of a run. It is the baseline's loss at its end"
+        f"{'' if goal is None else f', {loss(goal)}'}; before its own end a run had not lowered its rate."
+    ]
+    if law is not None:
+        exponent = with_ends(law.alpha, section.scaling.exponent, "{:.4g}".format)
+        notes.append(f"Speed-up by the law L = {law.l_inf:.4g} + A C^-alpha, alpha {exponent}; {section.scaling.note}.")
+    elif not any(entry.worth for entry in section.entries):
+        return [*notes, f"Speed-up: {section.scaling.note}, or --exchange."]
+    said: dict[str, list[str]] = {}
+    for entry in section.contenders:
+        said.setdefault(entry.worth_note, []).append(entry.label)
+    for note, labels in said.items():
+        whose = "All" if len(labels) == len(section.contenders) else ", ".join(labels)
+        notes += [f"{whose}: {note}."] if note else []
+    return [*notes, "Step-wise: times the baseline's tokens for the same loss; net: that at the throughput it has."]
+
+
+def check_notes(section: Section) -> list[str]:
+    """What the checks are for."""
+    return ["The baseline alone, with another recipe or more tokens: intervals are for these together."]
 
 
 def equal_columns(section: Section) -> list[Col]:
@@ -261,18 +313,21 @@ def _equal(axis: str, entry: Entry, section: Section) -> Cell:
     if equal is None or equal.difference.mean is None:
         return Cell(NOTHING)
     found = equal.difference
-    text = f"{signed(found.mean)}{'~' if equal.indicative else ''} {found.verdict}"
+    text = f"{signed(found.mean)}{'~' * bool(equal.early)}{'≈' * equal.unsure} {found.verdict}"
     return Cell(text, found.mean, tone(found.verdict))
 
 
 def equal_notes(section: Section) -> list[str]:
     """What the mark means, where there is one."""
-    if not any(equal.indicative for entry in section.contenders for equal in entry.equal.values()):
-        return []
-    return [
-        "~ The longer run is read where the shorter one ends, before its learning rate had come down, and looks "
-        "worse than a run of that length would: indicative only, and resolved only against that."
-    ]
+    found, notes = [equal for entry in section.contenders for equal in entry.equal.values()], []
+    if any(equal.early for equal in found):
+        notes.append(
+            "~ The longer run is read where the shorter one ends, before its learning rate had come down, and looks "
+            "worse than a run of that length would: indicative only, and resolved only against that."
+        )
+    if any(equal.unsure for equal in found):
+        notes.append("≈ Throughputs are closer to each other than they could be measured: no verdict at equal time.")
+    return notes
 
 
 def cost_notes(section: Section) -> list[str]:
@@ -282,15 +337,16 @@ def cost_notes(section: Section) -> list[str]:
         if section.interleaved
         else "in the runs themselves, in the same comparison"
     )
-    notes = [f"Throughput was measured {how}."]
+    spread = max((entry.row.speed_spread for entry in section.entries), default=0.0)
+    known = (
+        f"; its ratio to the baseline's varied by up to {percent(spread)} between rounds" if section.interleaved else ""
+    )
+    notes = [f"Throughput was measured {how}{known}."]
+    if any(entry.spikes for entry in section.entries):
+        notes.append("Spikes: logged gradient norms of more than four times the run's median.")
     if any(entry.row.lr_edge for entry in section.entries):
         notes.append("(edge): the best rate is the smallest or largest that was tried; a better one may lie beyond.")
     return notes
-
-
-def seed_columns(section: Section) -> list[Col]:
-    """Loss of every seed, with the way to its model."""
-    return [Col(f"seed {seed}", partial(_seed, seed)) for seed in section.plan.seeds]
 
 
 def _seed(seed: int, entry: Entry, section: Section) -> Cell:
@@ -313,20 +369,24 @@ def _rate_loss(rate: float, entry: Entry, section: Section) -> Cell:
 
 def rate_notes(section: Section) -> list[str]:
     """Which rate was chosen, and by what."""
-    seeds = ", ".join(map(str, section.plan.lr_seeds))
-    return [f"* chosen, by the mean held-out loss of seeds {seeds}, which the comparison does not use."]
+    seeds = len(section.plan.lr_seeds)
+    return [
+        f"* chosen, on {seeds} seeds and on held-out rows that the comparison does not judge by: the baseline's rate, "
+        "unless another one is better by more than a standard error."
+    ]
 
 
 TABLES = (
-    TableOf("Result", RESULT, result_notes),
+    TableOf("Result", result_columns, result_notes),
     TableOf(
         "Loss minus the baseline's at equal budgets",
         equal_columns,
         equal_notes,
         entries=lambda section: section.contenders,
     ),
+    TableOf("Speed", SPEED, speed_notes),
     TableOf("Cost", COST, cost_notes),
-    TableOf("Loss by seed", seed_columns),
+    TableOf("Checks of the baseline", CHECKS, check_notes, entries=lambda section: section.checks),
     TableOf("Loss by learning rate", rate_columns, rate_notes, when=lambda section: len(section.plan.lrs) > 1),
 )
 
@@ -341,113 +401,6 @@ def with_ends(value: float, found: Interval | Difference | None, text: Callable[
 def unsigned(value: float) -> str:
     """A difference without its sign."""
     return signed(abs(value)).removeprefix("+")
-
-
-def tone(verdict: str) -> Tone:
-    """Colour of a verdict."""
-    return "better" if verdict == BETTER else "worse" if verdict == WORSE else ""
-
-
-# Charts.
-
-
-def loss_line(entry: Entry, axis: str) -> Line | None:
-    """The mean held-out loss of a contender; None without a finished run or where the axis was not measured."""
-    scale = entry.scale(axis)
-    if scale is None or not entry.curves:
-        return None
-    curves = [dict(zip(curve.tokens, curve.loss, strict=True)) for curve in entry.curves.values()]
-    places = sorted(set.intersection(*map(set, curves)))
-    return _line(entry, [place * scale for place in places], [[curve[place] for curve in curves] for place in places])
-
-
-def difference_line(entry: Entry, baseline: Entry, axis: str) -> Line | None:
-    """The mean of the paired differences to the baseline, at the contender's evaluations until the shorter run ends."""
-    mine, theirs, curves = entry.scale(axis), baseline.scale(axis), baseline.curves
-    seeds = [seed for seed in entry.curves if seed in curves and curves[seed].tokens]
-    if mine is None or theirs is None or not seeds:
-        return None
-    x, rows = [], []
-    places = set.intersection(*(set(entry.curves[seed].tokens) for seed in seeds))
-    reach = min(curves[seed].tokens[-1] for seed in seeds) * theirs / mine
-    for place in sorted({min(place, reach) for place in places}):
-        pairs = [(entry.curves[s].at(place), curves[s].at(place * mine / theirs)) for s in seeds]
-        row = [ours - other for ours, other in pairs if ours is not None and other is not None]
-        if len(row) == len(seeds):
-            x.append(place * mine)
-            rows.append(row)
-    return _line(entry, x, rows)
-
-
-def _line(entry: Entry, x: list[float], rows: list[list[float]]) -> Line | None:
-    """Means over the seeds of each row, in a band of one standard deviation."""
-    if not x:
-        return None
-    values = np.array(rows)
-    mean, spread = values.mean(1), values.std(1, ddof=1) if values.shape[1] > 1 else 0.0
-    y, low, high = (tuple(line.tolist()) for line in (mean, mean - spread, mean + spread))
-    return Line(flagged(entry), tuple(x), y, low, high, 0 if entry.baseline else None)
-
-
-def curves(section: Section, ending: str) -> Chart | None:
-    """Loss, and loss minus the baseline's, against tokens, operations and time: what was matched first."""
-    base, match = section.baseline, section.plan.match
-    kinds: dict[str, Callable[[Entry, str], Line | None]] = {
-        "loss": loss_line,
-        f"loss minus {base.label}'s": lambda entry, axis: None if entry is base else difference_line(entry, base, axis),
-    }
-    grid = []
-    for kind, line in kinds.items():
-        panels = []
-        for axis in sorted(AXES, key=lambda axis: axis != match):
-            lines = [made for entry in section.entries if (made := line(entry, axis)) is not None]
-            title = f"{kind}, against {TITLES[axis]}{' (matched)' * (axis == match)}"
-            choice = {"show": kind, "against": TITLES[axis]}
-            if lines:
-                x, y = _frame(lines, axis, None if kind == "loss" else 0.0)
-                panels.append(Panel("lines", title, x, y, tuple(lines), choice=choice))
-        grid.append(tuple(panels))
-    note = "Mean over seeds; the band is one standard deviation. Time is tokens over the throughput in the table."
-    title, rows = f"Held-out loss: {section.data}, {section.size}", tuple(filter(None, grid))
-    return Chart(f"curves{ending}", title, rows, note) if rows else None
-
-
-def _frame(lines: list[Line], axis: str, rule: float | None) -> tuple[Axis, Axis]:
-    """Axes without the first fifth of the runs, whose fall would flatten the rest."""
-    ends = [] if rule is None else [rule]
-    for line in lines:
-        ends += [*line.low[len(line.x) // 5 :], *line.high[len(line.x) // 5 :]]
-    room = 0.06 * (max(ends) - min(ends)) or 0.01
-    left, right = min(line.x[len(line.x) // 5] for line in lines), max(line.x[-1] for line in lines)
-    y = Axis("nats per token", low=min(ends) - room, high=max(ends) + room, rule=rule)
-    return Axis(TITLES[axis], UNITS[axis], "log", left / 1.03, right * 1.03), y
-
-
-def differences(section: Section, ending: str) -> Chart | None:
-    """The difference of each contender to the baseline with its interval, at equal tokens, operations and time."""
-    panels, rows = [], section.contenders
-    for axis in AXES:
-        marks = [_mark(entry, entry.equal.get(axis)) for entry in rows]
-        if any(mark.value is not None for mark in marks):
-            title = f"at equal {NAMES[axis]}{' (matched)' * (axis == section.plan.match)}"
-            panels.append(Panel("intervals", title, Axis(unit="difference", rule=0.0), Axis(), tuple(marks)))
-    if not panels:
-        return None
-    several = ", all contenders at once" if len(rows) > 1 else ""
-    title = f"Loss minus {section.baseline.label}'s, 95% intervals{several}: {section.data}, {section.size}"
-    early = any(equal.indicative for entry in rows for equal in entry.equal.values())
-    note = "Open circles: a schedule had not ended; indicative only." if early else ""
-    return Chart(f"differences{ending}", title, (tuple(panels),), note)
-
-
-def _mark(entry: Entry, equal: Equal | None) -> Mark:
-    if equal is None:
-        return Mark(entry.label, None)
-    found = equal.difference
-    return Mark(entry.label, found.mean, found.low, found.high, tone(found.verdict), equal.indicative)
-
-
-CHARTS: tuple[Callable[[Section, str], Chart | None], ...] = (curves, differences)
 
 
 def _ending(found: Comparison, number: int, section: Section) -> str:
@@ -466,14 +419,23 @@ CLOCK = "in CPU time of the process where a run has one thread of a CPU, else by
 
 def headline(found: Comparison) -> str:
     """Seeds, what was matched, how intervals were made."""
-    seeds, rivals = found.plan.seeds, max((len(section.contenders) for section in found.sections), default=0)
-    text = f"{_count(len(seeds), 'seed')} ({', '.join(map(str, seeds))}), matched by {found.plan.match}. "
-    if rivals > 1:
-        return text + (
-            f"Intervals are 95% for the {rivals} contenders of a table together (Student's t on paired differences, "
-            f"Bonferroni); resolved means that the interval leaves zero out."
+    plan = found.plan
+    seeds, rivals = plan.seeds, max((len(section.contenders) for section in found.sections), default=0)
+    most = "at most " if plan.until else ""
+    text = f"{most}{_count(len(seeds), 'seed')} ({', '.join(map(str, seeds))}), matched by {plan.match}. "
+    how = "moderated t on paired differences" if rivals > 2 else "Student's t on paired differences"
+    together = f" for the {rivals} contenders of a table together" if rivals > 1 else ""
+    bonferroni = ", Bonferroni" if rivals > 1 else ""
+    text += f"Intervals are 95%{together} ({how}{bonferroni}); resolved means that it leaves zero out. "
+    looks = ", ".join(str(look.seeds) for look in plan.looks)
+    if plan.until:
+        text += f"Verdicts were given at {looks} seeds, as planned; a contender that was resolved got no more of them."
+    elif plan.grown:
+        text += (
+            f"Seeds were added after verdicts had been seen (at {looks}): intervals are wider for that, and something "
+            "is resolved wrongly in up to 10% of such comparisons instead of 5%; --until resolved plans it."
         )
-    return text + "Intervals are 95% (Student's t on paired differences); resolved means that it leaves zero out."
+    return text[0].upper() + text[1:].rstrip()
 
 
 def facts(found: Comparison) -> tuple[tuple[str, str], ...]:
@@ -503,8 +465,12 @@ def _verdicts(section: Section, *, several: bool) -> str:
         ]
         if named:
             parts.append(f"resolved as {word} than {base}: {', '.join(named)}")
-    still = [_open(e, e.difference) for e in section.contenders if e.difference and not e.difference.resolved]
-    if still:
+    equal = [entry.label for entry in section.contenders if entry.verdict == EQUIVALENT]
+    if equal:
+        parts.append(f"equivalent within {section.plan.margin:g} nats per token: {', '.join(equal)}")
+    rest = [e for e in section.contenders if e.difference and not e.difference.resolved and e.verdict != EQUIVALENT]
+    if rest:
+        still = (_open(entry, entry.difference) for entry in rest if entry.difference)
         parts.append(f"not resolved at this scale and with these seeds: {', '.join(still)}")
     if not parts:
         return f"{where}there is nothing but {base} to compare."
@@ -534,16 +500,76 @@ def _open(entry: Entry, found: Difference) -> str:
         reasons.append("no pair of runs has finished")
     elif found.low is None:
         reasons.append("one seed tells nothing of chance")
-    elif entry.seeds_needed is not None and not found.diverged:
-        reasons.append(f"about {entry.seeds_needed} seeds would settle a difference of {unsigned(found.mean)}")
+    elif found.detectable and not found.diverged:
+        reasons.append(f"{unsigned(found.detectable)} or more would have been, with a probability of {POWER:.0%}")
+        if entry.power is not None:
+            effect, needed, took = entry.power
+            if needed is None:
+                reasons.append(f"for {unsigned(effect)} more held-out rows are needed")
+            elif needed > len(found.seeds):
+                minutes = "" if took is None else f", about {seconds(took)} of training,"
+                reasons.append(f"{needed} seeds{minutes} would do for {unsigned(effect)}")
     return f"{entry.label} ({'; '.join(reasons)})" if reasons else entry.label
+
+
+def counting_sentence(found: Comparison) -> str:
+    """A baseline that has learned less than a table of counts."""
+    short = []
+    for section in found.sections:
+        mean, table = section.baseline.mean("loss"), section.ngrams.get("bigram")
+        if mean is not None and table is not None and mean > table:
+            short.append(f"{loss(mean)} on {section.data}, {section.size}, where a bigram table has {loss(table)}")
+    if not short:
+        return ""
+    return (
+        f"**Warning:** the baseline has learned less than a table of counts over the same tokens ({'; '.join(short)}): "
+        "differences say how fast contenders begin to learn; train longer to see what they come to."
+    )
+
+
+def recipe_sentence(found: Comparison) -> str:
+    """A baseline that its recipe moves more than a contender does."""
+    said = []
+    for section in found.sections:
+        check = section.unsteadiness
+        if check is None or check.difference is None or check.difference.mean is None:
+            continue
+        moved = abs(check.difference.mean)
+        smaller = [
+            entry.label
+            for entry in section.contenders
+            if entry.difference and entry.difference.resolved and abs(entry.difference.mean or 0.0) < moved
+        ]
+        words = f"{check.label} moves the loss by {signed(check.difference.mean)}"
+        if smaller:
+            words = f"**Warning:** {words}, more than the difference of {', '.join(smaller)}: the recipe may explain it"
+        said.append(words + ".")
+    return " ".join(said)
+
+
+def unmoved_sentence(found: Comparison) -> str:
+    """Parameters that have had no gradient in a run, and streams that are copies of each other."""
+    said = [
+        f"{entry.label} (its streams are still equal)"
+        for entry in found.entries
+        if any(result.equal_streams for result in entry.results.values())
+    ]
+    for entry in found.entries:
+        names = sorted({name for result in entry.results.values() for name in result.unmoved})
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            said.append(f"{entry.label} (no gradient: {', '.join(names[:3])}{more})")
+    return f"**Warning:** methods of which something did not learn: {'; '.join(said)}." if said else ""
 
 
 def rate_sentence(found: Comparison) -> str:
     """How learning rates were chosen."""
     if len(found.plan.lrs) > 1:
         rates = ", ".join(f"{rate:g}" for rate in found.plan.lrs)
-        text = f"Each contender had the best of the learning rates {rates}, chosen on separate seeds."
+        text = (
+            f"Each contender had the best of the learning rates {rates}, chosen on separate seeds and held-out rows; "
+            "docs/statistics.md says how much oftener equal contenders are told apart for that."
+        )
         every = {entry.label for entry in found.entries}
         edge = {entry.label for entry in found.entries if entry.row.lr_edge}
         whom = "every contender" if edge == every and len(edge) > 2 else ", ".join(sorted(edge))
@@ -582,7 +608,9 @@ def law_sentence(found: Comparison) -> str:
     """What a speed-up needs."""
     if any(scaling.law is not None for scaling in found.laws.values()):
         return ""
-    return "The effective speed-up needs --sizes (three or more), or a law given by --l-inf and --alpha."
+    if any(entry.worth for entry in found.entries):
+        return ""
+    return "The effective speed-up needs --exchange, --sizes (three or more), or a law given by --l-inf and --alpha."
 
 
 def gap_sentence(found: Comparison) -> str:
@@ -595,7 +623,16 @@ def gap_sentence(found: Comparison) -> str:
     return " ".join(said)
 
 
-SENTENCES = (rate_sentence, init_sentence, match_sentence, law_sentence, gap_sentence)
+SENTENCES = (
+    counting_sentence,
+    recipe_sentence,
+    unmoved_sentence,
+    rate_sentence,
+    init_sentence,
+    match_sentence,
+    law_sentence,
+    gap_sentence,
+)
 
 
 def _count(number: int, word: str) -> str:

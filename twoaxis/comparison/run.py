@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
@@ -19,16 +19,20 @@ from twoaxis.base.files import claim, remove_partial
 from twoaxis.base.interrupt import Interrupted
 from twoaxis.base.options import read_fields
 from twoaxis.base.plugins import fingerprints, use_files
+from twoaxis.base.timer import Rounds
 from twoaxis.comparison.budget import Measure, count_contender, make_rows, measure_speeds, threads_of
-from twoaxis.comparison.contenders import controls
+from twoaxis.comparison.contenders import controls, exchange_check, recipe_checks
+from twoaxis.comparison.decisions import choose_rates, seeds_wanted
+from twoaxis.comparison.entries import read_result
 from twoaxis.comparison.options import command_line, merge, parse
-from twoaxis.comparison.plan import PLAN, Plan, Run, data_label
-from twoaxis.comparison.rates import choose_rates
-from twoaxis.comparison.results import read_result
+from twoaxis.comparison.plan import PLAN, Plan, Row, Run, data_label
 from twoaxis.comparison.runner.launchers import Launcher, LocalLauncher, default_jobs
 from twoaxis.comparison.runner.watch import Failure, Watch
 from twoaxis.comparison.runner.worker import Beat, only_gpu
 from twoaxis.training.results import RESULT, Result
+
+if TYPE_CHECKING:
+    from twoaxis.data.load import Data
 
 WORK = "twoaxis.comparison.run:Runs"
 """What a worker of a comparison loads."""
@@ -84,16 +88,14 @@ def _allow(where: str | Path, named: Sequence[str], said: Sequence[str]) -> None
         )
 
 
-def prepare(
-    options: Mapping[str, Any], out: str | Path, *, command: str = "", measure: Measure = measure_speeds
-) -> Plan:
+def prepare(options: Mapping[str, Any], out: str | Path, *, command: str = "", measure: Measure | None = None) -> Plan:
     """The plan that options come to, with its rows; nothing is written but the cache of tokenised data.
 
     Args:
         options: what is asked for; of a folder that holds a comparison, what is added to it.
         out: the folder, which need not be there.
         command: kept with the plan.
-        measure: throughput, for match="time".
+        measure: throughput; None measures only where it decides a budget.
     """
     stored = Plan.load(out)
     if stored is not None:
@@ -103,20 +105,17 @@ def prepare(
     files = fingerprints(plan.use)
     _same("the file", {name: digest for name, digest in about.get("use", {}).items() if name in files}, files)
     use_files(plan.use)
-    facts = load_facts(plan)
+    loaded = load_all(plan)
+    facts = {label: describe(data) for label, data in loaded.items()}
     before = {label: known.get("fingerprint") for label, known in about.get("data", {}).items()}
     _same("the data", before, {label: known["fingerprint"] for label, known in facts.items()})
+    plan = _with_rows_apart(plan, facts, fixed=stored is not None or "final_examples" in options)
     vocabularies = {label: known["vocab_size"] for label, known in facts.items()}
-    if options.get("controls"):
-        first = plan.data[0]
-        words = vocabularies[data_label(first)]
-        found = controls(
-            plan.contenders,
-            plan.baseline,
-            lambda contender: count_contender(plan, contender, plan.sizes[0], first, words).parameters,
-        )
-        plan = plan.with_contenders(found)
+    plan = _with_more(plan, options, vocabularies)
+    if measure is None and plan.match == "time":
+        measure = measure_speeds
     rows = make_rows(plan, vocabularies, plan.rows, measure=measure)
+    about["ngrams"] = _ngrams(plan, rows, loaded)
     commands = [*about.get("commands", []), *([command] if command else [])]
     about |= {"data": facts, "use": files, "commands": list(dict.fromkeys(commands))}
     return dataclasses.replace(plan, rows=rows, about=_machine(plan) | about)
@@ -151,8 +150,8 @@ def compare(
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def measured(configs: Mapping[str, Any], vocabulary: int) -> dict[str, float]:
-        say(f"measuring the throughput of {len(configs)} contenders")
+    def measured(configs: Mapping[str, Any], vocabulary: int) -> dict[str, Rounds]:
+        say(f"measuring the throughput of {len(configs)} contenders in turns")
         return measure_speeds(configs, vocabulary)
 
     with claim(out):
@@ -228,15 +227,22 @@ class Runs:
                 self._results[place] = found
         return self._results.get(place)
 
+    def runs(self, plan: Plan) -> list[Run]:
+        """The compared runs that are to be made, as far as results tell."""
+        wanted = seeds_wanted(plan, lambda run: self.result(run.folder))
+        places = {seed: place for place, seed in enumerate(plan.seeds)}
+        return [run for run in plan.runs() if places[run.seed] < wanted[run.row.folder]]
+
     def units(self) -> list[RunUnit]:
         """Rate-choosing runs of rows without a rate, then the compared runs of the others."""
         plan = self.plan()
-        return [RunUnit(self, plan, run) for run in (*plan.choosing_runs(), *plan.runs())]
+        return [RunUnit(self, plan, run) for run in (*plan.choosing_runs(), *self.runs(plan))]
 
     def later(self) -> list[float]:
         """Compared runs of rows whose rate is not known yet."""
         plan = self.plan()
-        return [row.tokens * row.flops_per_token / UNIT for row in plan.rows if row.lr is None for _ in plan.seeds]
+        seeds = plan.seeds[: plan.looks[0].seeds]
+        return [row.tokens * row.flops_per_token / UNIT for row in plan.rows if row.lr is None for _ in seeds]
 
     def keep_rates(self) -> None:
         """Write the rates that results have decided into compare.json."""
@@ -254,7 +260,7 @@ class Runs:
             if row.lr is None
         ]
         diverged = []
-        for run in plan.runs():
+        for run in self.runs(plan):
             result = self.result(run.folder)
             if result is None:
                 missing.append(run.name)
@@ -315,17 +321,70 @@ class RunUnit(NamedTuple):
         train(config, self.folder, on_step=on_step)
 
 
-def load_facts(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Description, fingerprint and vocabulary of each data set; tokenises what is not in the cache."""
+def load_all(plan: Plan) -> dict[str, Data]:
+    """The data sets by label; tokenises what is not in the cache."""
     from twoaxis.data.load import bars, load_data
 
-    facts = {}
+    loaded: dict[str, Data] = {}
     for sources in plan.data:
         with bars() as watch:
-            data = load_data(dataclasses.replace(plan.base, data=tuple(sources)), watch=watch)
-        known = {"fingerprint": data.fingerprint, "vocab_size": data.vocab_size, "chance": data.chance}
-        facts[data_label(sources)] = data.describe() | known
-    return facts
+            loaded[data_label(sources)] = load_data(dataclasses.replace(plan.base, data=tuple(sources)), watch=watch)
+    return loaded
+
+
+def describe(data: Data) -> dict[str, Any]:
+    """Description, fingerprint and vocabulary."""
+    return data.describe() | {name: getattr(data, name) for name in ("fingerprint", "vocab_size", "chance")}
+
+
+def _ngrams(plan: Plan, rows: Sequence[Row], loaded: Mapping[str, Data]) -> dict[str, dict[str, dict[str, float]]]:
+    """Losses of tables of counts, by text and size; those that are known are kept."""
+    from twoaxis.data.ngrams import count_ngrams
+
+    found = {data: dict(sizes) for data, sizes in plan.about.get("ngrams", {}).items()}
+    for row in rows:
+        data = loaded[row.data]
+        if row.contender == plan.baseline_key and not data.answers and row.size not in found.get(row.data, {}):
+            examples = data.train(plan.seeds[0], row.tokens // plan.base.context)
+            counted = count_ngrams(examples, data.held_out(plan.base.judged_examples), data.vocab_size)
+            found.setdefault(row.data, {})[row.size] = counted._asdict()
+    return found
+
+
+def _with_rows_apart(plan: Plan, facts: Mapping[str, Mapping[str, Any]], *, fixed: bool) -> Plan:
+    """The plan with so few rows to judge by that rates are chosen on as many others; refused where they are `fixed`."""
+    rows = [known["held_out"]["rows"] // 2 for known in facts.values() if "held_out" in known]
+    judged = max(1, min([plan.base.judged_examples, *rows]))
+    if len(plan.lrs) < 2 or judged == plan.base.judged_examples:
+        return plan
+    if fixed:
+        raise ValueError(
+            f"--lr with several rates chooses on as many held-out rows as it judges by, and on others: there are "
+            f"{2 * judged:,} for twice {plan.base.judged_examples:,}; give --final-examples {judged}, a larger "
+            "--held-out or more text"
+        )
+    fewer = {"final_examples": judged, "eval_examples": min(plan.base.eval_examples, judged)}
+    return dataclasses.replace(plan, base=dataclasses.replace(plan.base, **fewer))
+
+
+def _with_more(plan: Plan, options: Mapping[str, Any], vocabularies: Mapping[str, int]) -> Plan:
+    """The plan with the controls of its contenders and the checks of its baseline that are asked for."""
+    if options.get("controls"):
+        sources = plan.data[0]
+        words = vocabularies[data_label(sources)]
+        found = controls(
+            plan.contenders,
+            plan.baseline,
+            lambda contender: count_contender(plan, contender, plan.sizes[0], sources, words).parameters,
+        )
+        plan = plan.with_contenders(found)
+    first, checks = plan.contender(plan.baseline_key), []
+    if options.get("recipe_check"):
+        recipe = dataclasses.replace(plan.base, **{"lr": plan.lrs[0]} | first.train)
+        checks += recipe_checks(first, recipe, rates=len(plan.lrs) == 1)
+    if options.get("exchange"):
+        checks.append(exchange_check(first))
+    return plan.with_contenders(checks, checks=True)
 
 
 def _machine(plan: Plan) -> dict[str, Any]:

@@ -4,16 +4,23 @@ Runs are paired: contender and baseline of one seed share the data order and the
 common, so the unit is the difference within a seed, and seeds are what vary.
 
     seed    baseline  contender  difference
-    0       4.231     4.208      -0.023
-    1       4.219     4.201      -0.018        mean -0.0207, standard error of 3 values,
-    2       4.240     4.219      -0.021        Student's t with 2 degrees of freedom
+    0       4.231     4.208      -0.023        mean m of n differences, variance s²
+    1       4.219     4.201      -0.018
+    2       4.240     4.219      -0.021        m ± t · sqrt(v / n + r²)
 
-Several contenders are held against the same baseline, and each more is one more chance to be fooled. The intervals are
-therefore simultaneous: with k contenders each is made at the level 1 - 0.05 / k (Bonferroni), so that all of them
-together hold in 95% of comparisons whatever the correlation that the shared baseline brings. A difference is resolved
-exactly when its interval leaves zero out: the table and the verdict cannot disagree, which they could if Holm's steps
-gave the verdict. Variances are not pooled over contenders, because methods differ in how much seeds matter to them.
+- v is s² for one or two contenders, with n - 1 degrees of freedom for t. Of three or more it is moderated: a variance
+  of few seeds is often far too small by chance, and then something is resolved that is not there. With s0² the
+  geometric mean over the table, corrected for the bias of a logarithm, v = max(s², (s² + s0²) / 2), with 2 (n - 1)
+  degrees of freedom. A noisy contender keeps its noise, a calm one may not be calmer than half of what is usual here.
+- r is the standard error over held-out rows: other held-out text would move the difference by as much, and more seeds
+  do not make it smaller.
+- t is taken at the level 1 - alpha / k of k contenders (Bonferroni), so that all intervals together hold in 95% of
+  comparisons whatever the correlation that the shared baseline brings. A difference is resolved exactly when its
+  interval leaves zero out: the table and the verdict cannot disagree.
+- Seeds that come in several looks, of which each could resolve something, share alpha: see `planned_looks` and
+  `added_looks`. An interval is then the intersection of those of all looks.
 
+How often this is wrong, and how often right, is simulated in benchmarks/verdicts.py; docs/statistics.md has the table.
 Everything here is a function of numbers: nothing is read, nothing is planned. Quantiles are scipy's (extra `lab`).
 """
 
@@ -24,11 +31,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-BETTER, WORSE, OPEN = "resolved (better)", "resolved (worse)", "not resolved"
-"""The verdicts."""
+import numpy as np
+
+BETTER, WORSE, OPEN, EQUIVALENT = "resolved (better)", "resolved (worse)", "not resolved", "equivalent"
+"""The verdicts; the last one for an interval inside a margin that was given."""
 
 LEVEL = 0.95
 """Of all intervals."""
+POWER = 0.8
+"""Probability with which a true difference shall be resolved, where powers are told."""
+FIRST_LOOK = 4
+"""Seeds of the first planned look."""
 
 
 class Sample(NamedTuple):
@@ -43,42 +56,83 @@ class Sample(NamedTuple):
     rows: Mapping[int, Sequence[float | None]] = {}
 
 
+class Look(NamedTuple):
+    """A moment at which verdicts are given.
+
+    Attributes:
+        seeds: how many, from the first planned one on.
+        share: of alpha that it spends.
+    """
+
+    seeds: int
+    share: float
+
+
+def planned_looks(most: int) -> tuple[Look, ...]:
+    """Looks that were planned: at 4 seeds, then at twice as many each time, the last at `most`.
+
+    Each spends half of what is left of alpha and the last one all of it, so that all of them together err as rarely as
+    one: 4, 8 and 16 seeds spend a half, a quarter and a quarter.
+    """
+    counts = []
+    while (count := FIRST_LOOK * 2 ** len(counts)) < most:
+        counts.append(count)
+    spent = [Look(count, 0.5 ** (number + 1)) for number, count in enumerate(counts)]
+    return (*spent, Look(most, 0.5 ** len(counts)))
+
+
+def added_looks(counts: Sequence[int]) -> tuple[Look, ...]:
+    """Looks that nobody planned: seeds were added after the whole of alpha was spent on the first ones.
+
+    The second look spends a half of alpha, the third a quarter and so on: however often seeds are added, something is
+    resolved wrongly in at most 10% of comparisons.
+    """
+    return tuple(Look(count, 0.5**number) for number, count in enumerate(counts))
+
+
 class Difference(NamedTuple):
     """A contender's measure minus the baseline's, over the seeds both have.
 
     Attributes:
-        seeds: with both values.
+        seeds: with both values, at the last look.
         mean: of the differences; None without a pair.
         spread: standard deviation of the differences; None with fewer than two pairs.
+        error: standard error of the mean, from seeds (moderated) and held-out rows.
+        freedom: degrees of freedom of it.
         low: lower end of the simultaneous interval.
         high: upper end of it.
         p: probability of so large a difference by chance, for this contender alone.
-        corrected_p: the same for the largest of all contenders: below 0.05 exactly when the interval leaves zero out.
-        verdict: `resolved (better)`, `resolved (worse)` or `not resolved`.
+        corrected_p: the same for all contenders and looks: below 0.05 exactly when the interval leaves zero out.
+        detectable: the true difference that this comparison would have resolved with a probability of 80%.
+        verdict: `resolved (better)`, `resolved (worse)`, `equivalent` or `not resolved`.
         note: why there is no interval, what is missing, which runs diverged.
         diverged: seeds at which the contender diverged.
         missing: seeds at which the contender or the baseline has not finished.
-        row_error: standard error of the mean over the held-out rows: how far another held-out sample would move it.
-            None where losses of rows are not known. Verdicts are about the held-out rows that there are.
+        row_error: standard error of the mean over the held-out rows alone; None where losses of rows are not known.
+        wanted: seeds that its looks ask for, until one of them resolves it.
     """
 
     seeds: tuple[int, ...]
     mean: float | None
     spread: float | None
+    error: float | None
+    freedom: int
     low: float | None
     high: float | None
     p: float | None
     corrected_p: float | None
+    detectable: float | None
     verdict: str
     note: str
     diverged: tuple[int, ...]
     missing: tuple[int, ...]
-    row_error: float | None = None
+    row_error: float | None
+    wanted: int
 
     @property
     def resolved(self) -> bool:
         """Whether the sign of the difference is settled."""
-        return self.verdict != OPEN
+        return self.verdict in (BETTER, WORSE)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -86,114 +140,197 @@ class Difference(NamedTuple):
 
 
 def judge(
-    baseline: Sample,
+    baseline: Sample | Mapping[str, Sample],
     contenders: Mapping[str, Sample],
     *,
     seeds: tuple[int, ...] | None = None,
+    looks: Sequence[Look] = (),
     lower_is_better: bool = True,
     step: float = 0.0,
     level: float = LEVEL,
+    margin: float | None = None,
 ) -> dict[str, Difference]:
     """Hold every contender against the baseline.
 
     Args:
-        baseline: its measure.
+        baseline: its measure; or for each contender the one it is held against.
         contenders: theirs, by name. All of them count for the correction, also those that have not finished, so that a
             verdict does not weaken when the others arrive.
         seeds: those planned; None is all that occur.
+        looks: at how many of them verdicts are given; none is one, at all of them.
         lower_is_better: as for a loss; an accuracy is the other way round.
         step: smallest step of the measure, such as one in the number of answers for an accuracy. The spread is taken to
             be at least what rounding to this step brings, so that equal rounded values do not pass for certainty.
         level: probability that all intervals hold.
+        margin: a difference smaller than this does not matter.
     """
-    if seeds is None:
-        seeds = tuple(sorted({*baseline.values, *(seed for sample in contenders.values() for seed in sample.values)}))
-    return {
-        name: difference(
-            baseline, sample, seeds, family=len(contenders), lower_is_better=lower_is_better, step=step, level=level
-        )
-        for name, sample in contenders.items()
-    }
-
-
-def difference(
-    baseline: Sample,
-    contender: Sample,
-    seeds: tuple[int, ...],
-    *,
-    family: int,
-    lower_is_better: bool = True,
-    step: float = 0.0,
-    level: float = LEVEL,
-) -> Difference:
-    """One contender of `family` against the baseline; see `judge`."""
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, got {level}")
-    values, others = contender.values, baseline.values
-    pairs = {
+    against = dict.fromkeys(contenders, baseline) if isinstance(baseline, Sample) else dict(baseline)
+    if seeds is None:
+        seeds = tuple(sorted({s for each in (*against.values(), *contenders.values()) for s in each.values}))
+    looks = looks or (Look(len(seeds), 1.0),)
+    found: dict[str, Difference] = {}
+    for number, look in enumerate(looks):
+        pairs = {name: _pair(against[name], it, seeds[: look.seeds], step) for name, it in contenders.items()}
+        unsettled = [name for name in contenders if number == 0 or not found[name].resolved]
+        if number and any(pairs[name].missing for name in unsettled):
+            break  # a look counts when all runs it is about have ended
+        following = looks[min(number + 1, len(looks) - 1)].seeds
+        alpha = (1 - level) * look.share / max(1, len(contenders))
+        variances, freedoms = moderate(
+            np.array([it.variance for it in pairs.values()]), np.array([len(it.values) - 1 for it in pairs.values()])
+        )
+        for place, (name, pair) in enumerate(pairs.items()):
+            if number and pair.missing:
+                continue  # resolved before, and left alone since
+            before = found.get(name)
+            made = _interval(pair, float(variances[place]), int(freedoms[place]), alpha, (1 - level) / alpha)
+            made = _narrow(before, made)
+            made = _verdict(made, pair, lower_is_better, margin)
+            ended = made.resolved or bool(pair.missing)
+            found[name] = made._replace(wanted=look.seeds if ended else following)
+            if before is not None and before.resolved:
+                found[name] = found[name]._replace(wanted=before.wanted)
+    return found
+
+
+class Pair(NamedTuple):
+    """Differences by seed of a contender to the baseline at a look."""
+
+    values: dict[int, float]
+    variance: float
+    """Of the values; not a number with fewer than two."""
+    diverged: tuple[int, ...]
+    fallen: tuple[int, ...]
+    """Seeds at which the baseline diverged."""
+    missing: tuple[int, ...]
+    row_error: float | None
+    planned: int
+
+
+def _pair(baseline: Sample, contender: Sample, seeds: Sequence[int], step: float) -> Pair:
+    values = {
         seed: mine - theirs
         for seed in seeds
-        if (mine := values.get(seed)) is not None and (theirs := others.get(seed)) is not None
+        if (mine := contender.values.get(seed)) is not None and (theirs := baseline.values.get(seed)) is not None
     }
-    diverged = tuple(seed for seed in seeds if seed in values and values[seed] is None)
-    fallen = tuple(seed for seed in seeds if seed in others and others[seed] is None)
-    missing = tuple(seed for seed in seeds if seed not in values or seed not in others)
-    notes = []
-    if diverged:
-        notes.append(f"diverged at {len(diverged)} of {len(seeds)} seeds")
-    if fallen:
-        notes.append(f"the baseline diverged at {len(fallen)} of {len(seeds)} seeds")
-    if missing:
-        notes.append(f"{len(missing)} of {len(seeds)} seeds not finished")
-    mean = spread = low = high = p = corrected = None
-    verdict, count = OPEN, len(pairs)
-    if count:
-        mean, spread = _moments(list(pairs.values()))
-    if count == 1:
-        spread = None
-        notes.append("one seed: no interval")
-    elif mean is not None and spread is not None:
+    variance = math.nan
+    if len(values) > 1:
         # A difference of two values rounded to the step has the variance 2 * step**2 / 12.
-        error = max(spread, step / math.sqrt(6)) / math.sqrt(count)
-        half = t_quantile(1 - (1 - level) / max(1, family), count - 1) * error
-        low, high = mean - half, mean + half
-        p = _p(mean, error, count - 1)
-        corrected = min(1.0, family * p)
-        if low > 0 or high < 0:
-            verdict = BETTER if (mean < 0) == lower_is_better else WORSE
-        elif error == 0:
+        variance = max(spread_of(list(values.values())) ** 2, step**2 / 6)
+    mine, theirs = contender.values, baseline.values
+    return Pair(
+        values,
+        variance,
+        tuple(seed for seed in seeds if seed in mine and mine[seed] is None),
+        tuple(seed for seed in seeds if seed in theirs and theirs[seed] is None),
+        tuple(seed for seed in seeds if seed not in mine or seed not in theirs),
+        _row_error(baseline, contender, tuple(values)),
+        len(seeds),
+    )
+
+
+def moderate(variances: np.ndarray, freedoms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Variances to judge with and their degrees of freedom; the last axis are the contenders of a table.
+
+    Args:
+        variances: of their differences over seeds; not a number where there is none.
+        freedoms: seeds less one.
+    """
+    known = (variances > 0) & (freedoms > 0)
+    count = known.sum(-1, keepdims=True)
+    if not (count >= 3).any():
+        return variances, freedoms
+    half = np.maximum(freedoms, 1) / 2
+    # The mean logarithm of an estimated variance lies below that of the true one by log(f / 2) - psi(f / 2).
+    logs = np.log(np.where(known, variances, 1.0)) + np.log(half) - from_scipy("special").psi(half)
+    usual = np.exp(np.where(known, logs, 0.0).sum(-1, keepdims=True) / np.maximum(count, 1))
+    several = count >= 3
+    mixed = np.maximum(variances, (variances + usual) / 2)
+    return np.where(several, mixed, variances), np.where(several, 2 * freedoms, freedoms)
+
+
+def _interval(pair: Pair, variance: float, freedom: int, alpha: float, tests: float) -> Difference:
+    """The difference with its interval at the level 1 - `alpha`, one of so many `tests` that share the error."""
+    count, notes = len(pair.values), []
+    for seeds, whose in ((pair.diverged, ""), (pair.fallen, "the baseline ")):
+        if seeds:
+            notes.append(f"{whose}diverged at {len(seeds)} of {pair.planned} seeds")
+    if pair.missing:
+        notes.append(f"{len(pair.missing)} of {pair.planned} seeds not finished")
+    mean = math.fsum(pair.values.values()) / count if count else None
+    spread = error = low = high = p = corrected = detectable = None
+    if count == 1:
+        notes.append("one seed: no interval")
+    elif mean is not None:
+        spread = spread_of(list(pair.values.values()))
+        error = math.sqrt(variance / count + (pair.row_error or 0.0) ** 2)
+        quantile = t_quantile(1 - alpha, freedom)
+        low, high = mean - quantile * error, mean + quantile * error
+        p = _p(mean, error, freedom)
+        corrected = min(1.0, tests * p)
+        detectable = error * _shift(quantile, freedom)
+        if error == 0 and mean == 0:
             notes.append("the same at every seed")
-        # The runs that are left flatter whoever lost some: diverging is worse than any of them.
-        if (verdict == BETTER and diverged) or (verdict == WORSE and set(fallen) - set(diverged)):
-            verdict = OPEN
-            notes.append("the runs that did not diverge are no fair sample")
     return Difference(
-        seeds=tuple(pairs),
+        seeds=tuple(pair.values),
         mean=mean,
         spread=spread,
+        error=error,
+        freedom=freedom,
         low=low,
         high=high,
         p=p,
         corrected_p=corrected,
-        verdict=verdict,
+        detectable=detectable,
+        verdict=OPEN,
         note="; ".join(notes),
-        diverged=diverged,
-        missing=missing,
-        row_error=_row_error(baseline, contender, tuple(pairs)),
+        diverged=pair.diverged,
+        missing=pair.missing,
+        row_error=pair.row_error,
+        wanted=pair.planned,
     )
+
+
+def _narrow(before: Difference | None, now: Difference) -> Difference:
+    """The newer of two looks, with what both of them leave."""
+    if before is None or before.low is None or before.high is None or now.low is None or now.high is None:
+        return now
+    assert before.corrected_p is not None
+    assert now.corrected_p is not None
+    low, high = max(before.low, now.low), min(before.high, now.high)
+    if low > high:
+        note = "; ".join(filter(None, (now.note, "the looks contradict each other")))
+        return now._replace(low=min(before.low, now.low), high=max(before.high, now.high), corrected_p=1.0, note=note)
+    return now._replace(low=low, high=high, corrected_p=min(before.corrected_p, now.corrected_p))
+
+
+def _verdict(found: Difference, pair: Pair, lower_is_better: bool, margin: float | None) -> Difference:
+    """The difference with its verdict."""
+    if found.low is None or found.high is None:
+        return found
+    verdict, note = OPEN, found.note
+    if found.low > 0 or found.high < 0:
+        verdict = BETTER if (found.high < 0) == lower_is_better else WORSE
+    elif margin is not None and -margin < found.low and found.high < margin and not (pair.diverged or pair.fallen):
+        verdict = EQUIVALENT
+    # The runs that are left flatter whoever lost some: diverging is worse than any of them.
+    if (verdict == BETTER and pair.diverged) or (verdict == WORSE and set(pair.fallen) - set(pair.diverged)):
+        verdict, note = OPEN, f"{note}; the runs that did not diverge are no fair sample"
+    return found._replace(verdict=verdict, note=note)
 
 
 def _row_error(baseline: Sample, contender: Sample, seeds: Sequence[int]) -> float | None:
     """Standard error over held-out rows of the difference, each row's taken as its mean over the seeds."""
     if not seeds or any(not (baseline.rows.get(seed) and contender.rows.get(seed)) for seed in seeds):
         return None
-    columns = zip(*(zip(contender.rows[seed], baseline.rows[seed], strict=False) for seed in seeds), strict=False)
-    means = []
-    for pairs in columns:
-        apart = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
-        if apart:
-            means.append(math.fsum(apart) / len(apart))
-    return _moments(means)[1] / math.sqrt(len(means)) if len(means) > 1 else None
+    least = min(len(sample.rows[seed]) for sample in (baseline, contender) for seed in seeds)
+    mine, theirs = (np.array([its.rows[seed][:least] for seed in seeds], dtype=float) for its in (contender, baseline))
+    apart = mine - theirs
+    known = ~np.isnan(apart)
+    rows = np.where(known, apart, 0.0).sum(0)[known.any(0)] / known.sum(0)[known.any(0)]
+    return float(rows.std(ddof=1)) / math.sqrt(len(rows)) if len(rows) > 1 else None
 
 
 def mean_of_all(values: Sequence[float | None]) -> float | None:
@@ -202,10 +339,10 @@ def mean_of_all(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
 
 
-def _moments(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation; the latter of one value is 0."""
+def spread_of(values: Sequence[float]) -> float:
+    """Standard deviation; of one value 0."""
     mean = math.fsum(values) / len(values)
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))
 
 
 def _p(mean: float, error: float, freedom: int) -> float:
@@ -219,24 +356,52 @@ def mean_interval(values: list[float], level: float = LEVEL) -> tuple[float, flo
     """Mean and interval of a sample, None where it is empty; of a single value the interval is the whole line."""
     if not values:
         return None
-    mean, spread = _moments(values)
+    mean = math.fsum(values) / len(values)
     if len(values) == 1:
         return mean, -math.inf, math.inf
-    half = t_quantile(level, len(values) - 1) * spread / math.sqrt(len(values))
+    half = t_quantile(level, len(values) - 1) * spread_of(values) / math.sqrt(len(values))
     return mean, mean - half, mean + half
 
 
-def seeds_needed(difference: Difference, contenders: int, *, level: float = LEVEL, most: int = 100) -> int | None:
-    """How many seeds would resolve a difference of this size with this spread; None beyond `most` or without a spread.
+# Power.
 
-    A guide for planning: the spread of a few seeds is itself uncertain.
+
+def power(shift: float, quantile: float, freedom: float) -> float:
+    """Probability that a true difference of `shift` standard errors is resolved, with its sign."""
+    return 1 - float(from_scipy("special").nctdtr(freedom, shift, quantile))
+
+
+def _shift(quantile: float, freedom: float) -> float:
+    """True difference, in standard errors, that is resolved with the probability `POWER`."""
+    # Student's t of a true difference exceeds it in half of all cases: the one looked for lies a bit beyond.
+    ends = quantile / 2, 2 * quantile + 10
+    return float(from_scipy("optimize").brentq(lambda shift: power(shift, quantile, freedom) - POWER, *ends))
+
+
+def seeds_for(
+    found: Difference, effect: float, contenders: int, *, level: float = LEVEL, most: int = 200
+) -> int | None:
+    """How many seeds, in one look, resolve a true difference of `effect` with a probability of 80%.
+
+    Args:
+        found: a difference with a spread: its variance over seeds and its error over held-out rows are taken as true.
+        effect: the true difference.
+        contenders: of the table.
+        level: of the intervals.
+        most: None beyond it, as where the held-out rows alone are too few.
     """
-    if difference.mean is None or not difference.spread or difference.mean == 0:
+    count = len(found.seeds)
+    if found.error is None or count < 2 or effect == 0:
         return None
-    each = 1 - (1 - level) / max(1, contenders)
-    for count in range(2, most + 1):
-        if t_quantile(each, count - 1) * difference.spread / math.sqrt(count) < abs(difference.mean):
-            return count
+    rows = (found.row_error or 0.0) ** 2
+    variance, each = max(found.error**2 - rows, 0.0) * count, found.freedom // (count - 1)
+    for seeds in range(2, most + 1):
+        error, freedom = math.sqrt(variance / seeds + rows), each * (seeds - 1)
+        quantile = t_quantile(1 - (1 - level) / max(1, contenders), freedom)
+        if error == 0 or (
+            abs(effect) > quantile * error / 2 and power(abs(effect) / error, quantile, freedom) >= POWER
+        ):
+            return seeds
     return None
 
 

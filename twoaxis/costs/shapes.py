@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import SHORT, ModelConfig
@@ -121,10 +121,13 @@ def _from_file(path: Path) -> ModelConfig:
         return TwoAxisConfig.from_dict(fields).decoder_config()
     from transformers import AutoConfig
 
-    from twoaxis.pretrained.families import family_of, map_config
+    from twoaxis.model.family import FAMILIES, from_family
 
-    family_of(kind)  # before anything else is read of it
-    return map_config(AutoConfig.for_model(kind, **fields)).decoder_config()
+    if kind not in FAMILIES:
+        raise ValueError(f"model_type {kind!r} has no decoder of ours; the families are {', '.join(FAMILIES)}")
+    made = AutoConfig.for_model(kind, **fields)
+    cast(Any, made).rope_parameters = None  # how positions are rotated costs nothing
+    return from_family(made)
 
 
 def with_method(shape: ModelConfig, method: Contender) -> ModelConfig:

@@ -291,19 +291,19 @@ def following(model: Decoder, meter: Meter) -> Iterator[None]:
         hooks.append(module.register_forward_hook(leave))
 
     out = model.stream.layout.out
-    around(model.embedding, Part("embedding"), Part("stream"))
+    around(model.embed_tokens, Part("embedding"), Part("stream"))
     for block in map(model.block, range(model.config.num_hidden_layers)):
         first = Part("stream", block.number, block.sites[0].index)
         hooks.append(block.register_forward_pre_hook(lambda *_, first=first: setattr(meter, "part", first)))
         for site in block.sites:
             here = Part("stream", site.block, site.index)
-            if site.kind in block.norms:
-                around(block.norms[site.kind], here._replace(kind="norm"), here)
+            if (norm := block.norm(site)) is not None:
+                around(norm, here._replace(kind="norm"), here)
             around(block.sublayer(site), here._replace(kind=site.kind), here._replace(site=site.index + 1))
     last = Part("stream", out.block, out.index)
     final = model.block(model.config.num_hidden_layers - 1)
     hooks.append(final.register_forward_hook(lambda *_: setattr(meter, "part", last)))
-    around(model.final_norm, last._replace(kind="norm"), last)
+    around(model.norm, last._replace(kind="norm"), last)
     meter.part = Part("embedding")
     try:
         yield

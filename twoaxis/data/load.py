@@ -124,7 +124,7 @@ class TextData(Data):
         hashes = {name: known[1] for name, known in corpus.facts["files"].items() if not name.startswith("tokenizer/")}
         settings = {"context": self.context, "isolate": options.isolate, "tokens": self.train_tokens}
         self.fingerprint = short_hash({"files": hashes, "vocab_size": self.vocab_size, **settings})
-        tokens, size = self.held_out(options.eval_examples).predicted(corpus.sizes)
+        tokens, size = self.held_out(options.judged_examples).predicted(corpus.sizes)
         self.bytes_per_token = size / tokens if tokens and size else None
 
     def _check_length(self) -> None:

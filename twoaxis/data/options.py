@@ -27,8 +27,17 @@ class DataOptions(Options):
     """Keep packed documents from seeing each other."""
     eval_examples: Count = 64
     """Held-out examples of an evaluation, the same for every run."""
+    final_examples: Count = 512
+    """Of the last one, by which a run is judged; at least as many as of the others."""
+    eval_skip: Annotated[int, at_least(0)] = 0
+    """Held-out examples to leave to others: a choice made on these is judged on those before."""
     cache: str | None = None
     """Folder of tokenised data; None is the user's cache folder."""
+
+    @property
+    def judged_examples(self) -> int:
+        """Held-out examples of the last evaluation."""
+        return max(self.final_examples, self.eval_examples)
 
     def validate(self) -> None:
         """At least one source."""
@@ -36,14 +45,21 @@ class DataOptions(Options):
             raise ValueError("data names nothing; give stdlib, files, folders, hf:DATASET or task:NAME")
 
 
-class DataFields(TypedDict, total=False):
-    """Names and types of `DataOptions` for editors and type checkers; a test holds them equal."""
+class ExampleFields(TypedDict, total=False):
+    """Names and types of `DataOptions` for editors and type checkers, without the data; a test holds them equal."""
 
-    data: Sequence[str]
     tokenizer: str
     text_field: str
     context: int
     held_out: float
     isolate: bool
     eval_examples: int
+    final_examples: int
     cache: str | None
+
+
+class DataFields(ExampleFields, total=False):
+    """All of them."""
+
+    data: Sequence[str]
+    eval_skip: int

@@ -44,9 +44,8 @@ class Blend(Stream):
 
     def __init__(self, method: Stream) -> None:
         super().__init__(method.config, method.layout)
-        for site in method.layout.sites:
-            if not method.normed(site):
-                raise ValueError(f"{method.name} normalises its own reads, which a blend cannot mix with plain ones")
+        if (why := method.unblendable()) is not None:
+            raise ValueError(f"{method.name} {why}")
         self.method = method
         self.parameter("gate", len(method.layout.sites), start=0.0, neutral=0.0)
         super().reset_parameters()

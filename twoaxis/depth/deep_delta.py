@@ -47,7 +47,8 @@ from torch import Tensor
 
 from twoaxis.base.method import Card, NamedRange, Normal, OneAt, Quantity, Uniform
 from twoaxis.base.options import Options, between
-from twoaxis.depth.parallel import ParallelStreams, Row, Streams
+from twoaxis.depth.parallel import ParallelStreams, Streams
+from twoaxis.depth.rows import Row
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Apply, Layout, Neutral, Seen, Tokens
 from twoaxis.kernels.precision import full_precision, product, widen
@@ -334,7 +335,7 @@ class DeepDelta(ParallelStreams):
             return {}
         row = self.rows[site.index]
         k, v = self.direction(row, y, c.x), self.values(row, widen(seen.x if self.config.map == "k" else y))
-        after = self.rewrite(value.h, self._row(value, site), y, seen.x, c.x)
+        after = self.rewrite(value.h, self.row_of(site, value.rows), y, seen.x, c.x)
         found = {"gate": Quantity(self.gate(row, c.x), regimes=REGIMES)}
         for when, h in (("before the write", value.h), ("after the write", after)):
             found[f"discrepancy, {when}"] = Quantity(((widen(h) @ k.unsqueeze(-1)).squeeze(-1) - v).norm(dim=-1))

@@ -27,6 +27,21 @@ projection by sqrt(n) (`output_scale`; a matter of the model's initialisation, n
 weights is worse than the plain residual; A_r is free, so products over depth can grow without bound, which is what
 manifold hyper-connections prevent. `frozen` holds width connections (α) or depth connections (β) at their start: the
 paper's ablations, and the control that tells mixing from merely having n streams.
+
+Frac-Connections (Zhu et al., arXiv 2503.14125; `streams=1,fractions=m`, short `frac`) route m slices of one residual
+in place of n copies: the state stays D wide. H are the slices (m, D/m), and with A_m and A_r of m columns each
+
+    x    = concat_f Σ_i A_m[i,f] H[i]        H⁺_j = Σ_i A_r[i,j] H[i] + β[j] y_j        y_j is slice j of F(norm(x))
+
+with the norm and the projections of D/m channels. At the start A_m and A_r are the identity: plain to a bit. Both at
+once, n streams of m slices each, is the partitioned form of the package: rows of α and β are the n m slices, and the
+sub-layer with number k reads the slices of stream k mod n (for n > 1 a reading, the paper has n = 1). The package's
+write differs from the paper's: every slice gets every slice of the output (`write="all"`), with weights
+
+    H⁺_{s,j} = ... + Σ_f (B[s,j] + s_β tanh(H̄[s,f] W_β)_j) y_f
+
+which at its start adds the sum of all slices to each of them. That is not the plain residual for any weights of its
+own, and its class is none.
 """
 
 from __future__ import annotations
@@ -41,7 +56,8 @@ from torch import Tensor
 
 from twoaxis.base.method import Card, Start
 from twoaxis.base.options import NotNegative, Options, between
-from twoaxis.depth.parallel import ParallelStreams, Projection, Route, Row
+from twoaxis.depth.parallel import ParallelStreams, Projection, Route
+from twoaxis.depth.rows import Row
 from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
 from twoaxis.kernels.precision import widen
 
@@ -52,6 +68,10 @@ class HyperConnectionsConfig(Options):
 
     streams: Annotated[int, between(1, 256)] = 4
     """n, the expansion rate."""
+    fractions: Annotated[int, between(1, 256)] = 1
+    """m, slices of the width that are routed by themselves; with streams=1 these are Frac-Connections."""
+    write: Literal["slice", "all"] = "slice"
+    """With fractions: a slice gets its own slice of the output, as published, or all of them, as in the package."""
     dynamic: bool = True
     """Per-token weights (DHC), or static ones alone (SHC)."""
     tanh: bool = True
@@ -69,6 +89,11 @@ class HyperConnectionsConfig(Options):
     scale_start: float = 0.01
     """s_α and s_β at the start."""
 
+    def validate(self) -> None:
+        """Slices are written in one way or another only where there are some."""
+        if self.write == "all" and self.fractions == 1:
+            raise ValueError("write='all' is about slices: give fractions, or leave write at 'slice'")
+
 
 class HyperConnections(ParallelStreams):
     """Learned reads, mixes and writes of n streams."""
@@ -83,6 +108,9 @@ class HyperConnections(ParallelStreams):
         {"norm": "none", "streams": 2, "frozen": "width"},
         {"affine": False, "streams": 1},
         {"frozen": "both", "readout": "mean"},
+        {"streams": 1, "fractions": 4},
+        {"streams": 2, "fractions": 2, "write": "all", "norm": "rms", "readout": "mean"},
+        {"streams": 2, "fractions": 2, "dynamic": False},
     )
     neutral_options = {"readout": "mean"}  # noqa: RUF012
     card = Card(
@@ -108,7 +136,10 @@ class HyperConnections(ParallelStreams):
 
     def __init__(self, config: HyperConnectionsConfig, layout: Layout) -> None:
         super().__init__(config, layout, config.streams)
-        n, d, count = config.streams, layout.width, len(self.used)
+        self.fractions = m = config.fractions
+        if layout.width % m:
+            raise ValueError(f"fractions={m} must divide the width {layout.width}")
+        n, d, count = config.streams * m, layout.width // m, len(self.used)  # rows of the routing, and their width
         width, depth = config.frozen not in ("width", "both"), config.frozen not in ("depth", "both")
         self.free = (width, width, depth)
         """Whether the read, the mix and the write are learned."""
@@ -118,12 +149,13 @@ class HyperConnections(ParallelStreams):
         def parameter(name: str, *shape: int, start: Start, **how: Any) -> None:
             self.parameter(name, count, *shape, start=start, neutral=start, **how)
 
-        reads = [site.index % n for site in self.used]  # sub-layers of all kinds count, whether they use the method
-        parameter("static_alpha", n, n + 1, start=partial(_read_one_keep_all, reads), learned=width)
+        # sub-layers of all kinds count, whether they use the method
+        reads = [site.index % config.streams for site in self.used]
+        parameter("static_alpha", n, n + m, start=partial(_read_one_keep_all, reads, m), learned=width)
         parameter("static_beta", n, start=1.0, learned=depth)
-        parameter("dynamic_alpha_fn", d, n + 1, start=0.0, needed=alpha, decay=True)
+        parameter("dynamic_alpha_fn", d, n + m, start=0.0, needed=alpha, decay=True)
         parameter("dynamic_alpha_scale", start=config.scale_start, needed=alpha, decay=True)
-        parameter("dynamic_beta_fn", d, start=0.0, needed=beta, decay=True)
+        parameter("dynamic_beta_fn", *((d, m) if config.write == "all" else (d,)), start=0.0, needed=beta, decay=True)
         parameter("dynamic_beta_scale", start=config.scale_start, needed=beta, decay=True)
         parameter("norm_weight", d, start=1.0, needed=normed)
         parameter("norm_bias", d, start=0.0, needed=normed and config.norm == "layer")
@@ -132,8 +164,11 @@ class HyperConnections(ParallelStreams):
         """static [A_m | A_r | B]; of the dynamic columns: rows with the norm's scale, its shift's logits, scale."""
         if not self.used:
             return {}
-        alpha, beta = widen(self.static_alpha), widen(self.static_beta)
-        found = {"static": torch.cat([alpha, beta.unsqueeze(-1)], dim=-1)}
+        alpha, beta = widen(self.static_alpha), widen(self.static_beta).unsqueeze(-1)
+        if self.config.write == "all":  # the row of a slice has a column per slice of the same stream that it writes
+            columns = beta.squeeze(-1).unflatten(-1, (self.streams, 1, self.fractions))
+            beta = columns.expand(-1, -1, self.fractions, -1).flatten(1, 2)
+        found = {"static": torch.cat([alpha, beta], dim=-1)}
         pairs = ((self.dynamic_alpha_fn, self.dynamic_alpha_scale), (self.dynamic_beta_fn, self.dynamic_beta_scale))
         rows, scales = [], []
         for fn, scale in pairs:
@@ -154,25 +189,34 @@ class HyperConnections(ParallelStreams):
 
     def route(self, z: Tensor | None, h: Tensor, p: Row) -> Route:
         """α = A + s tanh(z), β likewise."""
-        sizes, static = (1, self.streams, 1), p["static"]
+        m, n, static = self.fractions, self.streams * self.fractions, p["static"]
+        sizes = (m, n, static.shape[-1] - m - n)
         parts = static.split(sizes, dim=-1)
         if z is not None:
             z = z + p["shift"] if "shift" in p else z
-            first = 0 if self.free[0] else self.streams + 1
+            first = 0 if self.free[0] else n + m
             start = static if all(self.free) else static[:, first : first + z.shape[-1]]
             made = torch.addcmul(start, torch.tanh(z) if self.config.tanh else z, p["scale"])
             learned = iter(made.split([size for size, free in zip(sizes, self.free, strict=True) if free], dim=-1))
             parts = [next(learned) if free else part for part, free in zip(parts, self.free, strict=True)]
         read, mix, gain = parts
-        return Route(read.squeeze(-1), gain.squeeze(-1), mix.mT)  # α is [from, to]
+        if m == 1:
+            return Route(read.squeeze(-1), gain.squeeze(-1), mix.mT)  # α is [from, to]
+        gain = gain.unflatten(-2, (self.streams, m))
+        own = torch.eye(m, dtype=gain.dtype, device=gain.device)
+        gain = gain.mT if self.config.write == "all" else gain * own
+        return Route(read.mT, gain.flatten(-3, -2), mix.mT.expand(*h.shape[:-2], n, n))
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
-        """Algorithm 2, stream by stream: a list of n streams, each of which has its row of α and its β."""
-        n, streams = self.config.streams, [x] * self.config.streams
+        """Algorithm 2, slice by slice: a list of n m slices (m = 1: streams), each with its row of α and its β."""
+        n, m, write = self.config.streams, self.config.fractions, self.config.write
+        slices = list(x.chunk(m, dim=-1)) * n
         for site in self.sites:
             row, alpha, beta = site.index, [], []
-            for i, h in enumerate(streams):
+            for i, h in enumerate(slices):
                 a, b = self.static_alpha[row, i].expand(*h.shape[:-1], -1), self.static_beta[row, i]
+                if write == "all":
+                    b = self.static_beta[row, i // m * m : i // m * m + m]
                 normed = self._defined_norm(h, row)
                 bound = torch.tanh if self.config.tanh else torch.clone
                 if self.dynamic_alpha_fn is not None and self.dynamic_alpha_scale is not None:
@@ -180,17 +224,23 @@ class HyperConnections(ParallelStreams):
                 if self.dynamic_beta_fn is not None and self.dynamic_beta_scale is not None:
                     b = b + self.dynamic_beta_scale[row] * bound(normed @ self.dynamic_beta_fn[row])
                 alpha.append(a)
-                beta.append(b.expand(h.shape[:-1]).unsqueeze(-1))
-            old = torch.stack(streams)  # (from, B, T, D)
+                beta.append(b.expand(*h.shape[:-1], m) if write == "all" else b.expand(h.shape[:-1]).unsqueeze(-1))
+            old = torch.stack(slices)  # (from, B, T, D/m)
             weights = torch.stack(alpha).unsqueeze(-1)  # (from, B, T, read and to, 1)
-            y = apply(site, Seen((weights[..., 0, :] * old).sum(0))).y
-            streams = [(weights[..., 1 + j, :] * old).sum(0) + beta[j] * y for j in range(n)]
-        total = torch.stack(streams).sum(0)
+            read = torch.cat([(weights[..., f, :] * old).sum(0) for f in range(m)], dim=-1)
+            parts = apply(site, Seen(read)).y.chunk(m, dim=-1)
+            slices = [(weights[..., m + j, :] * old).sum(0) for j in range(n * m)]
+            for j in range(n * m):
+                if write == "slice":
+                    slices[j] = slices[j] + beta[j] * parts[j % m]
+                for f in range(m if write == "all" else 0):  # weighed by slice f of the same stream
+                    slices[j] = slices[j] + beta[j // m * m + f][..., j % m, None] * parts[f]
+        total = torch.stack([torch.cat(slices[s * m : s * m + m], dim=-1) for s in range(n)]).sum(0)
         return total if self.config.readout == "sum" else total / n
 
     def _defined_norm(self, h: Tensor, row: int) -> Tensor:
         """What the dynamic weights of a site see of one stream, for `definition`."""
-        width, eps = (self.layout.width,), self.config.eps
+        width, eps = h.shape[-1:], self.config.eps
         weight = None if self.norm_weight is None else self.norm_weight[row]
         bias = None if self.norm_bias is None else self.norm_bias[row]
         if self.config.norm == "layer":
@@ -200,6 +250,8 @@ class HyperConnections(ParallelStreams):
     @property
     def neutral(self) -> Neutral:
         """Weights of one and zero move streams without rounding; the summed read-out is n times the plain residual."""
+        if self.used and self.config.write == "all":
+            return "none"
         summed = self.config.readout == "sum" and self.streams > 1 and self.reads_out
         return "scale" if summed else "bitwise"
 
@@ -209,18 +261,21 @@ class HyperConnections(ParallelStreams):
         return self.streams**0.5 if self.config.readout == "sum" and self.used else 1.0
 
     def flops(self) -> int:
-        """Read and mix 2dn(n+1), write 2dn, dynamic 2dn per projected column and the norm; the read-out."""
-        n, d = self.streams, self.layout.width
-        columns = (n + 1) * (self.dynamic_alpha_fn is not None) + (self.dynamic_beta_fn is not None)
+        """Per row of routing: read and mix 2d(n+m), write 2dm, dynamic 2d per projected column, the norm; read-out."""
+        m = self.fractions
+        n, d = self.streams * m, self.layout.width // m
+        wrote = m if self.config.write == "all" else 1
+        columns = (n + m) * (self.dynamic_alpha_fn is not None) + wrote * (self.dynamic_beta_fn is not None)
         # layer: mean, centre, square and add, scale; rms: square and add, scale
         norm = {"layer": 5 * d, "rms": 3 * d, "none": 0}[self.config.norm] if columns else 0
         affine = sum(d for p in (self.norm_weight, self.norm_bias) if p is not None)
-        per_site = 2 * d * n * (n + 2) + 2 * d * n * columns + n * (norm + affine)
-        return len(self.used) * per_site + self.plain_flops() + self.readout_flops()
+        per_row = 2 * d * (n + 2 * m) + 2 * d * columns + norm + affine
+        return len(self.used) * n * per_row + self.plain_flops() + self.readout_flops()
 
 
-def _read_one_keep_all(reads: list[int], alpha: Tensor, generator: torch.Generator | None) -> None:
-    """A_m one at the stream that a site reads, A_r the identity."""
+def _read_one_keep_all(reads: list[int], m: int, alpha: Tensor, generator: torch.Generator | None) -> None:
+    """A_m the identity at the m slices of the stream that a site reads, A_r the identity."""
     n = alpha.shape[1]
-    alpha.zero_()[:, range(n), range(1, n + 1)] = 1.0
-    alpha[range(len(reads)), reads, 0] = 1.0
+    alpha.zero_()[:, range(n), range(m, n + m)] = 1.0
+    for row, read in enumerate(reads):
+        alpha[row, range(read * m, read * m + m), range(m)] = 1.0

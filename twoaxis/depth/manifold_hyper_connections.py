@@ -27,8 +27,20 @@ pre, after the softmax and to every divisor, and reads out through a head of its
 
     w = σ(s (v fn_headᵀ) / rms + b) + pre_eps        out = Σ_i w_i H[i]
 
+`mix` says what becomes of the streams between two sites; one function from logits to H_res, the rest is the same:
+
+    sinkhorn     n n logits: doubly stochastic, as above
+    identity     no logits: H_res = I, the streams never meet but in what is read and written (iHC)
+    orthogonal   8 logits: H_res in SO(4), two quaternions p and q by their length, H⁺ = p H q + ... (oHC; four streams)
+
+`form="hy_v4"` is the identity mix as it ships in HY-V4 (transformers' modeling_hy_v4; short `ihc`): epsilons in pre and
+in post, 2n rows of fn and two scales, a head of its own, and pre of 1/n at the start. oHC, arXiv 2609.02672, is known
+here by its idea alone, SO(4) from two quaternions. The rest is a reading: which logits make them (the last 8 rows of
+fn, p then q, real part first), that the four streams are the four parts of H, and the start, scales of 0.01 and biases
+of one in the real part, at which H_res is nearly the identity.
+
 Parameters are packed as in DeepSeek-V4: fn rows are [pre | post | comb row by row], base likewise, scale is (pre, post,
-comb); here they are stacked by site.
+comb); here they are stacked by site. Without comb its rows, biases and scale are not there.
 
 At zero logits pre = 1/2, post = 1 and comb = 1/n, hence with equal streams H⁺ = x + F(n/2 x): the plain residual up to
 the pre-norm's epsilon. `neutral_` reaches the plain residual to rounding with biases alone: pre sums to one (3/4 on
@@ -71,7 +83,8 @@ from torch import Tensor
 
 from twoaxis.base.method import Card, Normal, Quantity, Start
 from twoaxis.base.options import NotNegative, Options, Positive, between
-from twoaxis.depth.parallel import ParallelStreams, Projection, Route, Row, Streams
+from twoaxis.depth.parallel import ParallelStreams, Projection, Route, Streams
+from twoaxis.depth.rows import Row
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
 from twoaxis.kernels.precision import widen
@@ -84,8 +97,10 @@ class ManifoldHyperConnectionsConfig(Options):
 
     streams: Annotated[int, between(1, 256)] = 4
     """n, the expansion rate."""
-    form: Literal["paper", "deepseek"] = "paper"
-    """Whose epsilons and read-out are the defaults below."""
+    form: Literal["paper", "deepseek", "hy_v4"] = "paper"
+    """Whose mix, epsilons, read-out and start are the defaults below."""
+    mix: Literal["sinkhorn", "identity", "orthogonal"] | None = None
+    """What happens to the streams between two sites; paper and deepseek sinkhorn, hy_v4 identity."""
     iterations: Annotated[int, between(1, 1000)] = 20
     """Pairs of Sinkhorn divisions."""
     order: Literal["rows_last", "columns_last"] = "rows_last"
@@ -93,37 +108,54 @@ class ManifoldHyperConnectionsConfig(Options):
     sinkhorn_eps: NotNegative | None = None
     """Added after the softmax and to every later divisor; paper 0, deepseek 1e-6."""
     pre_eps: NotNegative | None = None
-    """Added to pre and to the head's weights; paper 0, deepseek 1e-6."""
+    """Added to pre and to the head's weights; paper 0, the others 1e-6."""
+    post_eps: NotNegative | None = None
+    """Added to post; hy_v4 1e-6, the others 0."""
     norm_eps: NotNegative | None = None
-    """Inside the root mean square; paper 1e-20, deepseek 1e-6."""
+    """Inside the root mean square; paper 1e-20, the others 1e-6."""
     post_scale: Positive = 2.0
     """Largest value of post."""
     norm_weight: bool = False
     """A scale per channel of the norm; it is the same function as without, its product with fn is what counts."""
     readout: Literal["sum", "mean", "head"] | None = None
-    """The sum of the streams, their mean, or a weighted sum with a head of its own; paper sum, deepseek head."""
-    start: Literal["deepseek", "paper", "lite", "neutral"] = "deepseek"
-    """Initial values, compared in the method's description.
+    """The sum of the streams, their mean, or a weighted sum with a head of its own; paper sum, the others head."""
+    start: Literal["deepseek", "paper", "lite", "hy_v4", "neutral"] | None = None
+    """Initial values, compared in the method's description; deepseek, for hy_v4 hy_v4, for a rotation paper.
 
     deepseek: fn N(0, init_std), base 0, scale 1, as DeepSeek-V4's classes.
     paper: scale 0.01 as published; fn N(0, init_std) and base 0, which the paper does not state.
     lite: the biases of FFTYYY/mhc-lite (comb near the identity; pre and post +1 at stream k mod n, -1 elsewhere);
     fn 0 and scale 0.01 are this library's choice.
+    hy_v4: fn N(0, init_std), scale 0.01, and biases that make pre and the head's weights 1/n and post 1.
     neutral: the plain residual to rounding, up to sinkhorn_eps per site; fn 0 and scale 0.01.
     """
     init_std: NotNegative = 0.02
-    """Of fn at the paper's and DeepSeek's start."""
+    """Of fn at the paper's, DeepSeek's and HY-V4's start."""
 
     def validate(self) -> None:
         """What is not given is as in the chosen form."""
-        for field, value in _FORMS[self.form].items():
+        turned = {"start": "paper"} if self.mix == "orthogonal" else {}
+        for field, value in {**_FORMS[self.form], **turned}.items():
             if getattr(self, field) is None:
                 object.__setattr__(self, field, value)
+        if self.mix == "orthogonal" and self.streams != 4:
+            raise ValueError(f"mix='orthogonal' turns four streams by quaternions, got streams={self.streams}")
 
 
+_PAPER: dict[str, float | str] = {
+    "mix": "sinkhorn",
+    "start": "deepseek",
+    "readout": "sum",
+    "sinkhorn_eps": 0.0,
+    "pre_eps": 0.0,
+    "post_eps": 0.0,
+    "norm_eps": 1e-20,
+}
+_DEEPSEEK = {**_PAPER, "sinkhorn_eps": 1e-6, "pre_eps": 1e-6, "norm_eps": 1e-6, "readout": "head"}
 _FORMS: dict[str, dict[str, float | str]] = {
-    "paper": {"sinkhorn_eps": 0.0, "pre_eps": 0.0, "norm_eps": 1e-20, "readout": "sum"},
-    "deepseek": {"sinkhorn_eps": 1e-6, "pre_eps": 1e-6, "norm_eps": 1e-6, "readout": "head"},
+    "paper": _PAPER,
+    "deepseek": _DEEPSEEK,
+    "hy_v4": {**_DEEPSEEK, "mix": "identity", "start": "hy_v4", "sinkhorn_eps": 0.0, "post_eps": 1e-6},
 }
 
 _LEADER = 0.75  # how much of a neutral read comes from one stream
@@ -142,6 +174,9 @@ class ManifoldHyperConnections(ParallelStreams):
         {"start": "neutral", "readout": "mean", "streams": 3},
         {"start": "lite", "readout": "head", "order": "columns_last", "streams": 2},
         {"streams": 1, "iterations": 3},
+        {"form": "hy_v4"},
+        {"mix": "identity", "start": "neutral", "readout": "mean", "streams": 3, "post_eps": 0.01},
+        {"mix": "orthogonal", "readout": "mean"},
     )
     neutral_options = {"readout": "mean"}  # noqa: RUF012
     card = Card(
@@ -164,21 +199,24 @@ class ManifoldHyperConnections(ParallelStreams):
         super().__init__(config, layout, config.streams)
         n, wide, count = config.streams, config.streams * layout.width, len(self.used)
         self.has_head = head = config.readout == "head" and self.reads_out
+        self.comb = comb = {"sinkhorn": n * n, "identity": 0, "orthogonal": 8}[config.mix or "sinkhorn"]
+        """Logits of the mix."""
         self.pre_eps, self.sinkhorn_eps = float(config.pre_eps or 0.0), float(config.sinkhorn_eps or 0.0)
-        self.norm_eps = float(config.norm_eps or 0.0)
-        fn = Normal(config.init_std) if config.start in ("paper", "deepseek") else 0.0
+        self.post_eps, self.norm_eps = float(config.post_eps or 0.0), float(config.norm_eps or 0.0)
+        fn = Normal(config.init_std) if config.start in ("paper", "deepseek", "hy_v4") else 0.0
         scale = 1.0 if config.start == "deepseek" else 0.01
         leads = [site.index % n for site in self.used]
-        plain = partial(_plain_biases, n, leads, self.pre_eps, config.post_scale)
-        bases: dict[str, Start] = {"neutral": plain, "lite": partial(_lite_biases, n, leads)}
+        plain = partial(_plain_biases, n, leads, self.pre_eps, (1.0 - self.post_eps) / config.post_scale)
+        bases: dict[str, Start] = {"neutral": plain, "lite": partial(_lite_biases, n, leads), "hy_v4": _even_biases(n)}
         even = _logit(1.0 / n - self.pre_eps) if n > 1 else 0.0  # of the head: the mean of the streams
+        starts = {"neutral": even, "hy_v4": -math.log(max(n - 1, 1))}
         parameter = self.parameter
-        parameter("fn", count, n * n + 2 * n, wide, start=fn, neutral=0.0, decay=True)
-        parameter("base", count, n * n + 2 * n, start=bases.get(config.start, 0.0), neutral=plain)
-        parameter("scale", count, 3, start=scale)
+        parameter("fn", count, comb + 2 * n, wide, start=fn, neutral=0.0, decay=True)
+        parameter("base", count, comb + 2 * n, start=bases.get(config.start or "", _zero_biases(n)), neutral=plain)
+        parameter("scale", count, 3 if comb else 2, start=scale)
         parameter("norm_weight", count, wide, start=1.0, needed=config.norm_weight)
         parameter("head_fn", n, wide, start=fn, neutral=0.0, decay=True, needed=head)
-        parameter("head_base", n, start=even if config.start == "neutral" else 0.0, neutral=even, needed=head)
+        parameter("head_base", n, start=starts.get(config.start or "", 0.0), neutral=even, needed=head)
         parameter("head_scale", 1, start=scale, needed=head)
         parameter("head_norm_weight", wide, start=1.0, needed=head and config.norm_weight)
 
@@ -188,7 +226,7 @@ class ManifoldHyperConnections(ParallelStreams):
             return {}
         n, rows = self.streams, widen(self.fn)
         rows = rows if self.norm_weight is None else rows * widen(self.norm_weight).unsqueeze(1)
-        scales = zip(widen(self.scale).split(1, dim=1), (n, n, n * n), strict=True)
+        scales = zip(widen(self.scale).split(1, dim=1), (n, n, self.comb), strict=False)  # without a comb: two
         return {"rows": rows, "base": widen(self.base), "scale": torch.cat([s.expand(-1, k) for s, k in scales], dim=1)}
 
     def project(self, p: Row) -> Projection:
@@ -198,13 +236,23 @@ class ManifoldHyperConnections(ParallelStreams):
     def route(self, z: Tensor | None, h: Tensor, p: Row) -> Route:
         """pre, post and comb from the logits."""
         assert z is not None
-        n, config = self.streams, self.config
-        gates, logits = torch.addcmul(p["base"], z, p["scale"]).split((2 * n, n * n), dim=-1)
+        n, most = self.streams, self.config.post_scale
+        gates, logits = torch.addcmul(p["base"], z, p["scale"]).split((2 * n, self.comb), dim=-1)
         pre, post = torch.sigmoid(gates).chunk(2, dim=-1)
         pre = pre + self.pre_eps if self.pre_eps else pre
+        post = most * post + self.post_eps if self.post_eps else most * post
+        return Route(pre, post, self.mixed(logits))
+
+    def mixed(self, logits: Tensor) -> Tensor | None:
+        """H_res [to, from] from the logits of the mix; None is the identity."""
+        config, n = self.config, self.streams
+        if config.mix == "identity":
+            return None
+        if config.mix == "orthogonal":
+            return _rotation(logits)
         first = -1 if config.order == "rows_last" else -2
         comb = sinkhorn(logits.unflatten(-1, (n, n)), iterations=config.iterations, eps=self.sinkhorn_eps, first=first)
-        return Route(pre, config.post_scale * post, comb.mT)  # comb is [from, to]
+        return comb.mT  # comb is [from, to]
 
     def head(self, h: Tensor) -> Tensor | None:
         """w of the head of its own."""
@@ -217,10 +265,9 @@ class ManifoldHyperConnections(ParallelStreams):
         return torch.sigmoid(torch.addcmul(widen(self.head_base), z, widen(self.head_scale))) + self.pre_eps
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
-        """The equations on a list of n streams, with Sinkhorn's divisions written out."""
+        """The equations on a list of n streams, with Sinkhorn's divisions and quaternions' products written out."""
         config, n = self.config, self.config.streams
-        eps, pre_eps = config.sinkhorn_eps or 0.0, config.pre_eps or 0.0
-        rows, columns = (-1, -2) if config.order == "rows_last" else (-2, -1)
+        pre_eps = config.pre_eps or 0.0
         streams = [x] * n
         for site in self.sites:
             row = site.index
@@ -229,21 +276,34 @@ class ManifoldHyperConnections(ParallelStreams):
             scale, base = self.scale[row], self.base[row]
             pre = torch.sigmoid(scale[0] * z[..., :n] + base[:n]) + pre_eps
             post = config.post_scale * torch.sigmoid(scale[1] * z[..., n : 2 * n] + base[n : 2 * n])
-            comb = (scale[2] * z[..., 2 * n :] + base[2 * n :]).unflatten(-1, (n, n))  # from, to
-            comb = comb.softmax(rows) + eps
-            comb = comb / (comb.sum(columns, keepdim=True) + eps)
-            for _ in range(config.iterations - 1):
-                comb = comb / (comb.sum(rows, keepdim=True) + eps)
-                comb = comb / (comb.sum(columns, keepdim=True) + eps)
-            old = torch.stack(streams, dim=-1)  # (B, T, D, from)
-            y = apply(site, Seen((old * pre.unsqueeze(-2)).sum(-1))).y
-            streams = [(old * comb[..., None, :, j]).sum(-1) + post[..., j, None] * y for j in range(n)]
+            post = post + (config.post_eps or 0.0)
+            read = sum(pre[..., i, None] * streams[i] for i in range(n))
+            assert isinstance(read, Tensor)
+            if config.mix != "identity":
+                streams = self._defined_mix(streams, scale[2] * z[..., 2 * n :] + base[2 * n :])
+            y = apply(site, Seen(read)).y
+            streams = [streams[j] + post[..., j, None] * y for j in range(n)]
         last = torch.stack(streams, dim=-1)
         if config.readout != "head":
             return last.sum(-1) if config.readout == "sum" else last.mean(-1)
         z = self._defined_logits(streams, self.head_fn, self.head_norm_weight)
         weights = torch.sigmoid(self.head_scale * z + self.head_base) + pre_eps
         return (last * weights.unsqueeze(-2)).sum(-1)
+
+    def _defined_mix(self, streams: list[Tensor], logits: Tensor) -> list[Tensor]:
+        """H_res H, for `definition`."""
+        config, n, eps = self.config, self.config.streams, self.config.sinkhorn_eps or 0.0
+        if config.mix == "orthogonal":
+            p, q = (list((v / v.norm(dim=-1, keepdim=True)).split(1, dim=-1)) for v in logits.split(4, dim=-1))
+            return _hamilton(_hamilton(p, streams), q)
+        rows, columns = (-1, -2) if config.order == "rows_last" else (-2, -1)
+        comb = logits.unflatten(-1, (n, n)).softmax(rows) + eps  # from, to
+        comb = comb / (comb.sum(columns, keepdim=True) + eps)
+        for _ in range(config.iterations - 1):
+            comb = comb / (comb.sum(rows, keepdim=True) + eps)
+            comb = comb / (comb.sum(columns, keepdim=True) + eps)
+        old = torch.stack(streams, dim=-1)  # (B, T, D, from)
+        return [(old * comb[..., None, :, j]).sum(-1) for j in range(n)]
 
     def _defined_logits(self, streams: list[Tensor], fn: Tensor, weight: Tensor | None) -> Tensor:
         """z, the streams of a token as one normalised vector against the rows of fn; for `definition`."""
@@ -257,7 +317,8 @@ class ManifoldHyperConnections(ParallelStreams):
         n = self.streams
         if self.used:
             narrow = n > 1 and self.pre_eps >= (1.0 - _LEADER) / (n - 1)
-            if self.sinkhorn_eps > 0.0 or self.config.post_scale <= 1.0 or narrow:
+            loses = self.config.mix == "sinkhorn" and self.sinkhorn_eps > 0.0
+            if loses or self.config.post_scale + self.post_eps <= 1.0 or narrow or self.post_eps >= 1.0:
                 return "none"
         if n == 1:
             # a sigmoid is never one: the only stream is read, or read out, at half its size
@@ -271,29 +332,29 @@ class ManifoldHyperConnections(ParallelStreams):
     ) -> dict[str, Quantity]:
         """As hyper-connections', and how far the row or column sum of H_res that is worst is from one."""
         found = super()._quantities(value, site, y, seen, c)
-        if not found:
+        if "mix" not in found or self.config.mix != "sinkhorn":
             return found
         mix = found["mix"].value
         off = (torch.cat([mix.sum(-1), mix.sum(-2)], dim=-1) - 1.0).abs().amax(-1)
         return {**found, "distance from doubly stochastic": Quantity(off)}
 
     def flops(self) -> int:
-        """Per site the projection 2nd(n²+2n), the mean square 2nd, read 2nd, mix 2n²d and write 2nd; the read-out."""
+        """Per site the projection 2nd per row, the mean square 2nd, read 2nd, mix 2n²d and write 2nd; the read-out."""
         n, d = self.streams, self.layout.width
         norm = 2 * n * d + (n * d if self.config.norm_weight else 0)  # the root goes into the logits
-        per_site = 2 * n * d * (n * n + 2 * n) + norm + (2 * n * n + 4 * n) * d
+        per_site = 2 * n * d * (self.comb + 2 * n) + norm + ((2 * n * n if self.comb else 0) + 4 * n) * d
         head = 2 * n * d * n + norm + 2 * n * d if self.has_head else 0
         return len(self.used) * per_site + head + self.plain_flops() + self.readout_flops()
 
 
 def _plain_biases(
-    n: int, leads: list[int], eps: float, most: float, base: Tensor, generator: torch.Generator | None
+    n: int, leads: list[int], eps: float, one: float, base: Tensor, generator: torch.Generator | None
 ) -> None:
-    """pre sums to one with most of it on one stream, post is one, comb nearly the identity."""
+    """pre sums to one with most of it on one stream, post is one at a sigmoid of `one`, comb nearly the identity."""
     _near_identity(n, base)
     rest = (1.0 - _LEADER) / (n - 1) if n > 1 else 0.0
     base[:, :n] = _logit(rest - eps) if n > 1 else 0.0
-    base[:, n : 2 * n] = _logit(1.0 / most)
+    base[:, n : 2 * n] = _logit(one)
     if n > 1:
         base[range(len(leads)), leads] = _logit(_LEADER - eps)
 
@@ -306,9 +367,51 @@ def _lite_biases(n: int, leads: list[int], base: Tensor, generator: torch.Genera
         base[range(len(leads)), [first + lead for lead in leads]] = 1.0
 
 
+def _zero_biases(n: int, pre: float = 0.0) -> Start:
+    """pre at one bias, post and comb at zero; the quaternions of a rotation at one."""
+
+    def fill(base: Tensor, generator: torch.Generator | None) -> None:
+        base.zero_()[:, :n] = pre
+        if base.shape[1] == 2 * n + 8:
+            _near_identity(n, base)
+
+    return fill
+
+
+def _even_biases(n: int) -> Start:
+    """pre 1/n."""
+    return _zero_biases(n, -math.log(max(n - 1, 1)))
+
+
 def _near_identity(n: int, base: Tensor) -> None:
-    base[:, 2 * n :] = _OFF
-    base[:, 2 * n :: n + 1] = 0.0
+    """The mix: logits of Sinkhorn far down off the diagonal, or both quaternions one."""
+    turns = base.shape[1] == 2 * n + 8
+    base[:, 2 * n :] = 0.0 if turns else _OFF
+    base[:, 2 * n :: 4 if turns else n + 1] = 1.0 if turns else 0.0
+
+
+def _rotation(logits: Tensor) -> Tensor:
+    """(..., 4, 4) [to, from]: the matrix of H -> p H q, with the quaternions p and q of 8 logits at length one."""
+    p, q = (logits.unflatten(-1, (2, 4)) / logits.unflatten(-1, (2, 4)).norm(dim=-1, keepdim=True)).unbind(-2)
+    return _product_matrix(p, 1.0) @ _product_matrix(q, -1.0)
+
+
+def _product_matrix(quaternion: Tensor, side: float) -> Tensor:
+    """The matrix of a product with a quaternion, from the left (side 1) or from the right (side -1)."""
+    a, b, c, d = quaternion.unbind(-1)
+    i, j, k = side * b, side * c, side * d
+    rows = [a, -b, -c, -d, b, a, -k, j, c, k, a, -i, d, -j, i, a]
+    return torch.stack(rows, dim=-1).unflatten(-1, (4, 4))
+
+
+def _hamilton(u: list[Tensor], v: list[Tensor]) -> list[Tensor]:
+    """The product of two quaternions, part by part; for `definition`."""
+    return [
+        u[0] * v[0] - u[1] * v[1] - u[2] * v[2] - u[3] * v[3],
+        u[0] * v[1] + u[1] * v[0] + u[2] * v[3] - u[3] * v[2],
+        u[0] * v[2] - u[1] * v[3] + u[2] * v[0] + u[3] * v[1],
+        u[0] * v[3] + u[1] * v[2] - u[2] * v[1] + u[3] * v[0],
+    ]
 
 
 def _logit(p: float) -> float:

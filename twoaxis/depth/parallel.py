@@ -13,28 +13,24 @@ sites without the method the read is the mean of the streams, and the write adds
 Streams are mixed when written, not when read: no mixed copy of them waits for the sub-layer. The logits and the read
 hand the streams on, so that their gradient is collected in one pass; see `twoaxis.kernels.streams`.
 
-A method keeps one tensor per kind of parameter with a row per site (`tables`). Indexed at every site, each site's
-backward would fill and add a gradient of the whole stack: work that grows with the square of the depth. The tables are
-taken apart once per pass, so that autograd puts the rows' gradients together once; they travel with the state.
+With `fractions` the same happens to slices of the width: each stream is cut into m slices of D/m channels, the rows of
+the routing are N m slices, a read puts m of them together, and a write distributes the m slices of an output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from twoaxis.base.method import Quantity
+from twoaxis.depth.rows import Row, Rows, RowStream
 from twoaxis.depth.site import OUT, Site
-from twoaxis.depth.stream import Layout, Seen, Stamp, Stream, Tokens
+from twoaxis.depth.stream import Layout, Seen, Tokens
 from twoaxis.kernels.precision import routing_dtype
 from twoaxis.kernels.streams import mix_streams, read_streams, stream_logits, stream_mean
 from twoaxis.ring import Ring
-
-Row = Mapping[str, Tensor]
-"""What a site has of each table, by the table's name."""
 
 
 class Projection(NamedTuple):
@@ -57,9 +53,9 @@ class Route(NamedTuple):
     """What a site does with the streams; weights without leading dimensions are the same for all tokens.
 
     Attributes:
-        read: (..., N) the weights of the read; None where `x` is given.
-        gain: (..., N) how much of the sub-layer's output each stream gets.
-        mix: (..., N to, N from); (N,) scales every stream by itself; None keeps them.
+        read: (..., N) the weights of the read; None where `x` is given. With fractions (..., m, N m).
+        gain: (..., N) how much of the sub-layer's output each stream gets. With fractions (..., N m, m).
+        mix: (..., N to, N from); (N,) scales every stream by itself; None keeps them. With fractions (..., N m, N m).
         x: (..., D) a read that is no weighted sum of the streams.
     """
 
@@ -81,38 +77,29 @@ class Streams(NamedTuple):
 
     Attributes:
         h: the streams (..., N, D).
-        tables: the stream's, taken apart, by name.
-        stamp: of the parameters that they were made of.
+        rows: the stream's tables, taken apart.
         tokens: the sequence side, for methods that mix tokens.
         kept: rings that later tokens will need.
     """
 
     h: Tensor
-    tables: dict[str, tuple[Tensor, ...]]
-    stamp: Stamp
+    rows: Rows
     tokens: Tokens
     kept: tuple[Ring, ...] = ()
 
 
-class ParallelStreams(Stream):
+class ParallelStreams(RowStream):
     """N streams side by side; subclasses fill in `tables`, `project`, `route` and `head`."""
+
+    fractions = 1
+    """m, slices of a stream that are routed by themselves."""
 
     def __init__(self, config: Any, layout: Layout, streams: int) -> None:
         super().__init__(config, layout)
         self.streams = streams
         """N."""
-        self.used = [site for site in layout.used() if site.kind != OUT]
-        """The sub-layers' sites that use the method."""
-        self.rows = {site.index: row for row, site in enumerate(self.used)}
-        """Row of each of them in the tables."""
-        self.reads_out = self.uses(layout.out)
-        """Whether the out site uses the method."""
 
     # What a method fills in.
-
-    def tables(self) -> dict[str, Tensor]:
-        """What sites need of the parameters: tensors with a row per site, in float32 at least; once per pass."""
-        raise NotImplementedError(f"{type(self).__name__} does not define tables")
 
     def split(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, tuple[Ring, ...]]:
         """The streams (..., N, D) of an embedding, and what later tokens need of it."""
@@ -138,18 +125,24 @@ class ParallelStreams(Stream):
 
     def take(self, value: Streams, site: Site, p: Row) -> Seen:
         """The read of a site that uses the method; `put` gets what it leaves in `aux`."""
-        z, h = self.logits(value.h, self.project(p))
+        z, h = self.logits(self.sliced(value.h), self.project(p))
         route = self.route(z, h, p)
         if route.x is not None:
             return Seen(route.x, aux=Taken(route, h))
         assert route.read is not None, f"{type(self).__name__}.route gives neither a read nor x"
+        if self.fractions > 1:
+            return Seen(mix_streams(h, route.read).flatten(-2), aux=Taken(route, h))
         x, h = read_streams(h, route.read)
         return Seen(x, aux=Taken(route, h))
 
     def put(self, value: Streams, site: Site, p: Row, y: Tensor, seen: Seen, c: Seen) -> Streams:
         """The write of a site that uses the method."""
-        taken: Taken = seen.aux
-        return value._replace(h=mix_streams(taken.h, taken.route.mix, y, taken.route.gain))
+        (_, gain, mix, _), h = seen.aux
+        if self.fractions == 1:
+            return value._replace(h=mix_streams(h, mix, y, gain))
+        both = torch.cat([h, y.unflatten(-1, (self.fractions, -1))], dim=-2)
+        weights = torch.cat([mix, gain.expand(*mix.shape[:-1], -1)], dim=-1)
+        return value._replace(h=mix_streams(both, weights).view(value.h.shape))
 
     def read_out(self, value: Streams) -> Tensor:
         """The read of an out site that uses the method."""
@@ -159,6 +152,10 @@ class ParallelStreams(Stream):
         return h.sum(-2, dtype=routing_dtype(h.dtype)).to(h.dtype) if self.config.readout == "sum" else stream_mean(h)
 
     # What they share.
+
+    def sliced(self, h: Tensor) -> Tensor:
+        """The slices (..., N m, D/m) of streams (..., N, D), stream after stream."""
+        return h if self.fractions == 1 else h.unflatten(-1, (self.fractions, -1)).flatten(-3, -2)
 
     def logits(self, h: Tensor, projection: Projection | None) -> tuple[Tensor | None, Tensor]:
         """The logits of the streams, and the streams to go on with."""
@@ -173,35 +170,22 @@ class ParallelStreams(Stream):
     def routed(self, h: Tensor, row: int) -> Route:
         """The route of the site with row `row` for streams `h`, for looking at it."""
         p = self.row(row)
-        z, h = self.logits(h, self.project(p))
+        z, h = self.logits(self.sliced(h), self.project(p))
         return self.route(z, h, p)
 
     def _open(self, x: Tensor, tokens: Tokens) -> Streams:
         h, kept = self.split(x, tokens)
-        return Streams(h, self._apart(), Stamp.of(self._tensors()), tokens, kept if tokens.keep else ())
-
-    def row(self, row: int, tables: Mapping[str, Sequence[Tensor]] | None = None) -> Row:
-        """One row of each table."""
-        return {name: rows[row] for name, rows in (self._apart() if tables is None else tables).items()}
-
-    def _row(self, value: Streams, site: Site) -> Row:
-        return self.row(self.rows[site.index], value.tables if value.stamp.holds(self._tensors()) else None)
-
-    def _apart(self) -> dict[str, tuple[Tensor, ...]]:
-        return {name: table.unbind(0) for name, table in self.tables().items()}
-
-    def _tensors(self) -> Iterable[Tensor | None]:
-        return chain(self._parameters.values(), self._buffers.values())
+        return Streams(h, self.take_apart(), tokens, kept if tokens.keep else ())
 
     def _read(self, value: Streams, site: Site) -> Seen:
         if not self.uses(site):
             return Seen(stream_mean(value.h))
-        return Seen(self.read_out(value)) if site.kind == OUT else self.take(value, site, self._row(value, site))
+        return Seen(self.read_out(value)) if site.kind == OUT else self.take(value, site, self.row_of(site, value.rows))
 
     def _write(self, value: Streams, site: Site, y: Tensor, seen: Seen, c: Seen) -> Streams:
         if not self.uses(site):
             return value._replace(h=value.h + y.unsqueeze(-2))
-        return self.put(value, site, self._row(value, site), y, seen, c)
+        return self.put(value, site, self.row_of(site, value.rows), y, seen, c)
 
     def _rescale(self, value: Streams, factor: Tensor | float) -> Streams:
         return value._replace(h=value.h * factor)
@@ -211,18 +195,21 @@ class ParallelStreams(Stream):
 
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Streams:
         self._packed(tensors, 1, site)
-        return Streams(tensors[0], self._apart(), Stamp.of(self._tensors()), tokens)
+        return Streams(tensors[0], self.take_apart(), tokens)
 
     def _weights(self, value: Streams, site: Site) -> Tensor | None:
         """What the site reads of each stream; None where that is no weighted sum."""
         if not self.sources(site):
             return None
-        n, h = self.streams, value.h
+        n, h, m = self.streams, value.h, self.fractions
         if site.kind != OUT:
             read = self.routed(h, self.rows[site.index]).read
         elif (read := self.head(h)) is None:
             read = h.new_full((n,), 1.0 if self.config.readout == "sum" else 1.0 / n, dtype=routing_dtype(h.dtype))
-        return None if read is None else read.expand(*h.shape[:-2], n).unsqueeze(-2)
+            read = read if m == 1 else torch.kron(read, torch.eye(m, dtype=read.dtype, device=read.device))
+        if read is None:
+            return None
+        return (read.unsqueeze(-2) if m == 1 else read).expand(*h.shape[:-2], m, n * m)
 
     def _quantities(
         self, value: Streams, site: Site, y: Tensor | None, seen: Seen, c: Seen | None
@@ -235,8 +222,12 @@ class ParallelStreams(Stream):
         return {"write": Quantity(route.gain, ("stream",)), **mix}
 
     def sources(self, site: Site) -> tuple[str, ...]:
-        """The streams."""
-        return tuple(f"stream {i}" for i in range(self.streams)) if self.uses(site) else ()
+        """The streams, or their slices."""
+        if not self.uses(site):
+            return ()
+        names = [f"stream {i}" for i in range(self.streams)]
+        m = self.fractions
+        return tuple(names if m == 1 else [f"{name}, slice {f}" for name in names for f in range(m)])
 
     def plain_flops(self) -> int:
         """Operations of the sites without the method: the mean of the streams, and the sum with each of them."""

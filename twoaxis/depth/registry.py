@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 METHODS: dict[str, str | type[Stream]] = {
     "standard": "twoaxis.depth.standard:Standard",
+    "scaled": "twoaxis.depth.scaled:Scaled",
     "depth_attention": "twoaxis.depth.depth_attention:DepthAttention",
     "denseformer": "twoaxis.depth.denseformer:DenseFormer",
     "attention_residuals": "twoaxis.depth.attention_residuals:AttentionResiduals",
@@ -21,6 +22,8 @@ METHODS: dict[str, str | type[Stream]] = {
     "deep_delta": "twoaxis.depth.deep_delta:DeepDelta",
     "hyper_connections": "twoaxis.depth.hyper_connections:HyperConnections",
     "manifold_hyper_connections": "twoaxis.depth.manifold_hyper_connections:ManifoldHyperConnections",
+    "gated_streams": "twoaxis.depth.gated_streams:GatedStreams",
+    "wide_residual": "twoaxis.depth.wide_residual:WideResidual",
     "elc_bert": "twoaxis.depth.elc_bert:ElcBert",
     "vertical_attention": "twoaxis.depth.vertical_attention:VerticalAttention",
     "deep_cross_attention": "twoaxis.depth.deep_cross_attention:DeepCrossAttention",

@@ -317,6 +317,12 @@ class Stream(Declared):
         """
         return True
 
+    def unblendable(self) -> str | None:
+        """Why a `Blend` cannot mix the method with the plain residual; None where it can."""
+        if all(self.normed(site) for site in self.layout.sites):
+            return None
+        return "normalises its own reads, which a blend cannot mix with plain ones"
+
     def adopt_norm_(self, site: Site, weight: Tensor) -> None:
         """Take over the scale of a pretrained model's norm; only where `normed` is False."""
         raise ValueError(f"{self.name} leaves the norm of site {site.index} to the model: there is none to adopt")

@@ -127,6 +127,11 @@ def _thin(place: Place) -> str:
     return f"short_swa:window={128 if place.gpu else 16},heads={max(1, width // size)},head_width={size}"
 
 
+def _gated(place: Place) -> str:
+    """A rank of an eighth of the width, Qwen's at a width of 2560."""
+    return f"gated_streams:rank={max(4, place.shape.hidden_size // 8)}"
+
+
 def _denseformer(place: Place) -> str:
     return "denseformer:dilation=4,period=5" if place.shape.num_hidden_layers >= DEEP else "denseformer"
 
@@ -157,6 +162,31 @@ CANDIDATES: tuple[Candidate, ...] = (
         *("manifold_hyper_connections", "", "stream", "shortcut"),
         "the same with mixing that cannot grow: doubly stochastic matrices",
         _with("manifold_hyper_connections", "readout=mean"),
+    ),
+    Candidate(
+        *("hyper_connections", "fractions", "stream", "shortcut"),
+        "the same routing on two slices of one residual, which stays as wide as it was",
+        _plain("hyper_connections:streams=1,fractions=2"),
+    ),
+    Candidate(
+        *("wide_residual", "", "stream", "shortcut"),
+        "four residual streams read and written by static scalars; plain at the start",
+        _plain("wide_residual"),
+    ),
+    Candidate(
+        *("gated_streams", "", "stream", "shortcut"),
+        "four residual streams, read per channel through a low-rank gate of their norms",
+        _gated,
+    ),
+    Candidate(
+        *("scaled", "x0", "stream", "shortcut"),
+        "scalars per block on the residual and on the embedding, which is added again",
+        _plain("scaled"),
+    ),
+    Candidate(
+        *("scaled", "laurel", "stream", "shortcut"),
+        "bounded weights on both sides of the sum, and a low-rank map of the residual",
+        _plain("scaled:form=laurel"),
     ),
     Candidate(
         *("attention_residuals", "block", "stream", "retrieval"),

@@ -29,6 +29,7 @@ from twoaxis.base.method import Quantity
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Seen, State, Stream
 from twoaxis.inspection.measure import cosine, effective_sources, norm
+from twoaxis.model.sublayers import POINTS
 from twoaxis.sequence.mixer import LocalOperator
 
 Tokens = slice | Sequence[int] | None
@@ -236,6 +237,7 @@ def _wrapped(module: nn.Module, name: str, wrapper: Callable[..., Any]) -> Itera
 
 
 def _inner_name(path: str, local: LocalOperator) -> str:
-    """Its class and, where a sub-layer keeps it under the name of a point, that point."""
-    kind, last = type(local).__name__, path.rpartition(".")[2]
-    return kind if last in ("", "local") else f"{kind} {last}"
+    """Its class and, where a sub-layer hosts it, the point at which it acts."""
+    kind, place = type(local).__name__, tuple(path.replace("twoaxis_", "").split(".")[-2:])
+    point = next((point for point, host in POINTS.items() if host == place), place[-1])
+    return kind if point in ("", "local") else f"{kind} {point}"

@@ -12,16 +12,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from twoaxis.base.options import Count, NotNegative, Options, Positive, between, check_type, field_types
 from twoaxis.base.registry import Registry
 from twoaxis.base.spec import parse
 from twoaxis.depth.registry import STREAMS, stream
 from twoaxis.depth.site import MOST_BLOCKS, Placement
-from twoaxis.depth.stream import Stream
-from twoaxis.sequence.mixer import Mixer
 from twoaxis.sequence.registry import MIXERS, mixer
+
+if TYPE_CHECKING:  # torch, for which no help page waits
+    from twoaxis.depth.stream import Stream
+    from twoaxis.sequence.mixer import Mixer
 
 Width = Annotated[int, between(1, 2**20)]
 """Channels of a vector."""
@@ -80,11 +82,14 @@ class Methods(Options):
             raise ValueError("mixer_options or mixer_blocks are given but no mixer")
 
     def _split(self, axis: str, registry: Registry[Any]) -> None:
-        """Take the options out of the spelling of a method."""
+        """Take the options out of the spelling of a method; one that it has itself is its own."""
         spelled = getattr(self, axis)
         name, options = parse(spelled)
-        for key in [key for key in COMMON if key in options]:
+        own = field_types(registry.find(name).Config)
+        for key in [key for key in COMMON if key in options and key not in own]:
             value = options.pop(key)
+            if key == "placement" and isinstance(value, int):
+                value = str(value)  # the spelling of a lone block reads as a number
             check_type(key, value, field_types(type(self))[key])
             object.__setattr__(self, key, tuple(value) if isinstance(value, list) else value)
         if twice := sorted(set(options) & set(getattr(self, f"{axis}_options"))):
@@ -97,6 +102,10 @@ class Methods(Options):
         """The same without methods: the plain residual and no mixer."""
         none = {"stream": Methods.stream, "stream_options": {}, "placement": None, "blend": False}
         return dataclasses.replace(self, **none, mixer=None, mixer_options={}, mixer_blocks=None)
+
+    def methods(self) -> Methods:
+        """The methods alone, without the shape around them."""
+        return Methods(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Methods)})
 
     def check_blocks(self, blocks: int) -> None:
         """Refuse methods that name blocks a model of so many does not have."""

@@ -15,13 +15,24 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from twoaxis.depth.site import Site
+from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Applied, Seen, State, Stream
 from twoaxis.depth.walk import Watch, apply_sublayer, visit, without_aux
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.initialise import initialise
-from twoaxis.model.sublayers import MLP, Attention, MixerSublayer, Parallel, Rings, SiteNorm, Sublayer, TokenInfo
+from twoaxis.model.sublayers import (
+    MLP,
+    Attention,
+    MixerSublayer,
+    Parallel,
+    Rings,
+    RMSNorm,
+    SiteNorm,
+    Sublayer,
+    TokenInfo,
+)
 from twoaxis.ring import Ring
 from twoaxis.sequence.rope import make_rope
 
@@ -66,6 +77,10 @@ class Past(NamedTuple):
         return sum(ring.nbytes() for ring in self.rings())
 
 
+NORMS = {"attention": "input_layernorm", "parallel": "input_layernorm", "mlp": "post_attention_layernorm"}
+"""Names of the pre-norms of a block's own sites, by kind."""
+
+
 class Block(nn.Module):
     """One block: its sub-layers, each behind its pre-norm. Checkpointing, sharding, compilers and hooks take it.
 
@@ -81,11 +96,22 @@ class Block(nn.Module):
         super().__init__()
         self.number = number
         self.sites = stream.sites_of(number)
+        mixer = config.make_mixer() if config.has_mixer(number) else None
         for site in self.sites:
-            self.add_module(site.kind, _make_sublayer(config, site, stream.ways(site)))
-        normed = [site for site in self.sites if stream.normed(site)]
-        norms = {site.kind: SiteNorm(stream.ways(site), config.hidden_size, config.rms_norm_eps) for site in normed}
-        self.norms = nn.ModuleDict(norms)
+            ways, separate = stream.ways(site), "q" in stream.ways(site)
+            norm = SiteNorm(ways, config.hidden_size, config.rms_norm_eps) if stream.normed(site) else None
+            if site.kind == "mixer":
+                assert mixer is not None
+                self.mixer = MixerSublayer(mixer.build("site", config.hidden_size), norm)
+                continue
+            self.add_module(NORMS[site.kind], norm)
+            if site.kind != "mlp":
+                self.self_attn = Attention(config, number, mixer, separate)
+            if site.kind != "attention":
+                self.mlp = MLP(config, number, mixer)
+            if site.kind == "parallel":
+                # in a tuple, which registers nothing: its parameters have their places above
+                self.parallel = (Parallel(self.self_attn, self.mlp),)
 
     def forward(
         self,
@@ -112,14 +138,28 @@ class Block(nn.Module):
                 rings.append(ring)
                 return y
 
-            c = self.norms[site.kind](seen) if site.kind in self.norms else without_aux(seen)
+            norm = self.norm(site)
+            c = without_aux(seen) if norm is None else norm(seen)
             return apply_sublayer(c, sublayer)
 
         return visit(stream, state, self.sites, act, watch), rings
 
+    def norm(self, site: Site) -> SiteNorm | None:
+        """The pre-norm of one of the block's sites; None where the stream normalises."""
+        return self.mixer.norm if site.kind == "mixer" else cast("SiteNorm | None", self._modules[NORMS[site.kind]])
+
     def sublayer(self, site: Site) -> Sublayer:
         """The sub-layer of one of the block's sites."""
-        return cast(Sublayer, self._modules[site.kind])
+        if site.kind == "parallel":
+            return self.parallel[0]
+        return {"mixer": lambda: self.mixer, "attention": lambda: self.self_attn, "mlp": lambda: self.mlp}[site.kind]()
+
+
+def norm_name(site: Site) -> str:
+    """What the scale of a site's norm is called in a trunk; there is none where the stream normalises."""
+    if site.kind == OUT:
+        return "norm.weight"
+    return f"layers.{site.block}.{'mixer.norm' if site.kind == 'mixer' else NORMS[site.kind]}.weight"
 
 
 class Trunk(nn.Module):
@@ -133,17 +173,17 @@ class Trunk(nn.Module):
         super().__init__()
         self.config = config
         self.stream = config.make_stream()
-        self.blocks = nn.ModuleList(Block(config, number, self.stream) for number in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Block(config, number, self.stream) for number in range(config.num_hidden_layers))
         normed = self.stream.normed(self.stream.layout.out)
-        self.final_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if normed else nn.Identity()
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if normed else nn.Identity()
 
     def block(self, number: int) -> Block:
         """One of the blocks."""
-        return cast(Block, self.blocks[number])
+        return cast(Block, self.layers[number])
 
-    def norm(self, site: Site) -> SiteNorm:
-        """The pre-norm of `site`, where the stream leaves it to the model."""
-        return cast(SiteNorm, self.block(site.block).norms[site.kind])
+    def site_norm(self, site: Site) -> SiteNorm | None:
+        """The pre-norm of `site`; None where the stream normalises."""
+        return self.block(site.block).norm(site)
 
     def sublayer(self, site: Site) -> Sublayer:
         """The sub-layer of `site`."""
@@ -169,7 +209,7 @@ class Trunk(nn.Module):
         """
         stream, rings = self.stream, []
         state = stream.open(x, () if past is None else past.stream, reach=info.reach, keep=past is not None)
-        for module in self.blocks:
+        for module in self.layers:
             block = cast(Block, module)
             before = None if past is None else past.sublayers[len(rings) : len(rings) + len(block.sites)]
             given = (stream, state, before, info, watch)
@@ -177,7 +217,7 @@ class Trunk(nn.Module):
             rings += of_block
         if watch is not None:
             watch(stream.layout.out, state, stream.read(state, stream.layout.out))
-        out = self.final_norm(stream.close(state))
+        out = self.norm(stream.close(state))
         return out, None if past is None else Past(past.seen + x.shape[1], stream.memory(state), tuple(rings))
 
     def start(self, spare: int = 0) -> Past:
@@ -187,7 +227,12 @@ class Trunk(nn.Module):
 
 
 class Decoder(Trunk):
-    """Tokens to logits.
+    """Tokens to logits. Parameters have the names that the Llama and Qwen families of transformers give them:
+
+        embed_tokens.weight, norm.weight, lm_head.weight                    the last one absent where the head is tied
+        layers.N.self_attn.{q,k,v,o}_proj, .{q,k}_norm                      layers.N.mlp.{gate,up,down}_proj
+        layers.N.input_layernorm.weight, .norm_{k,v,x}.weight               layers.N.post_attention_layernorm.weight
+        layers.N.mixer.{norm,local}, .{self_attn,mlp}.{before,inside}       stream....
 
     Args:
         config: the shape and the methods.
@@ -197,19 +242,37 @@ class Decoder(Trunk):
 
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:
         super().__init__(config)
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        initialise(self, self.embedding, self.head, seed)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.recompute_every = 0
+        initialise(self, seed, config.init)
 
-    def forward(self, tokens: Tensor, *, reach: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        *,
+        reach: Tensor | None = None,
+        use_cache: bool = False,
+    ) -> Tensor:
         """Logits (B, T, vocabulary) of whole sequences.
 
         Args:
-            tokens: (B, T) integers.
+            input_ids: (B, T) integers.
+            position_ids: (B, T) the place of each token in its document, from 0 on; None is one document per row.
             reach: (B, T) how many earlier positions belong to the token's document; see `twoaxis.document_reach` for
                 packed documents and `twoaxis.padding_reach` for left padding.
+            use_cache: False, as transformers' models are called in training; what remembers is `step`.
         """
-        return self.logits(self.run(self.embed(tokens), None, self.info(tokens, 0, reach))[0])
+        if use_cache:
+            raise ValueError("use_cache=True is not offered here: `step` remembers tokens")
+        return self.logits(self.hidden(input_ids, reach=position_ids if reach is None else reach))
+
+    def hidden(self, tokens: Tensor, *, reach: Tensor | None = None) -> Tensor:
+        """The normalised output (B, T, D), which `logits` takes."""
+        recompute = self._recompute if self.recompute_every and self.training else None
+        return self.run(self.embed(tokens), None, self.info(tokens, 0, reach), recompute=recompute)[0]
 
     def step(self, tokens: Tensor, past: Past, *, reach: Tensor | None = None) -> tuple[Tensor, Past]:
         """Logits of the next tokens, any number of them, and the memory after them."""
@@ -217,11 +280,20 @@ class Decoder(Trunk):
         assert after is not None
         return self.logits(out), after
 
+    def gradient_checkpointing_enable(self, every_n_layers: int = 1) -> None:
+        """Make the activations of every n-th block anew in the backward pass, from the first on."""
+        if every_n_layers < 1:
+            raise ValueError(f"every_n_layers must be at least 1, got {every_n_layers}")
+        self.recompute_every = every_n_layers
+
+    def _recompute(self, block: Block, *given: Any) -> Any:
+        return block(*given) if block.number % self.recompute_every else checkpoint(block, *given, use_reentrant=False)
+
     def info(self, tokens: Tensor, seen: int, reach: Tensor | None) -> TokenInfo:
         """What sub-layers know of the tokens. Only distances count, so positions run through padding and documents."""
         positions = torch.arange(seen, seen + tokens.shape[1], device=tokens.device)
-        dtype = self.embedding.weight.dtype
-        return TokenInfo(reach, make_rope(positions, self.config.head_size, self.config.rope_theta, dtype))
+        config, dtype = self.config, self.embed_tokens.weight.dtype
+        return TokenInfo(reach, make_rope(positions, config.head_size, config.rope_theta, dtype, config.rope_scaling))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(B, T) integers to (B, T, D)."""
@@ -229,11 +301,11 @@ class Decoder(Trunk):
             raise ValueError(f"tokens must be (batch, time), got {tokens.dim()} dimensions")
         if tokens.is_floating_point():
             raise ValueError(f"tokens must be integers, got {tokens.dtype}")
-        return self.embedding(tokens)
+        return self.embed_tokens(tokens)
 
     def logits(self, x: Tensor) -> Tensor:
         """The head on the normalised output."""
-        return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+        return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
     @torch.no_grad()
     def generate(self, tokens: Tensor, count: int) -> Tensor:
@@ -243,14 +315,3 @@ class Decoder(Trunk):
             tokens = torch.cat([tokens, logits[:, -1:].argmax(-1)], dim=1)
             logits, past = self.step(tokens[:, -1:], past)
         return tokens
-
-
-def _make_sublayer(config: ModelConfig, site: Site, ways: tuple[str, ...]) -> Sublayer:
-    mixer = config.make_mixer() if config.has_mixer(site.block) else None
-    if site.kind == "mixer":
-        assert mixer is not None
-        return MixerSublayer(mixer.build("site", config.hidden_size))
-    if site.kind == "attention":
-        return Attention(config, site.block, mixer, separate="q" in ways)
-    mlp = MLP(config, site.block, mixer)
-    return mlp if site.kind == "mlp" else Parallel(Attention(config, site.block, mixer, separate="q" in ways), mlp)

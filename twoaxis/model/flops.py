@@ -43,7 +43,7 @@ or Sinkhorn's iterations; and the optimiser, which costs nothing per token.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import nn
@@ -51,6 +51,7 @@ from torch import nn
 from twoaxis.depth.counts import flops_of
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Trunk
+from twoaxis.model.family import FAMILIES
 from twoaxis.model.sublayers import MLP, Attention, MixerSublayer, SiteNorm
 from twoaxis.sequence.mixer import LocalOperator
 
@@ -173,6 +174,14 @@ def training_flops(
     return _add([forward, forward, forward, *(_block_flops(trunk, block, tokens) for block in again)], stream)
 
 
+def step_flops(model: Any, tokens: int, *, recompute: int = 0) -> int:
+    """Operations per token of a training step of a model; 6 per parameter in families that have no decoder of ours."""
+    family = getattr(getattr(model.config, "text_config", None), "model_type", None)
+    if family is None or family in FAMILIES:
+        return training_flops(model.config, tokens, recompute=recompute).total
+    return 6 * sum(parameter.numel() for parameter in model.parameters())
+
+
 def count_parameters(config: TwoAxisConfig | ModelConfig, *, trunk: Trunk | None = None) -> Parameters:
     """Parameters by part, exact. Nothing is allocated, whatever the size.
 
@@ -182,14 +191,16 @@ def count_parameters(config: TwoAxisConfig | ModelConfig, *, trunk: Trunk | None
     """
     shape, trunk = _trunk(config, trunk)
     hosts = _all(trunk, Attention), _all(trunk, MLP)
-    attention, mlp = (sum(_numbers(host) - _numbers(host.points) for host in kind) for kind in hosts)
+    attention, mlp = (
+        sum(_numbers(host) - sum(map(_numbers, _all(host, LocalOperator))) for host in kind) for kind in hosts
+    )
     vectors = shape.vocab_size * shape.hidden_size
     return Parameters(
         embedding=vectors,
         head=0 if shape.tie_word_embeddings else vectors,
         attention=attention,
         mlp=mlp,
-        norms=sum(map(_numbers, _all(trunk, SiteNorm))) + _numbers(trunk.final_norm),
+        norms=sum(map(_numbers, _all(trunk, SiteNorm))) + _numbers(trunk.norm),
         stream=_numbers(trunk.stream),
         mixer=sum(_numbers(local) for local in _all(trunk, LocalOperator)),
     )
@@ -216,18 +227,18 @@ def _block_flops(trunk: Trunk, block: int, tokens: int) -> Flops:
             mixer += sublayer.local.flops() + site_work
             continue
         for a in _all(sublayer, Attention):
-            projections += 2 * _weights(a.query, a.key, a.value, a.output)
-            scores += 4 * a.output.in_features * min(a.window or tokens, tokens)
+            projections += 2 * _weights(a.q_proj, a.k_proj, a.v_proj, a.o_proj)
+            scores += 4 * a.o_proj.in_features * min(a.window or tokens, tokens)
             mixer += _hosted(a)
         for m in _all(sublayer, MLP):
-            mlp += 2 * _weights(m.gate, m.up, m.down)
+            mlp += 2 * _weights(m.gate_proj, m.up_proj, m.down_proj)
             mixer += _hosted(m)
     return Flops(tokens, 0, projections, scores, mlp, head=0, stream=0, mixer=mixer)
 
 
 def _hosted(host: Attention | MLP) -> int:
     """The operators inside a sub-layer, once for each way they run on."""
-    return sum(cast(LocalOperator, host.points.locals[point]).flops() for point, _ in host.points.keys)
+    return sum(cast(LocalOperator, host.operator(place)).flops() for place, _ in host.keys)
 
 
 def _further_norms(trunk: Trunk) -> int:

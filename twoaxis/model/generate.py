@@ -85,7 +85,8 @@ def generate(
         **(sampling if temperature > 0 else {"do_sample": False}),
     )
     seconds = time.perf_counter() - started
-    return Generated("".join(streamer.said), streamer.count, ids.shape[1], seconds, cache.nbytes_by_part())
+    sizes = cast(Any, model).cache_bytes(cache) if hasattr(model, "cache_bytes") else cast(Any, cache).nbytes_by_part()
+    return Generated("".join(streamer.said), streamer.count, ids.shape[1], seconds, sizes)
 
 
 def check(prompt: str, tokens: int, temperature: float, top_p: float | None) -> None:

@@ -1,9 +1,8 @@
 """`TwoAxisModel` and `TwoAxisForCausalLM`: the decoder as an ordinary transformers model.
 
     model.embed_tokens.weight, lm_head.weight                            one tensor unless configured otherwise
-    model.trunk.blocks.{block}.{mixer|attention|mlp|parallel}....        the sub-layers
-    model.trunk.blocks.{block}.norms.{kind}.weight                       (ways, width): one scale per way
-    model.trunk.stream...., model.trunk.final_norm.weight                the residual stream's parameters, its last norm
+    model.trunk.layers.{block}....                                       the blocks, as in `Decoder`
+    model.trunk.stream...., model.trunk.norm.weight                      the residual stream's parameters, its last norm
 
 These keys are stable. A missing or unexpected key in a checkpoint is an error that names it.
 """
@@ -72,11 +71,11 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
         elif isinstance(module, TwoAxisModel):
             if not all(getattr(p, "_is_hf_initialized", False) for p in module.parameters()):
-                initialise(module.trunk, module.embed_tokens, None, module.init_seed)
+                initialise(module, module.init_seed, cast(Any, self.config.init))
         elif isinstance(module, TwoAxisForCausalLM):
             weight = module.lm_head.weight
             if not self.config.tie_word_embeddings and not getattr(weight, "_is_hf_initialized", False):
-                generator = named_generator(module.model.init_seed, "head.weight", weight)
+                generator = named_generator(module.model.init_seed, "lm_head.weight", weight)
                 weight.normal_(0.0, self.config.initializer_range, generator=generator)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:

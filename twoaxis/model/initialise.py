@@ -1,59 +1,84 @@
-"""All initialisation of the decoder, in one function."""
+"""Initial values: one function for our decoder and for models of transformers that are trained from scratch."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Collection
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
 
+from twoaxis.depth.stream import Stream
+from twoaxis.model.sublayers import RMSNorm
 from twoaxis.sequence.mixer import LocalOperator
 
-if TYPE_CHECKING:
-    from twoaxis.model.decoder import Trunk
+OUTPUTS = ("o_proj", "down_proj")
+"""Names of the linear layers whose product joins the stream, in the decoder and in most families."""
 
 
 @torch.no_grad()
-def initialise(trunk: Trunk, embedding: nn.Embedding, head: nn.Linear | None, seed: int) -> None:
-    """Set every parameter of a decoder.
+def initialise(
+    model: nn.Module,
+    seed: int,
+    init: Literal["paper", "paired"] = "paper",
+    *,
+    std: float | None = None,
+    outputs: Collection[str] = OUTPUTS,
+) -> None:
+    """Set the parameters of a model with a stream.
 
-    | tensor                                   | start                                                   |
-    |------------------------------------------|---------------------------------------------------------|
-    | embedding (and the tied head)            | N(0, std)                                               |
-    | head, if not tied                        | N(0, std)                                               |
-    | attention query, key, value; MLP gate, up| N(0, std)                                               |
-    | attention output; MLP down               | N(0, std / sqrt(2 blocks)) · stream.output_scale, which |
-    |                                          | init="paired" leaves out                                |
-    | biases                                   | 0                                                       |
-    | norms                                    | 1                                                       |
-    | local mixers                             | their own `reset_parameters`                            |
-    | the stream                               | its own `reset_parameters`                              |
+    | tensor                                  | start                                                            |
+    |-----------------------------------------|------------------------------------------------------------------|
+    | embedding, head, linear layers          | N(0, std)                                                        |
+    | linear layers that end a sub-layer      | N(0, std / sqrt(2 blocks)) · stream.output_scale, which          |
+    |                                         | init="paired" leaves out                                         |
+    | biases of linear layers                 | 0                                                                |
+    | our norms                               | 1                                                                |
+    | local mixers, the stream                | their own `reset_parameters`                                     |
+    | anything else                           | as it is: what is special in a family starts as the family says  |
 
-    Every tensor draws from a generator seeded by `seed` and the tensor's name, so decoders of one seed share the
-    initial values of everything they have in common, whatever stream or mixer they have.
+    Every tensor draws from a generator seeded by `seed` and the tensor's name, so models of one seed share the initial
+    values of everything they have in common, whatever stream or mixer they have.
+
+    Args:
+        model: the model.
+        seed: of the values.
+        init: whether the stream's paper has a say in the output projections.
+        std: standard deviation; None is the `initializer_range` of the model's configuration.
+        outputs: names, whole or last, of the linear layers that end a sub-layer.
     """
-    std, blocks = trunk.config.initializer_range, trunk.config.num_hidden_layers
-    embedding.weight.normal_(0.0, std, generator=named_generator(seed, "embedding.weight", embedding.weight))
-    if head is not None:
-        head.weight.normal_(0.0, std, generator=named_generator(seed, "head.weight", head.weight))
-    scale = trunk.stream.output_scale if trunk.config.init == "paper" else 1.0
-    small = std / math.sqrt(2 * blocks) * scale
-    inside = tuple(f"{name}." for name, module in trunk.named_modules() if isinstance(module, LocalOperator))
-    for name, module in trunk.named_modules():
-        if isinstance(module, LocalOperator):
-            module.reset_parameters(std, named_generator(seed, name, next(module.parameters())))
-        elif isinstance(module, nn.Linear) and name.startswith("blocks.") and not name.startswith(inside):
-            spread = small if name.endswith((".output", ".down")) else std
-            module.weight.normal_(0.0, spread, generator=named_generator(seed, f"{name}.weight", module.weight))
-            if module.bias is not None:
-                module.bias.zero_()
-    for name, parameter in trunk.named_parameters():
-        inside_block = name.startswith("blocks.") and (".norms." in name or name.endswith((".query_norm", ".key_norm")))
-        if inside_block or name.startswith("final_norm."):
-            parameter.fill_(1.0)
-    trunk.stream.reset_parameters(named_generator(seed, "stream", embedding.weight))
+    spread: float = cast(Any, model).config.initializer_range if std is None else std
+    stream = next(module for module in model.modules() if isinstance(module, Stream))
+    scale = stream.output_scale if init == "paper" else 1.0
+    small = spread / math.sqrt(2 * stream.layout.blocks) * scale
+    done = {id(parameter) for parameter in stream.parameters()}
+    for path, module in model.named_modules():
+        own = {name: p for name, p in module.named_parameters(recurse=False) if id(p) not in done}
+        if module is stream:
+            stream.reset_parameters(named_generator(seed, "stream", next(model.parameters())))
+        elif isinstance(module, LocalOperator):
+            module.reset_parameters(spread, named_generator(seed, label(path), next(module.parameters())))
+            done |= {id(parameter) for parameter in module.parameters()}
+        elif isinstance(module, RMSNorm):
+            module.weight.fill_(1.0)
+        elif isinstance(module, nn.Linear | nn.Embedding):
+            ends = path in outputs or path.rpartition(".")[2] in outputs
+            for name, parameter in own.items():
+                if name == "weight":
+                    generator = named_generator(seed, label(f"{path}.{name}"), parameter)
+                    parameter.normal_(0.0, small if ends else spread, generator=generator)
+                else:
+                    parameter.zero_()
+        done |= {id(parameter) for parameter in own.values()}
+
+
+def label(name: str) -> str:
+    """The name of a tensor or module without what it is nested in: the same in the decoder and in every family."""
+    found = re.search(r"(?:^|\.)((?:layers|embed_tokens|lm_head|norm|stream)\..*)$", name)
+    return (found[1] if found else name).replace("twoaxis_", "")
 
 
 def named_generator(seed: int, name: str, like: torch.Tensor) -> torch.Generator | None:

@@ -61,9 +61,11 @@ def load_model(folder: str | Path, device: str | None = None) -> TwoAxisForCausa
     target = pick_device(device)
     from safetensors import SafetensorError
 
-    from twoaxis.model.hf_model import TwoAxisForCausalLM
-
     path = Path(folder)
+    if "text_config" in json.loads((path / "config.json").read_text(encoding="utf-8")):
+        from twoaxis.model.graft import TwoAxisForCausalLM
+    else:
+        from twoaxis.model.hf_model import TwoAxisForCausalLM
     try:
         model = TwoAxisForCausalLM.from_pretrained(path, dtype="auto", use_safetensors=True, local_files_only=True)
     except (OSError, SafetensorError) as error:
@@ -86,7 +88,7 @@ def check_folder(folder: str | Path) -> None:
     except (OSError, ValueError) as error:
         raise ValueError(f"{config} cannot be read: {error}") from error
     kind = document.get("model_type") if isinstance(document, dict) else None
-    if kind != "twoaxis":
+    if kind not in ("twoaxis", "twoaxis_graft"):
         raise ValueError(f"{path} is not a twoaxis model: model_type in its config.json is {kind!r}, not 'twoaxis'")
     if not any(path.glob("*.safetensors")):
         raise ValueError(f"{path} has no weights: there is no .safetensors file in it, and no other kind is read")

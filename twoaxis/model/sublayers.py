@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -50,8 +50,31 @@ class TokenInfo(NamedTuple):
     fused: bool = True
 
 
-class SiteNorm(nn.Module):
-    """The pre-norm of one site: RMSNorm with one learned scale per way.
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm over the last dimension, in x's dtype; the statistics run in float32 at least."""
+    return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
+
+
+class RMSNorm(nn.Module):
+    """RMSNorm with a learned scale.
+
+    Args:
+        width: of the last dimension.
+        eps: inside the mean square.
+    """
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` normalised."""
+        return rms_norm(x, self.weight, self.eps)
+
+
+class SiteNorm(RMSNorm):
+    """The pre-norm of one site: RMSNorm with one learned scale per way, `norm_WAY` for those after the first.
 
     Args:
         ways: which entries of `Seen` it normalises.
@@ -60,66 +83,24 @@ class SiteNorm(nn.Module):
     """
 
     def __init__(self, ways: tuple[str, ...], width: int, eps: float) -> None:
-        super().__init__()
-        self.ways, self.eps = ways, eps
-        self.weight = nn.Parameter(torch.ones(len(ways), width))
+        super().__init__(width, eps)
+        self.ways = ways
+        for way in ways[1:]:
+            self.add_module(f"norm_{way}", RMSNorm(width, eps))
 
-    def forward(self, seen: Seen) -> Seen:
+    def scale(self, way: str) -> nn.Parameter:
+        """The learned scale of a way."""
+        return self.weight if way == self.ways[0] else cast(RMSNorm, self._modules[f"norm_{way}"]).weight
+
+    def forward(self, seen: Seen) -> Seen:  # pyright: ignore[reportIncompatibleMethodOverride]
         """`seen` with its ways normalised; a way that is not given separately is the residual way."""
         if self.ways == ("x",):
-            return Seen(rms_norm(seen.x, self.weight[0], self.eps), kv=seen.kv)
+            return Seen(rms_norm(seen.x, self.weight, self.eps), kv=seen.kv)
         entries = {}
-        for weight, way in zip(self.weight, self.ways, strict=True):
+        for way in self.ways:
             tensor = getattr(seen, way)
-            tensor = seen.x if tensor is None else tensor
-            entries[way] = rms_norm(tensor, weight, self.eps)
+            entries[way] = rms_norm(seen.x if tensor is None else tensor, self.scale(way), self.eps)
         return seen._replace(**entries, aux=None)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm over the last dimension, in x's dtype; the statistics run in float32 at least."""
-    return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
-
-
-class _Points(nn.Module):
-    """The local operators a sub-layer hosts, and the running of them over its rings.
-
-    Args:
-        mixer: where the operators come from; None has none.
-        channels: width of the tensor at each point the sub-layer offers.
-        width: D.
-        ways: how many tensors pass through a point one after the other, each with a memory of its own; 1 unless said.
-    """
-
-    def __init__(self, mixer: Mixer | None, channels: dict[str, int], width: int, ways: dict[str, int] | None = None):
-        super().__init__()
-        acting = [] if mixer is None else [point for point in channels if point in mixer.points]
-        self.locals = nn.ModuleDict({p: mixer.build(p, width, channels[p]) for p in acting if mixer is not None})
-        self.keys = [(point, way) for point in acting for way in range((ways or {}).get(point, 1))]
-
-    def start(self, spare: int = 0) -> tuple[Ring, ...]:
-        """One empty ring per operator and way."""
-        return tuple(self._local(point).start(spare) for point, _ in self.keys)
-
-    def unpack(self, past: Rings) -> dict[tuple[str, int], Ring] | None:
-        """The rings by point and way."""
-        return None if past is None else dict(zip(self.keys, past, strict=True))
-
-    def _local(self, point: str) -> LocalOperator:
-        found = self.locals[point]
-        assert isinstance(found, LocalOperator)
-        return found
-
-    def run(
-        self, point: str, x: Tensor, rings: dict[tuple[str, int], Ring] | None, reach: Tensor | None, way: int = 0
-    ) -> Tensor:
-        """`x` through the operator at `point`, if there is one; its ring is replaced in `rings`."""
-        if point not in self.locals:
-            return x
-        if rings is None:
-            return self._local(point)(x, reach=reach)
-        y, rings[point, way] = self._local(point).step(x, rings[point, way], reach=reach)
-        return y
 
 
 class Sublayer(nn.Module):
@@ -134,7 +115,63 @@ class Sublayer(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
 
-class Attention(Sublayer):
+Hosted = dict[tuple[str, int], Ring]
+"""The rings of the operators inside a sub-layer, by place and way."""
+
+POINTS = {
+    "attention": ("self_attn", "before"),
+    "qkv": ("self_attn", "inside"),
+    "mlp": ("mlp", "before"),
+    "hidden": ("mlp", "inside"),
+}
+"""Points of a mixer: the sub-layer that hosts its operator, and the operator's name in it."""
+
+
+class Host(Sublayer):
+    """A sub-layer that hosts operators of a mixer: `before` on its input, `inside` on its first projections.
+
+    Args:
+        mixer: where the operators come from; None has none.
+        name: of the sub-layer in its block.
+        width: D.
+        inside: channels of the first projections together.
+        ways: how many tensors pass through `before` one after the other, each with a memory of its own.
+    """
+
+    def __init__(self, mixer: Mixer | None, name: str, width: int, inside: int, ways: int = 1) -> None:
+        super().__init__()
+        channels = {"before": width, "inside": inside}
+        for point, (host, place) in POINTS.items():
+            if host == name:
+                acts = mixer is not None and point in mixer.points
+                self.add_module(place, mixer.build(point, width, channels[place]) if acts and mixer else None)
+        times = {"before": ways, "inside": 1}
+        self.keys = [(place, way) for place in times if self.operator(place) for way in range(times[place])]
+
+    def operator(self, place: str) -> LocalOperator | None:
+        """The operator at a place, if there is one."""
+        return cast("LocalOperator | None", self._modules[place])
+
+    def start(self, spare: int = 0) -> tuple[Ring, ...]:
+        """One empty ring per operator and way."""
+        return tuple(cast(LocalOperator, self.operator(place)).start(spare) for place, _ in self.keys)
+
+    def unpack(self, past: Rings) -> Hosted | None:
+        """The rings by place and way."""
+        return None if past is None else dict(zip(self.keys, past, strict=True))
+
+    def mix(self, place: str, x: Tensor, rings: Hosted | None, reach: Tensor | None, way: int = 0) -> Tensor:
+        """`x` through the operator at `place`, if there is one; its ring is replaced in `rings`."""
+        operator = self.operator(place)
+        if operator is None:
+            return x
+        if rings is None:
+            return operator(x, reach=reach)
+        y, rings[place, way] = operator.step(x, rings[place, way], reach=reach)
+        return y
+
+
+class Attention(Host):
     """Causal grouped-query attention: `window_attention` along the time axis.
 
     Args:
@@ -145,41 +182,38 @@ class Attention(Sublayer):
     """
 
     def __init__(self, config: ModelConfig, block: int, mixer: Mixer | None = None, separate: bool = False) -> None:
-        super().__init__()
         width, size = config.hidden_size, config.head_size
-        kv_heads = config.kv_heads
-        self.size, self.eps = size, config.rms_norm_eps
+        heads, kv_heads = config.num_attention_heads * size, config.kv_heads * size
+        super().__init__(mixer, "self_attn", width, heads + 2 * kv_heads, 3 if separate else 1)
+        self.size, self.separate = size, separate
         self.window = None if config.attention_windows is None else config.attention_windows[block]
         self.rotary = block not in config.no_rope_blocks
-        self.query = nn.Linear(width, config.num_attention_heads * size, bias=config.attention_bias)
-        self.key = nn.Linear(width, kv_heads * size, bias=config.attention_bias)
-        self.value = nn.Linear(width, kv_heads * size, bias=config.attention_bias)
-        self.output = nn.Linear(config.num_attention_heads * size, width, bias=config.attention_output_bias)
-        self.query_norm = nn.Parameter(torch.ones(size)) if config.qk_norm else None
-        self.key_norm = nn.Parameter(torch.ones(size)) if config.qk_norm else None
-        channels = {"attention": width, "qkv": (config.num_attention_heads + 2 * kv_heads) * size}
-        self.separate = separate
-        self.points = _Points(mixer, channels, width, {"attention": 3 if separate else 1})
+        self.q_proj = nn.Linear(width, heads, bias=config.attention_bias)
+        self.k_proj = nn.Linear(width, kv_heads, bias=config.attention_bias)
+        self.v_proj = nn.Linear(width, kv_heads, bias=config.attention_bias)
+        self.o_proj = nn.Linear(heads, width, bias=config.attention_output_bias)
+        self.q_norm = RMSNorm(size, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(size, config.rms_norm_eps) if config.qk_norm else None
 
     def start(self, spare: int = 0) -> tuple[Ring, ...]:
         """The keys and values, then the rings of the operators inside."""
-        return (Ring(self.window, axis=1, spare=spare), *self.points.start(spare))
+        return (Ring(self.window, axis=1, spare=spare), *super().start(spare))
 
     def forward(self, c: Seen, past: Rings, info: TokenInfo) -> tuple[Tensor, Rings]:
         """Attention over the ways q, k, v."""
-        rings = self.points.unpack(None if past is None else past[1:])
+        rings = self.unpack(None if past is None else past[1:])
         ways = [c.x if way is None else way for way in (c.q, c.k, c.v)]
         if self.separate:
-            ways = [self.points.run("attention", way, rings, info.reach, i) for i, way in enumerate(ways)]
+            ways = [self.mix("before", way, rings, info.reach, i) for i, way in enumerate(ways)]
         else:
-            ways = [self.points.run("attention", ways[0], rings, info.reach)] * 3
-        q, k, v = self.query(ways[0]), self.key(ways[1]), self.value(ways[2])
-        if "qkv" in self.points.locals:
-            joined = self.points.run("qkv", torch.cat([q, k, v], dim=-1), rings, info.reach)
+            ways = [self.mix("before", ways[0], rings, info.reach)] * 3
+        q, k, v = self.q_proj(ways[0]), self.k_proj(ways[1]), self.v_proj(ways[2])
+        if self.operator("inside") is not None:
+            joined = self.mix("inside", torch.cat([q, k, v], dim=-1), rings, info.reach)
             q, k, v = joined.split([q.shape[-1], k.shape[-1], v.shape[-1]], dim=-1)
         q, k, v = (t.unflatten(-1, (-1, self.size)) for t in (q, k, v))
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = (rms_norm(t, norm, self.eps) for t, norm in ((q, self.query_norm), (k, self.key_norm)))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary:
             # side by side, so that the small operations of a decoding step run once
             heads = [q.shape[-2], k.shape[-2]]
@@ -187,13 +221,13 @@ class Attention(Sublayer):
         k, v = (k, v) if c.kv is None else c.kv(q, k, v)
         if past is None:
             mixed = window_attention(q, k, v, self.window, axis=1, reach=info.reach, fused=info.fused)
-            return self.output(mixed.flatten(-2)), None
+            return self.o_proj(mixed.flatten(-2)), None
         mixed, memory = step(past[0], q, k, v, reach=info.reach, fused=info.fused)
         assert rings is not None
-        return self.output(mixed.flatten(-2)), (memory, *rings.values())
+        return self.o_proj(mixed.flatten(-2)), (memory, *rings.values())
 
 
-class MLP(Sublayer):
+class MLP(Host):
     """A gated MLP: SwiGLU, or another activation in its place.
 
     Args:
@@ -203,32 +237,27 @@ class MLP(Sublayer):
     """
 
     def __init__(self, config: ModelConfig, block: int, mixer: Mixer | None = None) -> None:
-        super().__init__()
-        hidden = config.hidden_width(block)
-        self.gate = nn.Linear(config.hidden_size, hidden, bias=config.mlp_bias)
-        self.up = nn.Linear(config.hidden_size, hidden, bias=config.mlp_bias)
-        self.down = nn.Linear(hidden, config.hidden_size, bias=config.mlp_bias)
+        hidden, width = config.hidden_width(block), config.hidden_size
+        super().__init__(mixer, "mlp", width, 2 * hidden)
+        self.gate_proj = nn.Linear(width, hidden, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(width, hidden, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(hidden, width, bias=config.mlp_bias)
         self.activation = ACTIVATIONS[config.hidden_act]
-        self.points = _Points(mixer, {"mlp": config.hidden_size, "hidden": 2 * hidden}, config.hidden_size)
-
-    def start(self, spare: int = 0) -> tuple[Ring, ...]:
-        """The rings of the operators inside."""
-        return self.points.start(spare)
 
     def forward(self, c: Seen, past: Rings, info: TokenInfo) -> tuple[Tensor, Rings]:
         """down( activation(gate x) · up x )."""
-        rings = self.points.unpack(past)
-        x = self.points.run("mlp", c.x, rings, info.reach)
-        gate, up = self.gate(x), self.up(x)
-        if "hidden" in self.points.locals:
-            joined = self.points.run("hidden", torch.cat([gate, up], dim=-1), rings, info.reach)
+        rings = self.unpack(past)
+        x = self.mix("before", c.x, rings, info.reach)
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if self.operator("inside") is not None:
+            joined = self.mix("inside", torch.cat([gate, up], dim=-1), rings, info.reach)
             # halves of one tensor are strided, and a strided SiLU may round its tail differently
             gate, up = (half.contiguous() for half in joined.chunk(2, dim=-1))
-        return self.down(self.activation(gate) * up), None if rings is None else tuple(rings.values())
+        return self.down_proj(self.activation(gate) * up), None if rings is None else tuple(rings.values())
 
 
 class Parallel(Sublayer):
-    """Attention on q, k, v and MLP on x, side by side in one site."""
+    """Attention on q, k, v and MLP on x, side by side in one site; a view of two modules of a block."""
 
     def __init__(self, attention: Attention, mlp: MLP) -> None:
         super().__init__()
@@ -247,11 +276,11 @@ class Parallel(Sublayer):
 
 
 class MixerSublayer(Sublayer):
-    """A mixer at a site of its own."""
+    """A mixer at a site of its own, whose pre-norm is kept with it."""
 
-    def __init__(self, local: LocalOperator) -> None:
+    def __init__(self, local: LocalOperator, norm: SiteNorm | None) -> None:
         super().__init__()
-        self.local = local
+        self.norm, self.local = norm, local
 
     def start(self, spare: int = 0) -> tuple[Ring, ...]:
         """The mixer's ring."""

@@ -1,8 +1,7 @@
 """How far a retrofitted model is from its source, on real text.
 
 The text is a few kilobytes of the running interpreter's standard library unless the user gives one, in the source's own
-tokens. The difference is measured twice: against the source, which another library computes in another order, and
-against the same weights with the plain stream here, which a neutral start must equal to the bit.
+tokens. The source's logits are taken before anything of it is touched.
 """
 
 from __future__ import annotations
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
 
 WINDOW = 256
 """Tokens of a pass."""
-
-BOUND = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
-"""Largest relative difference that rounding explains; beyond it the model is not the source."""
 
 
 class Text(NamedTuple):

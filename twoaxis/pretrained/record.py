@@ -41,11 +41,11 @@ class Record:
     added_bytes: int
     """The same in bytes."""
     measured: dict[str, Any]
-    """The text (name, tokens, bytes) and the differences: `source` against the source, `plain` against the same weights
-    with the plain stream; each has largest, relative, agree and tokens."""
+    """The text (name, tokens, bytes), the difference from the source (largest, relative, agree, tokens), and how
+    exactly its layers carry the plain stream: bitwise or rounding."""
     new: tuple[str, ...]
     """Parameters that the source does not have; all others are pretrained."""
-    still: dict[str, str]
+    stuck: dict[str, str]
     """New parameters that do not learn from this start, and why."""
     notes: tuple[str, ...]
     """What was chosen for the user or ignored, one line each."""
@@ -109,14 +109,14 @@ def learning_rates(model: Any, rates: Mapping[Origin, float] = RATES) -> dict[st
     return {name: {**RATES, **rates}[origin] for name, origin in parameter_origins(model).items()}
 
 
-def closed_paths(still: dict[str, str]) -> list[str]:
+def closed_paths(stuck: dict[str, str]) -> list[str]:
     """A line of warning for each reason why new parameters do not learn.
 
     Args:
-        still: names and reasons, as in a record.
+        stuck: names and reasons, as in a record.
     """
     by_reason: dict[str, list[str]] = {}
-    for name, why in still.items():
+    for name, why in stuck.items():
         by_reason.setdefault(why, []).append(name)
     lines = []
     for why, names in by_reason.items():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.files import file_sha256
+from twoaxis.base.registry import did_you_mean
 from twoaxis.data.tokenizer import has_tokenizer
 
 if TYPE_CHECKING:
@@ -100,16 +101,25 @@ def open_source(given: str | Path | PreTrainedModel) -> Source:
     raise ValueError(f"there is no folder or file {given}, and it is no name on the hub (OWNER/NAME) either")
 
 
+def check_family(model_type: Any) -> None:
+    """Refuse what transformers has no causal language model for; whether its layers carry a stream is seen later."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as known
+
+    if model_type in ("twoaxis", "twoaxis_graft"):
+        raise ValueError("this is a twoaxis model already; retrofit takes the checkpoint it came from")
+    if model_type not in known:
+        hint = did_you_mean(str(model_type), sorted(known))
+        raise ValueError(f"model_type {model_type!r} is no causal language model of transformers{hint}")
+
+
 def _at_hand(model: Any) -> Source:
     from transformers.modeling_utils import PreTrainedModel
-
-    from twoaxis.pretrained.families import family_of
 
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
             f"retrofit takes a path, a name on the hub or a transformers model, got {type(model).__name__}"
         )
-    family_of(model.config.model_type)
+    check_family(model.config.model_type)
     if not type(model).__name__.endswith("ForCausalLM"):
         raise ValueError(f"retrofit takes a causal language model, got {type(model).__name__}")
     return Source(name=model.name_or_path or type(model).__name__, kind="model", config=model.config, model=model)
@@ -118,22 +128,18 @@ def _at_hand(model: Any) -> Source:
 def _gguf(name: str, path: Path) -> Source:
     from transformers import AutoConfig
 
-    from twoaxis.pretrained.families import family_of
-
     try:
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     except ImportError as error:
         raise ValueError("GGUF files need the package gguf: pip install gguf") from error
     except Exception as error:  # the reader of GGUF raises whatever the broken bytes lead to
         raise ValueError(f"{path} cannot be read as GGUF: {_line(error)}") from error
-    family_of(config.model_type)
+    check_family(config.model_type)
     return Source(name=name, kind="gguf", config=config, folder=path.parent, gguf=path.name, files=[path])
 
 
 def _folder(name: str, path: Path, kind: str) -> Source:
     from transformers import AutoConfig
-
-    from twoaxis.pretrained.families import family_of
 
     file = path / "config.json"
     if not file.is_file():
@@ -144,7 +150,7 @@ def _folder(name: str, path: Path, kind: str) -> Source:
         raise ValueError(f"{file} cannot be read: {_line(error)}") from error
     if not isinstance(document, dict):
         raise ValueError(f"{file} is not a configuration: it holds a {type(document).__name__}")
-    family_of(document.get("model_type"))
+    check_family(document.get("model_type"))
     if document.get("auto_map"):
         raise ValueError(f"{path} wants code of its own to be run (auto_map in config.json), which is never done here")
     if (path / "adapter_config.json").exists():
@@ -164,7 +170,7 @@ def _weight_files(path: Path) -> list[Path]:
         return [whole]
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise ValueError(f"{index} cannot be read: {_line(error)}") from error
         missing = [name for name in names if not (path / name).is_file()]

@@ -10,40 +10,27 @@ other form is taken and said.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+import dataclasses
+from typing import Any, NamedTuple
 
-from twoaxis.base.spec import spell
-from twoaxis.model.variant import parse_methods
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
-    from twoaxis.model.decoder import Trunk
-    from twoaxis.model.hf_config import TwoAxisConfig
-    from twoaxis.sequence.mixer import LocalOperator
+from twoaxis.base.spec import parse, spell
+from twoaxis.depth.registry import STREAMS
+from twoaxis.model.config import Kinds, Methods
+from twoaxis.sequence.registry import MIXERS, mixer
 
 EXACT = ("bitwise", "rounding")
 """Neutral classes that need no Blend."""
 
 
-class Method(NamedTuple):
+class Asked(NamedTuple):
     """What the user asks for.
 
     Attributes:
-        stream, stream_options: the residual stream and the options given for it.
-        mixer, mixer_options: the same of the local mixer.
-        placement: which blocks and sites use the stream's method; None is all.
-        mixer_blocks: blocks that have the mixer; None is all.
+        methods: the stream and the mixer.
         blend: None uses Blend where there is no exact neutral start; True always; False refuses it.
     """
 
-    stream: str
-    stream_options: dict[str, Any]
-    mixer: str | None
-    mixer_options: dict[str, Any]
-    placement: str | None
-    mixer_blocks: list[int] | None
+    methods: Methods
     blend: bool | None
 
 
@@ -53,131 +40,90 @@ def read_method(
     placement: str | None = None,
     mixer_blocks: list[int] | None = None,
     blend: bool | None = None,
-) -> Method:
-    """A method from its spellings; `placement`, `blend` and `mixer_blocks` may stand among the options too."""
-    (name, options), (mixer_name, mixer_options) = parse_methods(stream, mixer)
-    placement = _once("placement", placement, options)
-    blend = _once("blend", blend, options)
-    mixer_blocks = _once("mixer_blocks", mixer_blocks, mixer_options)
-    if isinstance(placement, int):
-        placement = str(placement)  # the spelling of a lone block reads as a number
-    if blend is not None and not isinstance(blend, bool):
-        raise ValueError(f"blend must be true or false, got {blend!r}")
-    return Method(name, options, mixer_name, mixer_options, placement, mixer_blocks, blend)
-
-
-def _once(name: str, given: Any, options: dict[str, Any]) -> Any:
-    """A setting from its own argument or from a method's options, not from both."""
-    if name not in options:
-        return given
-    if given is not None:
-        raise ValueError(f"{name} is given twice: {options[name]!r} with the method and {given!r} beside it")
-    return options.pop(name)
+) -> Asked:
+    """Methods from their spellings; `placement`, `blend` and `mixer_blocks` may stand among the options too."""
+    spelled = {**parse(stream)[1], **({} if mixer is None else parse(mixer)[1])}
+    for name, given in (("placement", placement), ("blend", blend), ("mixer_blocks", mixer_blocks)):
+        if name in spelled and given is not None:
+            raise ValueError(f"{name} is given twice: {spelled[name]!r} with the method and {given!r} beside it")
+    blocks = None if mixer_blocks is None else tuple(mixer_blocks)
+    methods = Methods(stream=stream, mixer=mixer, placement=placement, blend=bool(blend), mixer_blocks=blocks)
+    return Asked(methods, methods.blend if "blend" in spelled else blend)
 
 
 class Start(NamedTuple):
     """What was decided.
 
     Attributes:
-        config: of the two-axis model.
+        methods: of the retrofitted model.
         neutral: the class of the stream: bitwise, rounding, or blend.
         notes: what was chosen for the user, one line each.
     """
 
-    config: TwoAxisConfig
+    methods: Methods
     neutral: str
     notes: tuple[str, ...]
 
 
-def choose(source: PreTrainedConfig, method: Method) -> Start:
-    """The configuration of the retrofitted model.
+def choose(asked: Asked, width: int, kinds: Kinds) -> Start:
+    """The methods of the retrofitted model.
 
     Args:
-        source: the pretrained model's configuration.
-        method: what the user asks for.
+        asked: what the user asks for.
+        width: of the residual stream.
+        kinds: the sub-layers of each block.
     """
-    from twoaxis.depth.registry import STREAMS
-
-    base: dict[str, Any] = {"stream": method.stream, "placement": method.placement}
-    base |= {"mixer": method.mixer, "mixer_blocks": method.mixer_blocks}
-    blend = method.blend
     notes: list[str] = []
-    mixer_options = _mixer_options(method, cast(Any, source).hidden_size, notes)
-    base |= {"mixer_options": mixer_options or None}
-    options = dict(method.stream_options)
-    kind = _stream_class(source, base, options)
-    if blend is not True and kind not in EXACT:
-        forms = STREAMS.find(method.stream).neutral_options
-        form = {name: value for name, value in forms.items() if name not in options}
-        if form and (better := _stream_class(source, base, {**options, **form})) in EXACT:
-            options |= form
-            notes.append(f"{spell(method.stream, form)} is taken: with it the start is exact ({better}), not {kind}")
-            kind = better
-    blended = blend is True or kind not in EXACT
-    if blended and blend is False:
+    methods = dataclasses.replace(asked.methods, blend=False)
+    methods.check_blocks(len(kinds))
+    methods = _neutral_mixer(methods, width, notes)
+    kind = _neutral_class(methods, width, kinds)
+    if asked.blend is not True and kind not in EXACT:
+        forms = STREAMS.find(methods.stream).neutral_options
+        form = {name: value for name, value in forms.items() if name not in methods.stream_options}
+        other = dataclasses.replace(methods, stream_options={**methods.stream_options, **form})
+        if form and (better := _neutral_class(other, width, kinds)) in EXACT:
+            notes.append(f"{spell(methods.stream, form)} is taken: with it the start is exact ({better}), not {kind}")
+            methods, kind = other, better
+    spelled = spell(methods.stream, dict(methods.stream_options))
+    blended = asked.blend is True or kind not in EXACT
+    if blended and asked.blend is False:
         raise ValueError(
-            f"{spell(method.stream, options)} has no exact neutral start (its class is {kind!r}) and Blend is refused; "
+            f"{spelled} has no exact neutral start (its class is {kind!r}) and Blend is refused; "
             "allow it, or choose other options"
         )
-    if blended and blend is None:
-        notes.append(f"{spell(method.stream, options)} starts through Blend: its neutral class is {kind!r}")
-    config = _config(source, base, options, blend=blended)
-    return Start(config, "blend" if blended else kind, tuple(notes))
+    if blended and asked.blend is None:
+        notes.append(f"{spelled} starts through Blend: its neutral class is {kind!r}")
+    return Start(dataclasses.replace(methods, blend=blended), "blend" if blended else kind, tuple(notes))
 
 
-def _config(source: PreTrainedConfig, base: dict[str, Any], options: dict[str, Any], **more: Any) -> TwoAxisConfig:
-    from twoaxis.pretrained.families import map_config
-
-    return map_config(source, **base, stream_options=options or None, **more)
-
-
-def _stream_class(source: PreTrainedConfig, base: dict[str, Any], options: dict[str, Any]) -> str:
+def _neutral_class(methods: Methods, width: int, kinds: Kinds) -> str:
     import torch
 
-    decoder = _config(source, base, options).decoder_config()
     with torch.device("meta"):
-        return decoder.make_stream().neutral
+        return methods.make_stream(width=width, kinds=methods.with_mixer(kinds)).neutral
 
 
-def _mixer_options(method: Method, width: int, notes: list[str]) -> dict[str, Any]:
-    """The mixer's options, with a form that has a neutral start where the user left it open."""
-    from twoaxis.sequence.registry import MIXERS
-
-    options = dict(method.mixer_options)
-    if method.mixer is None:
-        return options
-    if _mixer_is_neutral(method.mixer, options, width):
-        return options
-    forms: Mapping[str, Any] = MIXERS.find(method.mixer).neutral_options
-    form = {name: value for name, value in forms.items() if name not in options}
-    if not form or not _mixer_is_neutral(method.mixer, {**options, **form}, width):
+def _neutral_mixer(methods: Methods, width: int, notes: list[str]) -> Methods:
+    """The mixer with a form that has a neutral start, where the user left it open."""
+    if methods.mixer is None or _mixer_is_neutral(methods.mixer, methods.mixer_options, width):
+        return methods
+    forms = MIXERS.find(methods.mixer).neutral_options
+    form = {name: value for name, value in forms.items() if name not in methods.mixer_options}
+    options = {**methods.mixer_options, **form}
+    if not form or not _mixer_is_neutral(methods.mixer, options, width):
         hint = f"; leave {', '.join(forms)} to the retrofit" if forms else ""
         raise ValueError(
-            f"{spell(method.mixer, options)} has no neutral parameters: the model would not start as its source{hint}"
+            f"{spell(methods.mixer, dict(methods.mixer_options))} has no neutral parameters: "
+            f"the model would not start as its source{hint}"
         )
-    notes.append(f"{spell(method.mixer, form)} is taken: without it the mixer has no neutral start")
-    return {**options, **form}
+    notes.append(f"{spell(methods.mixer, form)} is taken: without it the mixer has no neutral start")
+    return dataclasses.replace(methods, mixer_options=options)
 
 
-def _mixer_is_neutral(name: str, options: dict[str, Any], width: int) -> bool:
+def _mixer_is_neutral(name: str, options: Any, width: int) -> bool:
     import torch
-
-    from twoaxis.sequence.registry import mixer
 
     made = mixer(name, **options)
     with torch.device("meta"):
         return all(made.build(point, width).neutral != "none" for point in made.points)
-
-
-def locals_of(trunk: Trunk) -> Iterator[tuple[str, LocalOperator]]:
-    """The operators of the mixer in a trunk, by name."""
-    from twoaxis.sequence.mixer import LocalOperator
-
-    for name, module in trunk.named_modules():
-        if isinstance(module, LocalOperator):
-            yield name, module
-
-
-def is_norm(name: str) -> bool:
-    """Whether a parameter of ours is the scale of a site's pre-norm."""
-    return name.startswith("model.trunk.blocks.") and ".norms." in name

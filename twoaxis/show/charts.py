@@ -6,12 +6,13 @@ Chart        a grid of panels under one title
     intervals    a `Mark` per row: a value and its interval, rows from top to bottom
     bars         a `Mark` per bar; marks of one label stand together, one bar per group
     heat         a `Row` per row of cells, the columns named by the x axis
+Grid         numbers as coloured cells under selectors; a heat map of its first choice where nothing can be selected
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Tone = Literal["", "better", "worse", "warn"]
 """What a value means to the reader, for colours."""
@@ -162,6 +163,60 @@ class Chart(NamedTuple):
     def panels(self) -> tuple[Panel, ...]:
         """All panels, row by row."""
         return tuple(panel for row in self.rows for panel in row)
+
+
+class Cells(NamedTuple):
+    """A row of a grid.
+
+    Attributes:
+        label: its name.
+        values: nested lists, a level for each choice and then the cells; a level of one entry is the same for all.
+        columns: which columns the cells stand in; None is all of them.
+    """
+
+    label: str
+    values: list[Any]
+    columns: tuple[int, ...] | None = None
+
+    def first(self, width: int) -> tuple[float | None, ...]:
+        """The cells of all columns under the first choices."""
+        cells = self.values
+        while cells and isinstance(cells[0], list):
+            cells = cells[0]
+        found: list[float | None] = [None] * width
+        for place, value in zip(range(width) if self.columns is None else self.columns, cells, strict=True):
+            found[place] = value
+        return tuple(found)
+
+
+class Grid(NamedTuple):
+    """Numbers as coloured cells; a page has a selector for each choice, and selectors of one name move together.
+
+    Attributes:
+        name: of its files and its anchor: lower case letters, digits, - and _.
+        title: what it shows.
+        columns: their names.
+        rows: their names and numbers.
+        choices: what can be chosen, by name; the first of each is what files and terminals show.
+        within: what the colours of cells are relative to: the whole table, or each column.
+        corner: what the rows are.
+        note: a sentence under it.
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Cells, ...]
+    choices: Mapping[str, tuple[str, ...]] = {}
+    within: Literal["table", "column"] = "table"
+    corner: str = ""
+    note: str = ""
+
+    def chart(self) -> Chart:
+        """The first choice as a heat map."""
+        rows = tuple(Row(row.label, row.first(len(self.columns))) for row in self.rows)
+        panel = Panel("heat", "", Axis(names=self.columns), Axis(self.corner), rows, colours=Axis(scale="root"))
+        return Chart(self.name, self.title, ((panel,),), self.note)
 
 
 def legend(chart: Chart) -> dict[str, int]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
-from twoaxis.show.charts import Chart, Tone
+from twoaxis.show.charts import Chart, Grid, Tone
+from twoaxis.show.numbers import digits
 
 
 class Heading(NamedTuple):
@@ -116,7 +117,19 @@ def table(
     return Table(tuple(columns), cells, tuple(notes), sections or {}, baseline)
 
 
-Block = Heading | Prose | Items | Code | Facts | Table | Chart
+WIDE = 16
+"""Columns of a grid that are still a table of numbers."""
+
+
+def grid_table(grid: Grid) -> Table | None:
+    """The first choice of a grid as a table of numbers; None where it has too many columns to be read as one."""
+    if len(grid.columns) > WIDE:
+        return None
+    rows = [(row.label, *map(digits, row.first(len(grid.columns)))) for row in grid.rows]
+    return table((grid.corner, *grid.columns), rows, notes=(grid.note,) if grid.note else ())
+
+
+Block = Heading | Prose | Items | Code | Facts | Table | Chart | Grid
 
 
 class Document(NamedTuple):
@@ -127,8 +140,9 @@ class Document(NamedTuple):
 
     @property
     def charts(self) -> tuple[Chart, ...]:
-        """The charts among its blocks."""
-        return tuple(block for block in self.blocks if isinstance(block, Chart))
+        """The charts among its blocks; a grid is one if its colours go by the whole table."""
+        grids = [b.chart() if isinstance(b, Grid) and b.within == "table" else b for b in self.blocks]
+        return tuple(block for block in grids if isinstance(block, Chart))
 
 
 # Words.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from twoaxis.show.charts import Chart
+from twoaxis.show.charts import Chart, Grid
 from twoaxis.show.document import (
     Block,
     Cell,
@@ -18,6 +18,7 @@ from twoaxis.show.document import (
     Prose,
     Table,
     address,
+    grid_table,
     slug,
     spans,
 )
@@ -55,6 +56,11 @@ def _block(block: Block, figures: str | None) -> str:
             return "\n".join(f"- **{escape(name)}**: {words(value)}" for name, value in pairs)
         case Table():
             return _table(block)
+        case Grid():
+            made = grid_table(block)
+            drawn = _block(block.chart(), figures) if block.within == "table" else ""
+            parts = (f"### {escape(block.title)}", _table(made) if made else "", drawn)
+            return "\n\n".join(part for part in parts if part) if made or drawn else ""
         case Chart():
             if figures is None:
                 return ""

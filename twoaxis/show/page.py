@@ -2,7 +2,7 @@
 
 Every text of a document is escaped by the template. The content security policy allows the page's own script, by its
 digest, and nothing from anywhere. Without scripts, words, tables and charts are all there; the script adds sorting,
-selectors, switches for lines and the choice of light or dark.
+selectors, switches for lines, the cells of grids and the choice of light or dark.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.show.charts import PALETTE, Chart, legend
+from twoaxis.show.charts import PALETTE, Chart, Grid, legend
 from twoaxis.show.document import Document, Heading, address, slug, spans
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ def _fill(document: Document, *, whole: bool) -> str:
         if isinstance(block, Heading):
             made["anchor"] = anchor = _unused(slug(block.text), used)
             used.add(anchor)
+        if isinstance(block, Grid) and not whole:
+            block = block.chart()  # cells need the script
+            made |= {"kind": "chart", "block": block}
         if isinstance(block, Chart):
             drawings, missing = _draw(block)
             if missing and note:

@@ -1,7 +1,8 @@
 """A document as text of a given width, with colours on a terminal.
 
 A table wider than the page wraps the words of its cells, and long names after : and , too; where even that leaves
-columns too narrow to read, it becomes several tables with the first column repeated. Charts are left out.
+columns too narrow to read, it becomes several tables with the first column repeated. Charts and
+wide grids are left out.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from twoaxis.show.charts import Chart
-from twoaxis.show.document import Block, Code, Document, Facts, Heading, Items, Prose, Table, spans
+from twoaxis.show.charts import Chart, Grid
+from twoaxis.show.document import Block, Code, Document, Facts, Heading, Items, Prose, Table, grid_table, spans
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,9 +53,12 @@ def render(document: Document, width: int = WIDTH, *, colour: bool = False) -> s
         console.print(
             Text(document.title, "bold"), Text("═" * min(len(document.title), width), "bright_black"), sep="\n"
         )
-    for number, block in enumerate(block for block in document.blocks if not isinstance(block, Chart)):
+    blocks = [block for block in document.blocks if not isinstance(block, Chart)]
+    for number, block in enumerate(b for b in blocks if not isinstance(b, Grid) or grid_table(b)):
         if number or document.title:
             console.print()
+        if isinstance(block, Grid):
+            _print(console, Heading(block.title, 3))
         _print(console, block)
     text = file.getvalue()
     return text if colour else "".join(f"{line.rstrip()}\n" for line in text.splitlines())
@@ -75,6 +79,8 @@ def _print(console: Console, block: Block) -> None:
             console.print(Text(textwrap.indent(text, "    "), "cyan"), soft_wrap=True)
         case Facts(pairs):
             _list(console, list(pairs), console.width)
+        case Grid() if (made := grid_table(block)) is not None:
+            _print(console, made)
         case Table(notes=notes):
             for order, (columns, widths) in enumerate(fit(block, console.width)):
                 if order:

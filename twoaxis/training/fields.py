@@ -17,24 +17,22 @@ from typing import Any, Literal
 
 from twoaxis.base import options
 from twoaxis.base.spec import parse_value, split
-from twoaxis.data.options import DataFields
+from twoaxis.data.options import ExampleFields
 from twoaxis.training.config import TrainConfig
 
 
-class RunFields(DataFields, total=False):
-    """Names and types of `TrainConfig` for editors and type checkers; a test holds them equal."""
+class SharedFields(ExampleFields, total=False):
+    """Names and types of the fields of `TrainConfig` that all runs of a comparison share, for editors and checkers.
+
+    A test holds these and `RunFields` equal to it.
+    """
 
     preset: str
-    stream: str
-    mixer: str | None
     model: Mapping[str, Any] | Sequence[str]
-    source: str | None
-    train: str
     steps: int | None
     tokens: int | None
     batch: int
     accumulate: int
-    lr: float
     schedule: Literal["cosine", "wsd", "constant"]
     warmup: float | None
     decay: float
@@ -44,7 +42,6 @@ class RunFields(DataFields, total=False):
     epsilon: float
     weight_decay: float
     clip: float
-    seed: int
     init_seed: int | None
     dtype: Literal["float32", "bfloat16"]
     compile: bool
@@ -59,6 +56,19 @@ class RunFields(DataFields, total=False):
     measure_memory: bool
     threads: int | None
     device: str | None
+
+
+class RunFields(SharedFields, total=False):
+    """All fields of a run."""
+
+    data: Sequence[str]
+    eval_skip: int
+    stream: str
+    mixer: str | None
+    source: str | None
+    train: str
+    lr: float
+    seed: int
 
 
 def read_fields(path: str | Path) -> dict[str, Any]:

@@ -50,6 +50,8 @@ class Job:
     """Training examples by number, in the order they are used."""
     held_out: Any
     """Examples of an evaluation."""
+    final: Any
+    """Examples of the last one."""
     answers: bool
     """Whether the accuracy of an evaluation means something."""
     counters: Counters
@@ -103,7 +105,7 @@ def fit(job: Job) -> bool:
             record = counters.training_record(run.lr * factor, norm)
             _log(job, record if losses.auxiliary is None else record | {"auxiliary_loss": own})
         if last or step % eval_every == 0:
-            job.evaluated = counters.position | evaluate(job)
+            job.evaluated = counters.position | evaluate(job, job.final if last else job.held_out)
             _log(job, job.evaluated)
         regular = run.save_every is not None and step % run.save_every == 0
         if regular or ((late or stop) and not last):
@@ -112,9 +114,9 @@ def fit(job: Job) -> bool:
     return counters.step == run.total_steps
 
 
-def evaluate(job: Job) -> dict[str, float]:
+def evaluate(job: Job, examples: Any) -> dict[str, float]:
     """Held-out nats per labelled token, and accuracy where there are answers; the training does not notice."""
-    nats, right, tokens, job.row_losses = job.engine.score(job.held_out)
+    nats, right, tokens, job.row_losses = job.engine.score(examples)
     if not tokens:
         raise ValueError("no token of the held-out examples is labelled; there is nothing to evaluate")
     _check_finite(nats / tokens, f"the held-out loss after step {job.counters.step}")

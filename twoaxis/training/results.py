@@ -48,6 +48,10 @@ class Result(Showable):
     """What guessing would score."""
     train_loss: float | None
     """Mean training loss over the last tenth of the steps."""
+    unmoved: tuple[str, ...] = ()
+    """Parameters that are to learn and never had a gradient."""
+    equal_streams: bool = False
+    """Whether parallel streams are still copies of each other at the end, as at the start."""
     weights: str | None = None
     """SHA-256 of the final weights."""
     message: str = ""
@@ -99,8 +103,9 @@ def load_result(folder: str | Path) -> Result | None:
         return None
     try:
         given: dict[str, Any] = read_json(path) | {"folder": str(folder)}
-        if given.get("row_losses") is not None:
-            given["row_losses"] = tuple(given["row_losses"])
+        for name in ("row_losses", "unmoved"):
+            if given.get(name) is not None:
+                given[name] = tuple(given[name])
         return Result(**given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}. Remove it, and the run is made again") from error

@@ -28,12 +28,16 @@ from twoaxis.training.results import Result
 from twoaxis.training.setup import check, make_model, make_optimizer, resolve, source_digest
 
 if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
     from twoaxis.data.load import Data
     from twoaxis.training.checkpoint import Checkpoint
     from twoaxis.training.config import TrainConfig
     from twoaxis.training.engines.engine import Engine
     from twoaxis.training.loop import Job, OnStep
 
+EQUAL = 1e-6
+"""Part of the largest number by which parallel streams may differ and be called equal."""
 FINISHED = -1
 """Stands for a finished run where processes agree on the step to go on from."""
 
@@ -113,7 +117,7 @@ def _prepare(
     """The run, at the step that it goes on from."""
     import torch
 
-    from twoaxis.model.flops import training_flops
+    from twoaxis.model.flops import step_flops
     from twoaxis.training.checkpoint import load_checkpoint, remove_after
     from twoaxis.training.counters import Counters
     from twoaxis.training.loop import Job
@@ -125,12 +129,13 @@ def _prepare(
         engine=engine,
         optimizer=make_optimizer(run, model),
         examples=data.train(run.seed, run.total_steps * run.batch),
-        held_out=data.held_out(run.eval_examples),
+        held_out=_held_out(run, data, run.eval_examples),
+        final=_held_out(run, data, run.judged_examples),
         answers=data.answers,
         counters=Counters(
             steps=run.total_steps,
             tokens_per_step=run.tokens_per_step,
-            flops_per_token=training_flops(model.config, run.context, recompute=run.recompute).total,
+            flops_per_token=step_flops(model, run.context, recompute=run.recompute),
         ),
         stop=stop,
     )
@@ -148,6 +153,19 @@ def _prepare(
         remove_after(folder.checkpoints, job.counters.step)
         job.loggers = make_loggers(run, folder, job.counters.step)
     return job
+
+
+def _held_out(run: TrainConfig, data: Data, count: int) -> Dataset[Any]:
+    """So many held-out examples behind those that are left to others."""
+    from torch.utils.data import Subset
+
+    examples: Any = data.held_out(run.eval_skip + count)
+    if len(examples) <= run.eval_skip:
+        raise ValueError(
+            f"eval_skip leaves {run.eval_skip} held-out examples to others, and there are {len(examples)}: give more "
+            "text, a larger held_out or smaller final_examples"
+        )
+    return Subset(examples, range(run.eval_skip, len(examples))) if run.eval_skip else examples
 
 
 def _facts(job: Job, data: Data) -> dict[str, Any]:
@@ -200,7 +218,7 @@ def _warn_of_closed(model: Any) -> None:
     record = record_of(model)
     if record is not None:
         learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        for line in closed_paths({name: why for name, why in record.still.items() if name.split("[")[0] in learning}):
+        for line in closed_paths({name: why for name, why in record.stuck.items() if name.split("[")[0] in learning}):
             warn(f"warning: {line}")
 
 
@@ -236,7 +254,9 @@ def _outcome(job: Job, data: Data) -> dict[str, Any]:
             save_model(place, model)
             data.save_tokenizer(place)
             _stay_retrofit(run, place)
-    evaluated = job.evaluated or evaluate(job)  # a run that goes on behind its last step has evaluated nothing yet
+    evaluated = job.evaluated or evaluate(
+        job, job.final
+    )  # a run that goes on behind its last step has evaluated nothing yet
     loss = evaluated["held_out_loss"]
     return {
         "loss": loss,
@@ -244,8 +264,41 @@ def _outcome(job: Job, data: Data) -> dict[str, Any]:
         "bits_per_byte": None if data.bytes_per_token is None else loss / math.log(2) / data.bytes_per_token,
         "accuracy": evaluated.get("accuracy"),
         "chance": data.chance,
+        "unmoved": _unmoved(model, job.optimizer),
+        "equal_streams": _equal_streams(job),
         "weights": weights_digest(model),
     }
+
+
+def _unmoved(model: Any, optimizer: Any) -> tuple[str, ...]:
+    """Names of parameters that learn and never had a gradient other than zero: AdamW has no second moment of them."""
+    named = [(name, optimizer.state.get(p, {})) for name, p in model.named_parameters() if p.requires_grad]
+    return tuple(name for name, state in named if "exp_avg_sq" not in state or not bool(state["exp_avg_sq"].any()))
+
+
+def _equal_streams(job: Job) -> bool:
+    """Whether parallel streams are copies of each other where they are put together, on a held-out example."""
+    from torch.utils.data import Subset
+
+    from twoaxis.depth.parallel import ParallelStreams
+
+    found = [module for module in job.engine.model.modules() if isinstance(module, ParallelStreams)]
+    streams, apart = [stream for stream in found if stream.streams > 1], []
+    if not streams or job.run.compile or job.engine.world > 1:
+        return False
+    for stream in streams:
+
+        def watched(value: Any, read_out: Any = stream.read_out) -> Any:
+            apart.append(bool((value.h - value.h[..., :1, :]).abs().max() > EQUAL * value.h.abs().max()))
+            return read_out(value)
+
+        vars(stream)["read_out"] = watched
+    try:
+        job.engine.score(Subset(job.held_out, range(1)))
+    finally:
+        for stream in streams:
+            del vars(stream)["read_out"]
+    return bool(apart) and not any(apart)
 
 
 def _stay_retrofit(run: TrainConfig, place: Path) -> None:

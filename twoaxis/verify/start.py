@@ -10,7 +10,7 @@ import torch
 from twoaxis.depth.blend import Blend
 from twoaxis.depth.stream import Stream
 from twoaxis.model.config import ModelConfig
-from twoaxis.model.decoder import Decoder
+from twoaxis.model.decoder import Decoder, norm_name
 from twoaxis.verify.claim import Result, claim, deviation, each_run, faults, worst
 from twoaxis.verify.depth import ways_of
 from twoaxis.verify.subject import MixerSubject, Run, StreamSubject, Subject, build, stepping
@@ -18,6 +18,8 @@ from twoaxis.verify.subject import MixerSubject, Run, StreamSubject, Subject, bu
 NEUTRAL_BOUND = {"bitwise": 0.0, "rounding": 1e-12, "scale": 1e-10}
 DTYPE_BOUND = {torch.float64: 0.0, torch.float32: 1e-3, torch.bfloat16: 0.15}
 """How far an output may be from float64's, relative to its largest entry."""
+REFUSED = "refused, with the reason"
+"""What the row of a method says that a blend cannot take."""
 
 
 @each_run("start", "start: every parameter is set")
@@ -47,9 +49,16 @@ def plain_of(config: ModelConfig, seed: int, *, mixer: bool) -> Decoder:
 
 
 def share_weights(plain: Decoder, model: Decoder) -> None:
-    """Copy everything but the method from `plain` into `model`; a pre-norm's scale goes into every way."""
+    """Copy everything but the method from `plain` into `model`; a pre-norm's scale goes into every way.
+
+    A stream that normalises its own reads adopts the scales.
+    """
     theirs = dict(plain.named_parameters())
+    own = model.stream.method if isinstance(model.stream, Blend) else model.stream
     with torch.no_grad():
+        for site in own.layout.sites if type(plain.stream) is not type(own) else ():
+            if not own.normed(site):
+                own.adopt_norm_(site, theirs[norm_name(site)])
         for name, parameter in model.named_parameters():
             if name in theirs and not name.startswith("stream."):
                 parameter.copy_(theirs[name].expand_as(parameter))
@@ -69,6 +78,8 @@ def neutral_class(subject: StreamSubject) -> Result | str:
             except ValueError:
                 continue
             return Result(1.0, detail="the neutral class is none but neutral_() raises no ValueError")
+        if not all(map(model.stream.normed, model.stream.layout.sites)):  # it has the epsilon of the norms itself
+            config = dataclasses.replace(config, rms_norm_eps=model.stream.config.eps)
         if kind == "scale":  # equal up to the pre-norm's epsilon: without one it is equal to rounding
             config = dataclasses.replace(config, rms_norm_eps=1e-60)
             model = build(config, subject.seed, perturb=0.1)
@@ -103,11 +114,17 @@ def neutral_mixer(subject: MixerSubject) -> Result | str:
 
 @claim("blend", "blend: gate 0 = plain, gate 1 = the method", ["depth"])
 @torch.no_grad()
-def blend(subject: StreamSubject) -> Result:
+def blend(subject: StreamSubject) -> Result | str:
     """To the last bit the decoder is the plain one behind closed gates, and the method's behind open ones."""
     errors = {}
     for where, config in subject.configs():
         method = build(config, subject.seed, perturb=0.1)
+        if method.stream.unblendable() is not None:
+            try:
+                Blend(method.stream)
+            except ValueError:
+                return REFUSED
+            return Result(1.0, detail="the method says why it cannot be blended, and a blend takes it")
         blended = build(dataclasses.replace(config, blend=True), subject.seed)
         assert isinstance(blended.stream, Blend)
         blended.stream.method.load_state_dict(method.stream.state_dict())

@@ -363,7 +363,8 @@ def with_toy_sublayers(method: Stream, seed: int, dtype: torch.dtype = torch.flo
     for site in method.sites:
         ways = len(method.ways(site))
         weight = torch.randn(ways, width, width, generator=generator, dtype=torch.float64) / (ways * width) ** 0.5
-        sublayers.append((site.kind, toy_norm, ToySublayer(weight.to(dtype), method.kv_heads or 2)))
+        norm = toy_norm if method.normed(site) else None
+        sublayers.append((site.kind, norm, ToySublayer(weight.to(dtype), method.kv_heads or 2)))
     return compose(method, sublayers)
 
 

@@ -29,9 +29,11 @@ from twoaxis.model.originals.hyper_connections import (
     Glm5Next,
     HyperConnectionsPackage,
     HyperConnectionsPaper,
+    HyV4,
 )
 from twoaxis.model.originals.keys import Keys
 from twoaxis.model.originals.muddformer import MuddFormerReleased
+from twoaxis.model.originals.streams import MuseSpark, Nanochat, Qwen4Exp, Zaya
 from twoaxis.model.originals.table import REQUIRED, Row, Setting
 
 __all__ = [
@@ -52,12 +54,17 @@ FAMILIES: dict[str, Family] = {
         KimiK3(),
         DeepSeekV4(),
         Glm5Next(),
+        HyV4(),
         MuddFormerReleased(),
         DenseFormerPackage(),
         DenseFormerExperiments(),
         DeepDeltaRepository(),
         HyperConnectionsPaper(),
         HyperConnectionsPackage(),
+        Qwen4Exp(),
+        Nanochat(),
+        MuseSpark(),
+        Zaya(),
     )
 }
 """Every family of names, by the name `like` takes; of several for one stream the first is what `to_original` writes."""

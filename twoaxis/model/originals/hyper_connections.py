@@ -1,4 +1,4 @@
-"""Hyper-connections: manifold ones as in DeepSeek-V4 and GLM-5, plain ones by the paper's names and the package's.
+"""Hyper-connections: as in DeepSeek-V4, GLM-5 and HY-V4, and plain ones by the paper's names and the package's.
 
 DeepSeek-V4 has two spellings of every name: that of the modules (`attn_hc.fn`), and that of the files, the released
 ones and those transformers saves (`hc_attn_fn`). Either is read, also mixed.
@@ -12,19 +12,20 @@ from typing import Any
 from twoaxis.depth.hyper_connections import HyperConnections
 from twoaxis.depth.stream import Stream
 from twoaxis.model.originals.family import BLOCK, Family, Kinds, Reading
-from twoaxis.model.originals.table import PLUS_ONE, Row, Setting
+from twoaxis.model.originals.keys import Keys
+from twoaxis.model.originals.table import PLUS_ONE, Row, Setting, evaluate
 
 
-def _site_rows(site: str, entry: str) -> tuple[Row, ...]:
+def _site_rows(
+    site: str, entry: str, file: str, rows: str = "n*n + 2*n", parts: str = "pre, post, comb"
+) -> tuple[Row, ...]:
     def row(leaf: str, shape: str, note: str) -> Row:
-        return Row(
-            f"layers.{{i}}.{site}_hc.{leaf}", f"{leaf}[{entry}]", shape, note, (f"layers.{{i}}.hc_{site}_{leaf}",)
-        )
+        return Row(f"layers.{{i}}.{site}_hc.{leaf}", f"{leaf}[{entry}]", shape, note, (f"layers.{{i}}.{file}_{leaf}",))
 
     return (
-        row("fn", "(n*n + 2*n, n*D)", "rows pre, post, comb"),
-        row("base", "(n*n + 2*n,)", "as fn"),
-        row("scale", "(3,)", "pre, post, comb"),
+        row("fn", f"({rows}, n*D)", f"rows {parts}"),
+        row("base", f"({rows},)", "as fn"),
+        row("scale", f"({parts.count(',') + 1},)", parts),
     )
 
 
@@ -35,8 +36,8 @@ class DeepSeekV4(Family):
     stream = "manifold_hyper_connections"
     layers = "layers."
     rows = (
-        *_site_rows("attn", "2*i"),
-        *_site_rows("ffn", "2*i + 1"),
+        *_site_rows("attn", "2*i", "hc_attn"),
+        *_site_rows("ffn", "2*i + 1", "hc_ffn"),
         Row("hc_head.hc_fn", "head_fn", "(n, n*D)", also=("hc_head_fn",)),
         Row("hc_head.hc_base", "head_base", "(n,)", also=("hc_head_base",)),
         Row("hc_head.hc_scale", "head_scale", "(1,)", also=("hc_head_scale",)),
@@ -53,6 +54,12 @@ class DeepSeekV4(Family):
     beyond = ("form", "start", "init_std")
     readout = "head"
 
+    def detect(self, keys: Keys) -> bool:
+        """By the names, which others have too, and the number of scales."""
+        scale = self.rows[2]
+        sizes = {t.numel() for t in keys.of(scale).values()}
+        return super().detect(keys) and sizes <= {evaluate(scale.dims[0], {})}
+
     def options(self, reading: Reading) -> dict[str, Any]:
         """What is always so there."""
         return {"form": "deepseek", "readout": self.readout}
@@ -66,6 +73,29 @@ class Glm5Next(DeepSeekV4):
     settings = (*DeepSeekV4.settings[:-1], Setting("rms_norm_eps", "norm_eps", 1e-5))
     readout = "mean"
     recognised = False  # it would take a DeepSeek-V4 checkpoint that has lost its head
+
+
+class HyV4(DeepSeekV4):
+    """HY-V4: DeepSeek-V4's names without the rows of comb, because streams are not mixed."""
+
+    name = "hy_v4"
+    rows = (
+        *_site_rows("attn", "2*i", "hc_pre.hc_attn_layer.hc", "2*n", "pre, post"),
+        *_site_rows("ffn", "2*i + 1", "hc_pre.hc_mlp_layer.hc", "2*n", "pre, post"),
+        *(r._replace(also=(r.theirs.replace("hc_head.hc_", "hc_pre.hc_head.hc_head_"),)) for r in DeepSeekV4.rows[6:]),
+    )
+    settings = (
+        DeepSeekV4.settings[0],
+        Setting("hc_magnitude", "post_scale", 2.0),
+        Setting("hc_eps", "pre_eps, post_eps", 1e-6),
+        Setting("rms_norm_eps", "norm_eps", 1e-5),
+    )
+    namespace = DeepSeekV4.namespace + r"|(^|\.)hc_pre\."
+    beyond = (*DeepSeekV4.beyond, "iterations", "order", "sinkhorn_eps")
+
+    def options(self, reading: Reading) -> dict[str, Any]:
+        """What is always so there."""
+        return {"form": "hy_v4"}
 
 
 OWN = r"(^|\.)(static|dynamic)_(alpha|beta)\w*(\.|$)"

@@ -91,3 +91,61 @@ for (const chart of document.querySelectorAll(".chart")) {
   addSelectors(chart);
   addSwitches(chart);
 }
+
+// Grids: tables of coloured cells, filled for what is chosen. Selectors of one name move together in the whole page.
+const COLOURS = "colours by";
+const current = new Map();
+const digits = (value) => {
+  const size = Math.abs(value);
+  return size !== 0 && (size < 1e-4 || size >= 1e6) ? value.toExponential(3) : String(Number(value.toPrecision(4)));
+};
+const most = (values) => values.reduce((found, value) => Math.max(found, Math.abs(value ?? 0)), 0) || 1;
+const makeGrid = (section) => {
+  const { columns, rows, choices, within, corner } = JSON.parse(section.querySelector("script").textContent);
+  const wide = columns.length > 16;
+  const heads = columns.map((name) => make("th", {}, make("span", {}, name)));
+  const lines = rows.map(([label]) => make("tr", {}, make("th", {}, label), ...columns.map(() => make("td"))));
+  const head = make("thead", {}, make("tr", {}, make("th", {}, corner), ...heads));
+  const table = make("table", { className: wide ? "cells wide" : "cells" }, head, make("tbody", {}, ...lines));
+  section.querySelector(".scroll").append(table);
+  const pick = ([, values, places]) => {
+    const choose = (found, name) => found?.[found.length === 1 ? 0 : current.get(name)];
+    const cells = Object.keys(choices).reduce(choose, values) ?? [];
+    return columns.map((_, column) => cells[places === null ? column : places.indexOf(column)] ?? null);
+  };
+  const fill = () => {
+    const cells = rows.map(pick);
+    const all = most(cells.flat());
+    const byRow = within === "table" && current.get(COLOURS) === 1;
+    const largest = cells.map((row) => (byRow ? most(row) : all));
+    const tops = columns.map((_, column) => (within === "column" ? most(cells.map((row) => row[column])) : null));
+    lines.forEach((line, row) => cells[row].forEach((value, column) => {
+      const cell = line.cells[column + 1];
+      const part = Math.sqrt(Math.abs(value ?? 0) / (tops[column] ?? largest[row]));
+      cell.className = value === null ? "none" : value < 0 ? "cold" : "";
+      cell.style.setProperty("--part", `${(100 * part).toFixed(1)}%`);
+      cell.textContent = value === null ? "-" : digits(value);
+      cell.title = `${rows[row][0]}, ${columns[column]}: ${cell.textContent}`;
+    }));
+  };
+  const offered = within === "table" && columns.length > 1 ? { ...choices, [COLOURS]: ["the whole table", "each row"] } : choices;
+  return { section, offered, fill };
+};
+const grids = [...document.querySelectorAll(".grid")].map(makeGrid);
+const fillAll = () => grids.forEach(({ fill }) => fill());
+for (const { section, offered } of grids) {
+  const bar = make("div", { className: "controls" });
+  for (const [name, values] of Object.entries(offered)) {
+    current.set(name, 0);
+    const options = values.map((value, number) => make("option", { value: number }, value));
+    const selector = make("select", { name }, ...options);
+    selector.addEventListener("change", () => {
+      current.set(name, Number(selector.value));
+      for (const other of document.querySelectorAll(".grid select")) if (other.name === name) other.value = selector.value;
+      fillAll();
+    });
+    bar.append(make("label", {}, name, selector));
+  }
+  section.querySelector(".scroll").before(bar);
+}
+fillAll();

@@ -1,10 +1,10 @@
-"""`retrofit`: a pretrained model becomes a two-axis model that computes the same at step 0.
+"""`retrofit`: a pretrained model gets a stream or a mixer and computes the same at step 0.
 
     made = twoaxis.retrofit("folder", stream="attention_residuals:block_size=8", out="retrofitted")
     made.model, made.tokenizer, made.record
 
-The order of the work: check everything that can be checked without weights; load the source and run it on text; move
-its tensors into the new model and let go of it; run the new model on the same text; write.
+The order of the work: check everything that can be checked without weights; load the source and run it on text; take
+over its additions; run it on the same text again; write.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twoaxis.base.files import atomic_folder, check_empty, claim, remove_partial
 from twoaxis.pretrained.record import Record, write_record
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from transformers.modeling_utils import PreTrainedModel
 
-    from twoaxis.model.hf_model import TwoAxisForCausalLM
+    from twoaxis.model.graft import TwoAxisForCausalLM
     from twoaxis.pretrained.measure import Difference, Text
     from twoaxis.pretrained.source import Source
 
@@ -83,15 +83,13 @@ def retrofit(
         say: told what is being done, for a person who waits.
     """
     say = say or (lambda _: None)
-    method = read_method(stream, mixer, placement, mixer_blocks, blend)
+    asked = read_method(stream, mixer, placement, mixer_blocks, blend)
     wanted = _dtype(dtype)
     if out is not None:
         _check_out(Path(out))
     from twoaxis.data.tokenizer import need_transformers
 
     need_transformers()
-    from twoaxis.pretrained.families import check_config
-    from twoaxis.pretrained.gradient import still
     from twoaxis.pretrained.source import open_source
 
     with contextlib.ExitStack() as stack:
@@ -100,21 +98,27 @@ def retrofit(
             remove_partial(Path(out).parent, Path(out).name)
         say("reading the configuration")
         found = open_source(source)
-        notes = check_config(found.config)
-        start = choose(found.config, method)
-        if tokenizer is None:
-            tokenizer = found.tokenizer()
+        start = choose(asked, *_shape(found.config))
+        tokenizer = found.tokenizer() if tokenizer is None else tokenizer
         sample = _sample(found, tokenizer, tokens, text)
-        unmoving = still(start.config, seed)
         say("loading the source")
-        model, parameters, differences = _convert(found, start, wanted, sample, seed, say)
+        model, parameters, against = _convert(found, start, wanted, sample, seed, say)
         say("computing the source's hash")
-        record = _record(found, start, model, parameters, (sample, *differences), unmoving, seed, notes)
+        record = _record(found, start, model, parameters, (sample, against), seed)
         model.retrofit_record = record  # type: ignore[assignment]
         if out is not None:
             say(f"writing {out}")
             write(Path(out), model, tokenizer, record)
         return Retrofitted(model, tokenizer, record)
+
+
+def _shape(config: Any) -> tuple[int, list[tuple[str, ...]]]:
+    """Width and sub-layers to choose a start with, before any weights are read; the layers themselves decide later."""
+    text = config.get_text_config(decoder=True)
+    blocks, width = getattr(text, "num_hidden_layers", None), getattr(text, "hidden_size", None)
+    if not isinstance(blocks, int) or not isinstance(width, int):
+        raise ValueError(f"the configuration of {config.model_type} says neither its layers nor its width")
+    return width, [("attention", "mlp")] * blocks
 
 
 def write(out: Path, model: TwoAxisForCausalLM, tokenizer: Any, record: Record) -> None:
@@ -162,47 +166,39 @@ def _sample(source: Source, tokenizer: Any, tokens: int, path: str | Path | None
 
 def _convert(
     source: Source, start: Start, dtype: torch.dtype | None, sample: Text, seed: int, say: Callable[[str], None]
-) -> tuple[TwoAxisForCausalLM, int, tuple[Difference, Difference]]:
-    """The model, the number of the source's parameters, and how far it is from the source and from its plain twin."""
-    from twoaxis.pretrained.build import build, count, plain_twin
-    from twoaxis.pretrained.families import state
+) -> tuple[TwoAxisForCausalLM, int, Difference]:
+    """The model, the number of the source's parameters, and how far it is from the source."""
+    from twoaxis.model.graft import graft
+    from twoaxis.model.survey import TOLERANCE
     from twoaxis.pretrained.measure import difference, logits
 
     theirs = source.load(dtype)
-    embedding = cast(Any, theirs.get_input_embeddings()).weight
-    stored, parameters = embedding.dtype, count(theirs)[0]
+    if source.model is not None:
+        theirs = copy.deepcopy(theirs)
+        theirs = theirs if dtype is None else theirs.to(dtype)
+    parameters = count(theirs)[0]
     say("running the source on text")
-    training = theirs.training
     expected = logits(theirs.eval(), sample)
-    theirs.train(training)
-    say("moving its weights")
-    model = build(
-        start.config,
-        state(theirs),
-        dtype=dtype or stored,
-        device=embedding.device,
-        seed=seed,
-        copy=source.model is not None,
-    )
-    model.generation_config = _generation(theirs)  # type: ignore[assignment]
-    del theirs, embedding
+    generation = _generation(theirs)
+    say("putting the method on it")
+    model = graft(theirs, start.methods, seed=seed)
+    model.generation_config = generation  # type: ignore[assignment]
     say("running the retrofitted model on text")
-    made = logits(model, sample)
-    against = difference(made, expected)
-    _check_difference(against, source, {stored, model.model.embed_tokens.weight.dtype})
-    del expected
-    return model, parameters, (against, difference(made, logits(plain_twin(model), sample)))
-
-
-def _check_difference(found: Difference, source: Source, dtypes: set[torch.dtype]) -> None:
-    from twoaxis.pretrained.measure import BOUND
-
-    bound = max(BOUND[str(dtype).removeprefix("torch.")] for dtype in dtypes)
-    if found.relative > bound:
+    against = difference(logits(model, sample), expected)
+    bound = TOLERANCE[model.dtype]
+    if against.relative > bound:
         raise ValueError(
             f"the retrofitted model does not compute what {source.name} computes: its logits differ by "
-            f"{found.largest:.3g}, {found.relative:.2g} of the largest; rounding explains {bound:g}. Nothing is written"
+            f"{against.largest:.3g}, {against.relative:.2g} of the largest; rounding explains {bound:g}. "
+            "Nothing is written"
         )
+    return model, parameters, against
+
+
+def count(model: Any) -> tuple[int, int]:
+    """Parameters and their bytes."""
+    numbers = [parameter for parameter in model.parameters()]
+    return sum(p.numel() for p in numbers), sum(p.numel() * p.element_size() for p in numbers)
 
 
 def _generation(theirs: Any) -> Any:
@@ -222,18 +218,17 @@ def _record(
     start: Start,
     model: TwoAxisForCausalLM,
     from_source: int,
-    measured: tuple[Text, Difference, Difference],
-    unmoving: dict[str, str],
+    measured: tuple[Text, Difference],
     seed: int,
-    notes: list[str],
 ) -> Record:
     import torch
     import transformers
 
     import twoaxis
-    from twoaxis.pretrained.build import count, method_fields, new_names
+    from twoaxis.model.graft_config import as_fields
+    from twoaxis.pretrained.stuck import stuck
 
-    text, against, plain = measured
+    text, against = measured
     parameters, size = count(model)
     return Record(
         source={
@@ -242,21 +237,21 @@ def _record(
             "family": source.config.model_type,
             "sha256": source.digest(),
         },
-        method=dict(method_fields(model.config)),
+        method=as_fields(start.methods),
         neutral=start.neutral,
-        dtype=str(model.model.embed_tokens.weight.dtype).removeprefix("torch."),
+        dtype=str(model.dtype).removeprefix("torch."),
         seed=seed,
         source_parameters=from_source,
         added_parameters=parameters - from_source,
-        added_bytes=size - from_source * model.model.embed_tokens.weight.element_size(),
+        added_bytes=size - from_source * model.dtype.itemsize,
         measured={
             "text": {"name": text.name, "tokens": text.length, "bytes": text.bytes},
             "source": against._asdict(),
-            "plain": plain._asdict(),
+            "layers": model.config.architecture.exact,
         },
-        new=tuple(new_names(model)),
-        still=unmoving,
-        notes=(*start.notes, *notes),
+        new=tuple(model.new_parameters()),
+        stuck=stuck(model, seed),
+        notes=start.notes,
         versions={
             "twoaxis": twoaxis.__version__,
             "torch": torch.__version__,

@@ -1,0 +1,108 @@
+"""Our decoder is the graft of a family on the same weights, for every variant of every stream and mixer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from transformers import AutoModelForCausalLM
+
+from tests.model.graft_helpers import logits
+from twoaxis.base.spec import spell
+from twoaxis.depth.registry import STREAMS, stream_names
+from twoaxis.model.config import ModelConfig
+from twoaxis.model.decoder import Decoder
+from twoaxis.model.family import decoder_key, from_family, graft_key, to_family
+from twoaxis.model.graft import graft
+from twoaxis.model.survey import difference
+from twoaxis.sequence.registry import MIXERS, mixer_names
+
+BASE = ModelConfig(vocab_size=61, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
+TOKENS = torch.randint(0, 61, (2, 14), generator=torch.Generator().manual_seed(2))
+ALL_VARIANTS = [spell(n, dict(v)) for n in stream_names() for v in STREAMS.find(n).variants]
+MIXER_VARIANTS = [spell(n, dict(v)) for n in mixer_names() for v in MIXERS.find(n).variants]
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "attention_output_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+    "qwen3": {"qk_norm": True, "attention_windows": (3, None, 3), "head_dim": 12},
+    "qwen2": {"attention_bias": True, "hidden_act": "gelu_pytorch_tanh"},
+    "smollm3": {"no_rope_blocks": (1,), "attention_windows": (None, 5, 5)},
+    "stretched": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 500.0},
+}
+
+
+def normalises_itself(spelled: str) -> bool:
+    """Whether a stream takes the place of norms, which are the family's in a graft."""
+    config = dataclasses.replace(BASE, stream=spelled)
+    made = config.methods().make_stream(width=32, kinds=[("attention", "mlp")] * 3)
+    return not all(made.normed(site) for site in made.layout.sites)
+
+
+def both(config: ModelConfig) -> tuple[Decoder, Any]:
+    """A decoder with active parameters, and the graft of its family with the same."""
+    decoder = Decoder(config, seed=0).eval()
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    backbone = AutoModelForCausalLM.from_config(to_family(config))
+    made = graft(backbone, config.methods(), start="paper").eval()
+    state = {graft_key(name): tensor for name, tensor in decoder.state_dict().items()}
+    if config.tie_word_embeddings:
+        state["backbone.lm_head.weight"] = state["backbone.model.embed_tokens.weight"]
+    made.load_state_dict(state)  # strict: every key has its place
+    return decoder, made
+
+
+@torch.no_grad()
+def check(config: ModelConfig) -> None:
+    decoder, made = both(config)
+    expected = decoder(TOKENS)
+    assert difference(logits(made, TOKENS), expected) < 1e-5
+    for name in decoder.state_dict():
+        assert decoder_key(graft_key(name)) == name
+
+
+@pytest.mark.parametrize("spelled", ALL_VARIANTS)
+def test_a_decoder_with_any_stream_is_the_graft_of_its_family(spelled: str) -> None:
+    config = dataclasses.replace(BASE, stream=spelled)
+    if normalises_itself(spelled):
+        with pytest.raises(ValueError, match="normalises its own reads"):
+            both(config)
+    else:
+        check(config)
+
+
+@pytest.mark.parametrize("spelled", MIXER_VARIANTS)
+def test_a_decoder_with_any_mixer_is_the_graft_of_its_family(spelled: str) -> None:
+    check(dataclasses.replace(BASE, mixer=spelled, mixer_options={}, mixer_blocks=(0, 2), stream="muddformer"))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_options_find_their_family_and_back(name: str) -> None:
+    config = dataclasses.replace(BASE, **SHAPES[name])
+    family = to_family(config)
+    assert family.model_type == ("llama" if name == "stretched" else name)
+    again = from_family(family, config.methods())
+    same = dataclasses.replace(config, intermediate_size=config.hidden_width(0), head_dim=config.head_size)
+    assert again == same
+    check(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"parallel_block": True}, "has parallel_block=True: the model stays a Decoder"),
+        ({"hidden_ramp": True, "intermediate_size": 512}, "has hidden_ramp=True"),
+        ({"attention_windows": (2, 3, None)}, r"has windows of \[2, 3\]"),
+        ({"qk_norm": True, "mlp_bias": True}, "qk_norm=True, mlp_bias=True"),
+        ({"attention_output_bias": True}, "attention_output_bias=True"),
+    ],
+)
+def test_options_that_no_family_has_are_named(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        to_family(dataclasses.replace(BASE, **changes))

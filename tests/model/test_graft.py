@@ -1,0 +1,371 @@
+"""A graft as an ordinary transformers model: configuration, cache, outputs, files, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, LlamaConfig, StaticCache
+
+import twoaxis.model.survey as survey_module
+from tests.model.graft_helpers import METHODS, gradients, grafted, logits, tokens
+from tests.model.tiny_families import tiny, tiny_config
+from twoaxis.model.graft import Refused, TwoAxisConfig, TwoAxisForCausalLM, TwoAxisModel, graft
+from twoaxis.model.survey import difference
+
+MIXING = ("deep_delta with tokens", "short_swa", "canon")
+
+
+# Configuration.
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"hiden_size": 8}, "no field 'hiden_size'"),
+        ({"streem": "denseformer"}, "did you mean 'stream'"),
+        ({"stream": "densformer"}, "densformer"),
+        ({"stream": "denseformer", "stream_options": {"perod": 2}}, "perod"),
+        ({"format": 0}, "format is 0"),
+        ({"text_config": {"hidden_size": 8}}, "model_type"),
+        ({"text_config": {"model_type": "llama", "hidden_size": "wide"}}, "no configuration of llama.*hidden_size"),
+        ({"text_config": {"model_type": "llama", "rope_parameters": 3}}, "no configuration of llama"),
+        ({"text_config": 3}, "text_config must be a family's configuration, got int"),
+        ({"text_config": LlamaConfig(), "survey": {"forms": []}}, "survey in config.json cannot be read"),
+        ({"mixer_blocks": [1]}, "no mixer"),
+    ],
+)
+def test_fields_that_mean_nothing_are_refused_by_name(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        TwoAxisConfig(**fields)
+
+
+def test_the_configuration_holds_the_familys_and_the_methods(tmp_path: Path) -> None:
+    model = grafted("llama", "two axes")
+    model.save_pretrained(tmp_path)
+    document = json.loads((tmp_path / "config.json").read_text())
+    assert (document["model_type"], document["format"]) == (TwoAxisConfig.model_type, 1)
+    assert document["text_config"]["model_type"] == "llama"
+    assert (document["stream"], document["mixer_blocks"]) == ("muddformer", [0, 2])
+    assert document["survey"]["exact"] == "bitwise"
+    assert len(document["survey"]["forms"]) == 1
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert isinstance(again, TwoAxisConfig)
+    assert again.methods() == model.config.methods()
+    assert again.architecture == model.config.architecture
+    assert again.vocab_size == model.config.text_config.vocab_size
+    assert {key.split(".")[0] for key in load_file(tmp_path / "model.safetensors")} == {"backbone", "stream"}
+
+
+def test_a_model_is_made_of_a_configuration_without_a_survey() -> None:
+    model = TwoAxisForCausalLM(TwoAxisConfig(text_config=tiny_config("llama"), stream="denseformer"))
+    assert model.config.survey is not None
+    assert model(tokens()).logits.shape == (2, 13, 99)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"stream": "hyper_connections"}, "no exact neutral start"),
+        ({"start": "zero"}, "start is neutral or paper"),
+        ({"mixer": "canon", "mixer_blocks": [7]}, "mixer_blocks names block 7"),
+        ({"placement": "9"}, "placement names block 9"),
+    ],
+)
+def test_a_graft_that_would_not_start_as_its_model_is_refused(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        graft(tiny("llama"), **given)
+
+
+def test_only_models_of_transformers_are_taken() -> None:
+    with pytest.raises(ValueError, match="got Linear"):
+        graft(nn.Linear(2, 2))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="got TwoAxisForCausalLM"):
+        graft(grafted("llama"))
+
+
+def test_a_start_of_the_papers_is_no_neutral_one() -> None:
+    model = tiny("llama")
+    before = logits(model, tokens())
+    one, other = (graft(tiny("llama"), "attention_residuals", start="paper", seed=seed) for seed in (0, 0))
+    assert difference(logits(one, tokens()), before) > 1e-3
+    assert torch.equal(logits(one, tokens()), logits(other, tokens()))
+
+
+def test_layers_whose_source_has_changed_are_proved_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = grafted("llama", "denseformer")
+    model.config.survey["digest"] = "another"
+    model.save_pretrained(tmp_path)
+    proofs: list[str] = []
+    real = survey_module.prove
+    monkeypatch.setattr("twoaxis.model.graft.prove", lambda *args: proofs.append("proved") or real(*args))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert proofs == ["proved"]
+    assert loaded.config.survey["digest"] != "another"
+    forms = [form._replace(addends=(2, 1)) for form in model.config.architecture.forms]
+    model.config.survey = model.config.architecture._replace(forms=tuple(forms)).to_dict()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="the layers ended at site"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+# Outputs.
+
+
+def test_outputs_are_the_familys() -> None:
+    model = grafted("mixtral", "hyper_connections", attn_implementation="eager")
+    model.set_attn_implementation("eager")
+    out = model(tokens(), output_hidden_states=True, output_attentions=True, output_router_logits=True, labels=tokens())
+    assert len(out.hidden_states) == 4
+    assert all(h.shape == (2, 13, 32) for h in out.hidden_states)
+    assert len(out.attentions) == 3
+    assert len(out.router_logits) == 3
+    assert out.aux_loss is not None
+    assert isinstance(model(tokens(), return_dict=False), tuple)
+    assert model(tokens(), logits_to_keep=2).logits.shape[1] == 2
+
+
+def test_depth_weights_are_those_of_the_stream() -> None:
+    model = grafted("llama", "attention_residuals")
+    out = model(tokens(), output_depth_weights=True)
+    sources = model.depth_sources()
+    assert len(out.depth_weights) == len(sources) == 7
+    for weights, names in zip(out.depth_weights, sources, strict=True):
+        assert weights is None or weights.shape[-1] == len(names)
+    assert out.depth_weights[-1] is not None
+
+
+def test_the_base_model_gives_hidden_states_from_the_same_folder(tmp_path: Path) -> None:
+    model = grafted("qwen3", "denseformer")
+    model.save_pretrained(tmp_path)
+    base = AutoModel.from_pretrained(tmp_path)
+    assert isinstance(base, TwoAxisModel)
+    with torch.no_grad():
+        hidden = base(input_ids=tokens(), use_cache=False).last_hidden_state
+        assert torch.equal(model.get_output_embeddings()(hidden), logits(model, tokens()))
+
+
+def test_dropout_is_the_familys() -> None:
+    untouched = tiny("gpt2").train()
+    before = gradients(untouched, tokens())
+    after = gradients(graft(untouched), tokens())
+    assert all(torch.equal(after[k if k == "logits" else f"backbone.{k}"], v) for k, v in before.items())
+
+
+# Cache and masks.
+
+
+@pytest.mark.parametrize("method", MIXING)
+def test_a_cache_is_cropped_exactly_or_not_at_all(method: str) -> None:
+    model, given = grafted("llama", method), tokens()
+    whole = logits(model, given)
+    cache = model.make_cache(spare=3)
+    logits(model, given[:, :10], past_key_values=cache, use_cache=True)
+    cache.crop(-3)
+    rest = logits(model, given[:, 7:], past_key_values=cache, use_cache=True)
+    assert difference(rest, whole[:, 7:]) < 3e-6
+    short = model.make_cache()
+    logits(model, given[:, :10], past_key_values=short, use_cache=True)
+    with pytest.raises(ValueError, match="cannot trim 3"):
+        short.crop(-3)
+    assert short.get_seq_length() == 10
+    assert short.layers[0].get_seq_length() == 10
+    short.activate_past_recording()
+    logits(model, given[:, 10:], past_key_values=short, use_cache=True)
+    short.crop(-3)
+    again = logits(model, given[:, 10:], past_key_values=short, use_cache=True)
+    assert difference(again, whole[:, 10:]) < 3e-6
+    parts = model.cache_bytes(short)
+    assert parts["backbone"] == 2 * 3 * 2 * 2 * 13 * 8 * 4
+    assert (parts["stream"] > 0, parts["mixer"] > 0) == (method.startswith("deep"), not method.startswith("deep"))
+
+
+def test_a_cache_without_rings_or_of_another_model_is_refused() -> None:
+    model, other, plain = grafted("llama", "short_swa"), grafted("llama", "canon"), grafted("llama", "denseformer")
+    foreign = DynamicCache()
+    logits(plain, tokens(), past_key_values=foreign, use_cache=True)
+    with pytest.raises(ValueError, match="filled by another model"):
+        model(tokens(), past_key_values=foreign)
+    with pytest.raises(ValueError, match="made for another model"):
+        model(tokens(), past_key_values=other.make_cache())
+    lazy = DynamicCache()  # an empty one gets its rings
+    whole = logits(model, tokens())
+    first = logits(model, tokens()[:, :6], past_key_values=lazy, use_cache=True)
+    rest = logits(model, tokens()[:, 6:], past_key_values=lazy, use_cache=True)
+    assert difference(torch.cat([first, rest], dim=1), whole) < 3e-6
+
+
+@pytest.mark.parametrize("method", MIXING)
+def test_masks_that_mean_nothing_are_refused_where_tokens_are_mixed(method: str) -> None:
+    model, hole = grafted("llama", method), torch.ones(2, 13, dtype=torch.long)
+    hole[0, 5] = 0
+    with pytest.raises(ValueError, match="hole"):
+        model(tokens(), attention_mask=hole)
+    with pytest.raises(ValueError, match="must be \\(batch, 0 earlier \\+ 13\\)"):
+        model(tokens(), attention_mask=hole[:, :4])
+    grafted("llama", "denseformer")(tokens(), attention_mask=hole)  # attention alone knows what to do with it
+
+
+def test_packed_documents_are_refused_with_a_cache() -> None:
+    model = grafted("llama", "denseformer")
+    places = torch.cat([torch.arange(6), torch.arange(7)]).expand(2, -1)
+    with pytest.raises(ValueError, match="would see each other with a cache"):
+        model(tokens(), position_ids=places, use_cache=True)
+    with pytest.raises(ValueError, match="would see each other in OPTForCausalLM"):
+        graft(tiny("opt"))(tokens(), position_ids=places)
+
+
+def test_a_static_cache_works_where_nothing_mixes_tokens_and_where_something_does() -> None:
+    for method in ("hyper_connections", "short_swa"):
+        model = grafted("llama", method)
+        settings: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "disable_compile": True}
+        expected = model.generate(tokens(), **settings)
+        assert torch.equal(model.generate(tokens(), cache_implementation="static", **settings), expected)
+    cache = StaticCache(config=model.config.get_text_config(), max_cache_len=20)
+    assert difference(logits(model, tokens(), past_key_values=cache, use_cache=True), logits(model, tokens())) < 3e-6
+
+
+@pytest.mark.parametrize("method", ["hyper_connections", *MIXING])
+def test_sampled_and_assisted_text(method: str) -> None:
+    model, draft = grafted("llama", method), grafted("llama", method, num_hidden_layers=3)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    given = tokens(rows=1)
+    settings: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    expected = model.generate(given, **settings)
+    assert torch.equal(model.generate(given, assistant_model=draft, **settings), expected)
+    pad = int(expected[0, 15])  # the model emits its pad token in the middle
+    padded = model.generate(given, assistant_model=draft, **settings, pad_token_id=pad)
+    assert torch.equal(padded, expected)
+    torch.manual_seed(0)
+    sampled = model.generate(given, max_new_tokens=6, do_sample=True, eos_token_id=None)
+    torch.manual_seed(0)
+    assert torch.equal(
+        model.generate(given, max_new_tokens=6, do_sample=True, use_cache=False, eos_token_id=None), sampled
+    )
+
+
+# Training.
+
+
+def test_reentrant_checkpointing_is_refused_by_name() -> None:
+    model = grafted("llama", "denseformer").train()
+    with pytest.raises(ValueError, match="use_reentrant=True would lose"):
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.backbone.gradient_checkpointing_enable({"use_reentrant": True})  # behind the model's back, as tools do
+    with pytest.raises(ValueError, match="use_reentrant=True would lose"):
+        model(tokens(), labels=tokens())
+
+
+def test_stream_parameters_stay_in_float32_in_a_bfloat16_model(tmp_path: Path) -> None:
+    model = graft(tiny("llama").bfloat16(), "hyper_connections:readout=mean")
+    kept = {name: p.dtype for name, p in model.named_parameters() if name.startswith("stream.")}
+    wide = {f"stream.{n}" for group in model.stream.parameter_groups() if group.float32 for n in group.names}
+    assert wide
+    assert {name for name, dtype in kept.items() if dtype == torch.float32} == wide
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert {n: p.dtype for n, p in loaded.named_parameters()} == {n: p.dtype for n, p in model.named_parameters()}
+    saved = model.state_dict()
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in loaded.state_dict().items())
+    assert difference(logits(loaded, tokens()), logits(model, tokens())) < 0.02
+
+
+def test_embeddings_are_resized_and_tied_as_the_familys(tmp_path: Path) -> None:
+    model = grafted("llama", "denseformer", tie_word_embeddings=True)
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    model.resize_token_embeddings(111)
+    assert model.config.vocab_size == 111
+    assert logits(model, tokens()).shape[-1] == 111
+    model.save_pretrained(tmp_path)
+    assert sum("embed" in key or "head" in key for key in load_file(tmp_path / "model.safetensors")) == 1
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight
+    assert torch.equal(logits(loaded, tokens()), logits(model, tokens()))
+
+
+# Files.
+
+
+def test_folders_are_strict_by_name_and_may_be_sharded(tmp_path: Path) -> None:
+    model = grafted("qwen3_moe", "two axes")
+    model.save_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    for name in ("whole", "shards"):
+        assert (
+            difference(logits(AutoModelForCausalLM.from_pretrained(tmp_path / name), tokens()), logits(model, tokens()))
+            < 1e-6
+        )
+    file = tmp_path / "whole" / "model.safetensors"
+    state = load_file(file)
+    gone = next(key for key in state if key.startswith("stream."))
+    save_file({k: v for k, v in state.items() if k != gone}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match="missing: stream"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    save_file({**state, "stream.more": torch.ones(1)}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"unexpected: stream\.more"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    save_file({**state, gone: torch.ones(3, 3, 3)}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match="of another shape"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    with pytest.raises(ValueError, match="never from a pickle"):
+        TwoAxisForCausalLM.from_pretrained(tmp_path / "shards", use_safetensors=False)
+
+
+def test_a_folder_loads_where_twoaxis_was_never_imported(tmp_path: Path) -> None:
+    model = grafted("llama", "two axes")
+    model.save_pretrained(tmp_path)
+    torch.save(logits(model, tokens()), tmp_path / "logits.pt")
+    code = (
+        "import sys, torch\n"
+        "from transformers import AutoModelForCausalLM\n"
+        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)\n"
+        "tokens = torch.randint(3, 99, (2, 13), generator=torch.Generator().manual_seed(3))\n"
+        "expected = torch.load(sys.argv[1] + '/logits.pt')\n"
+        "assert torch.equal(model(tokens, use_cache=False).logits, expected)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=120)
+
+
+def test_a_device_map_at_load_and_before(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    for method in ("denseformer", "short_swa", "two axes"):
+        model = grafted("llama", method)
+        model.save_pretrained(tmp_path)
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path, device_map={"": "cpu"})
+        assert torch.equal(logits(loaded, tokens()), logits(model, tokens()))
+    places = {"stream": "cpu", "backbone.lm_head": "cpu", "backbone.model.embed_tokens": "cpu"}
+    places |= {"backbone.model.norm": "cpu", "backbone.model.rotary_emb": "cpu"}
+    places |= {f"backbone.model.layers.{i}": "disk" if i else "cpu" for i in range(3)}
+    model = grafted("llama", "denseformer")
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=places, offload_folder=str(tmp_path / "off"))
+    assert torch.equal(logits(loaded, tokens()), logits(model, tokens()))
+    from accelerate import cpu_offload
+
+    with pytest.raises(Refused, match="spread by a device map"):
+        graft(cast(Any, cpu_offload(tiny("llama"), torch.device("cpu"))))
+
+
+def test_experts_implementations_are_the_familys() -> None:
+    model = grafted("mixtral", "denseformer")
+    expected = logits(model, tokens())
+    model.set_experts_implementation("eager")
+    assert model.backbone.config._experts_implementation == "eager"
+    assert difference(logits(model, tokens()), expected) < 1e-6
+
+
+def test_methods_names_are_all_used() -> None:
+    assert set(MIXING) < set(METHODS)

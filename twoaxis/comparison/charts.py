@@ -1,0 +1,156 @@
+"""The charts of a comparison's report: curves, differences, parameters. A chart more: a function, and CHARTS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from twoaxis.comparison.entries import Entry, Equal
+from twoaxis.comparison.sections import AXES, Section
+from twoaxis.comparison.statistics import BETTER, WORSE
+from twoaxis.show.charts import Axis, Chart, Line, Mark, Panel, Tone
+
+NAMES = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}
+TITLES = {"tokens": "training tokens", "flops": "training FLOPs", "time": "training time"}
+UNITS = {"tokens": "count", "flops": "count", "time": "seconds"}
+
+
+def flagged(entry: Entry) -> str:
+    """The label, and how many runs diverged."""
+    return f"{entry.label} ({len(entry.diverged)} diverged)" if entry.diverged else entry.label
+
+
+def tone(verdict: str) -> Tone:
+    """Colour of a verdict."""
+    return "better" if verdict == BETTER else "worse" if verdict == WORSE else ""
+
+
+def loss_line(entry: Entry, axis: str) -> Line | None:
+    """The mean held-out loss of a contender; None without a finished run or where the axis was not measured."""
+    scale = entry.scale(axis)
+    if scale is None or not entry.curves:
+        return None
+    curves = [dict(zip(curve.tokens, curve.loss, strict=True)) for curve in entry.curves.values()]
+    places = sorted(set.intersection(*map(set, curves)))
+    return _line(entry, [place * scale for place in places], [[curve[place] for curve in curves] for place in places])
+
+
+def difference_line(entry: Entry, baseline: Entry, axis: str) -> Line | None:
+    """The mean of the paired differences to the baseline, at the contender's evaluations until the shorter run ends."""
+    mine, theirs, curves = entry.scale(axis), baseline.scale(axis), baseline.curves
+    seeds = [seed for seed in entry.curves if seed in curves and curves[seed].tokens]
+    if mine is None or theirs is None or not seeds:
+        return None
+    x, rows = [], []
+    places = set.intersection(*(set(entry.curves[seed].tokens) for seed in seeds))
+    reach = min(curves[seed].tokens[-1] for seed in seeds) * theirs / mine
+    for place in sorted({min(place, reach) for place in places}):
+        pairs = [(entry.curves[s].at(place), curves[s].at(place * mine / theirs)) for s in seeds]
+        row = [ours - other for ours, other in pairs if ours is not None and other is not None]
+        if len(row) == len(seeds):
+            x.append(place * mine)
+            rows.append(row)
+    return _line(entry, x, rows)
+
+
+def _line(entry: Entry, x: list[float], rows: list[list[float]]) -> Line | None:
+    """Means over the seeds of each row, in a band of one standard deviation."""
+    if not x:
+        return None
+    values = np.array(rows)
+    mean, spread = values.mean(1), values.std(1, ddof=1) if values.shape[1] > 1 else 0.0
+    y, low, high = (tuple(line.tolist()) for line in (mean, mean - spread, mean + spread))
+    return Line(flagged(entry), tuple(x), y, low, high, 0 if entry.baseline else None)
+
+
+def seed_lines(entry: Entry, axis: str) -> list[Line]:
+    """The held-out loss of every finished run."""
+    scale, colour = entry.scale(axis), 0 if entry.baseline else None
+    lines = [] if scale is None else entry.curves.values()
+    return [
+        Line(flagged(entry), tuple(place * (scale or 1.0) for place in curve.tokens), curve.loss, colour=colour)
+        for curve in lines
+        if curve.tokens
+    ]
+
+
+def curves(section: Section, ending: str) -> Chart | None:
+    """Loss, of all and of each seed, and loss minus the baseline's, against tokens, operations and time."""
+    base, match = section.baseline, section.plan.match
+    shown: dict[str, Callable[[Entry, str], list[Line | None]]] = {
+        "loss": lambda entry, axis: [loss_line(entry, axis)],
+        f"loss minus {base.label}'s": lambda entry, axis: [
+            None if entry is base else difference_line(entry, base, axis)
+        ],
+        "loss of every seed": lambda entry, axis: [*seed_lines(entry, axis)],
+    }
+    grid = []
+    for kind, made in shown.items():
+        panels = []
+        for axis in sorted(AXES, key=lambda axis: axis != match):
+            found = [line for entry in (base, *section.contenders) for line in made(entry, axis)]
+            lines = [line for line in found if line is not None]
+            title = f"{kind}, against {TITLES[axis]}{' (matched)' * (axis == match)}"
+            choice = {"show": kind, "against": TITLES[axis]}
+            if lines:
+                x, y = _frame(lines, axis, 0.0 if "minus" in kind else None)
+                panels.append(Panel("lines", title, x, y, tuple(lines), choice=choice))
+        grid.append(tuple(panels))
+    note = "Mean over seeds; the band is one standard deviation. Time is tokens over the throughput in the table."
+    title, rows = f"Held-out loss: {section.data}, {section.size}", tuple(filter(None, grid))
+    return Chart(f"curves{ending}", title, rows, note) if rows else None
+
+
+def parameters(section: Section, ending: str) -> Chart | None:
+    """The final loss of each contender against its parameters."""
+    lines = []
+    for entry in (section.baseline, *section.contenders):
+        if (mean := entry.mean("loss")) is not None:
+            band, colour = entry.spread or 0.0, 0 if entry.baseline else None
+            x = (float(entry.row.parameters),)
+            lines.append(Line(flagged(entry), x, (mean,), (mean - band,), (mean + band,), colour))
+    if len({line.x for line in lines}) < 2:
+        return None
+    panel = Panel("lines", "", Axis("parameters", "count"), Axis("nats per token"), tuple(lines))
+    title = f"Held-out loss against parameters: {section.data}, {section.size}"
+    return Chart(f"parameters{ending}", title, ((panel,),))
+
+
+def _frame(lines: list[Line], axis: str, rule: float | None) -> tuple[Axis, Axis]:
+    """Axes without the first fifth of the runs, whose fall would flatten the rest."""
+    ends = [] if rule is None else [rule]
+    for line in lines:
+        edges = (line.low, line.high) if line.low else (line.y,)
+        ends += [end for edge in edges for end in edge[len(line.x) // 5 :] if end is not None]
+    room = 0.06 * (max(ends) - min(ends)) or 0.01
+    left, right = min(line.x[len(line.x) // 5] for line in lines), max(line.x[-1] for line in lines)
+    y = Axis("nats per token", low=min(ends) - room, high=max(ends) + room, rule=rule)
+    return Axis(TITLES[axis], UNITS[axis], "log", left / 1.03, right * 1.03), y
+
+
+def differences(section: Section, ending: str) -> Chart | None:
+    """The difference of each contender to the baseline with its interval, at equal tokens, operations and time."""
+    panels, rows = [], section.contenders
+    for axis in AXES:
+        marks = [_mark(entry, entry.equal.get(axis)) for entry in rows]
+        if any(mark.value is not None for mark in marks):
+            title = f"at equal {NAMES[axis]}{' (matched)' * (axis == section.plan.match)}"
+            panels.append(Panel("intervals", title, Axis(unit="difference", rule=0.0), Axis(), tuple(marks)))
+    if not panels:
+        return None
+    several = ", all contenders at once" if len(rows) > 1 else ""
+    title = f"Loss minus {section.baseline.label}'s, 95% intervals{several}: {section.data}, {section.size}"
+    early = any(equal.indicative for entry in rows for equal in entry.equal.values())
+    note = "Open circles: a schedule had not ended; indicative only." if early else ""
+    return Chart(f"differences{ending}", title, (tuple(panels),), note)
+
+
+def _mark(entry: Entry, equal: Equal | None) -> Mark:
+    if equal is None:
+        return Mark(entry.label, None)
+    found = equal.difference
+    return Mark(entry.label, found.mean, found.low, found.high, tone(found.verdict), equal.indicative)
+
+
+CHARTS: tuple[Callable[[Section, str], Chart | None], ...] = (curves, differences, parameters)

@@ -1,0 +1,148 @@
+"""What a grafted model remembers between calls: the family's own cache, and one layer more for what mixes tokens.
+
+    [ family's layer 0 | ... | family's last layer | RingLayer ]        the last one only where something mixes tokens
+
+A cache of transformers is a list of layers and forwards every operation to them, so beams, repetition, recording and
+resetting need nothing else. Rings are values: every operation replaces them. Where nothing mixes tokens any cache of
+transformers works, static ones included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from twoaxis.base.meter import tensors_in
+from twoaxis.ring import Ring
+
+EVERYTHING = 2**40
+"""More spare positions than any sequence has: what a recording cache keeps until it is cropped."""
+
+
+class RingLayer(CacheLayerMixin):
+    """One more layer of a cache: the rings of mixers and of streams that mix tokens.
+
+    Args:
+        made_for: what a model's rings are called and their windows; another model's are refused.
+        spare: tokens that can be cropped at any time although a window has moved past them.
+    """
+
+    is_croppable, supports_early_init, is_sliding = True, False, False
+    is_compileable = True  # asked of the whole cache, to find out whether it is static; the family's layers decide
+
+    def __init__(self, made_for: Any, spare: int = 0) -> None:
+        super().__init__()
+        self.made_for, self.spare, self.recording = made_for, spare, False
+        self.rings: dict[str, Any] = {}
+        self.seen = 0
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.rings, self.seen = {}, 0
+
+    def all_rings(self) -> list[tuple[str, Ring]]:
+        """Every ring by the name of its owner."""
+        return [(k, r) for k, v in self.rings.items() for r in ((v,) if isinstance(v, Ring) else v)]
+
+    def _map(self, change: Callable[[Ring], Ring]) -> None:
+        changed = {k: change(v) if isinstance(v, Ring) else tuple(map(change, v)) for k, v in self.rings.items()}
+        self.rings = changed
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Rows in another order, for beam search."""
+        self._map(lambda ring: ring.reorder(beam_idx))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row `repeats` times."""
+        self._map(lambda ring: ring.repeat(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some rows."""
+        rows = indices.nonzero().squeeze(-1) if indices.dtype == torch.bool else indices
+        self._map(lambda ring: ring.reorder(rows))
+
+    def activate_past_recording(self) -> None:
+        """From now on nothing is forgotten until `crop`, so that any number of new tokens can be taken back."""
+        self.recording = True
+        self._map(lambda ring: ring._replace(spare=EVERYTHING))
+
+    @property
+    def kept(self) -> int:
+        """Positions that fresh rings keep beyond their window."""
+        return EVERYTHING if self.recording else self.spare
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last tokens; minus their number, as in transformers. Refused where too few are kept."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes minus the number of tokens to take back, got {tokens_to_remove}")
+        self._map(lambda ring: ring.trim(-tokens_to_remove))
+        self.seen += tokens_to_remove
+        if self.recording:
+            small = self.spare
+            self._map(lambda ring: ring._replace(spare=small).evict()._replace(spare=EVERYTHING))
+
+    def get_seq_length(self) -> int:
+        """Tokens seen; a hybrid cache may ask the first layer that is not linear, which can be this one."""
+        return self.seen
+
+    def get_max_length(self) -> int:
+        """No limit."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of what a mask would cover."""
+        return self.seen + query_length, 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing: rings begin with their first token."""
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: there are no keys and values here."""
+        raise ValueError("this layer of the cache holds rings, no keys and values")
+
+
+class WithRings(Cache):
+    """Mixed into the class of a cache that has a `RingLayer`: it is cropped as a whole or not at all."""
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last tokens of every layer, of the rings first, which may refuse."""
+        ring = ring_layer(self)
+        assert ring is not None
+        ring.crop(tokens_to_remove)
+        layer: Any
+        for layer in self.layers:
+            if layer is not ring:
+                layer.crop(tokens_to_remove)
+
+
+def ring_layer(cache: Cache) -> RingLayer | None:
+    """The layer of a cache that holds rings, if it has one."""
+    return next((layer for layer in getattr(cache, "layers", ()) if isinstance(layer, RingLayer)), None)
+
+
+def add_rings(cache: Cache, blocks: int, made_for: Any, spare: int = 0) -> Cache:
+    """`cache` with a layer for rings, after those of the family's `blocks`."""
+    if not hasattr(cache, "layers"):
+        raise ValueError(f"{type(cache).__name__} has no layers to add rings to; leave past_key_values out")
+    while cache.layer_class_to_replicate is not None and len(cache.layers) < blocks:
+        cache.layers.append(cache.layer_class_to_replicate())  # else the first key would land in the layer of rings
+    cache.layers.append(RingLayer(made_for, spare))
+    cache.__class__ = type(type(cache).__name__, (WithRings, type(cache)), {})
+    return cache
+
+
+def nbytes_by_part(cache: Cache) -> dict[str, int]:
+    """Bytes of what the family keeps, of mixers' rings, and of the residual stream's."""
+    found = {"backbone": 0, "mixer": 0, "stream": 0}
+    for layer in cache.layers:
+        if isinstance(layer, RingLayer):
+            for name, ring in layer.all_rings():
+                found["stream" if name == "stream" else "mixer"] += ring.nbytes()
+        else:
+            found["backbone"] += sum(t.numel() * t.element_size() for t in tensors_in(list(vars(layer).values())))
+    return found

@@ -1,0 +1,134 @@
+"""`TwoAxisConfig`: a family's own configuration, our methods, and what the survey of its layers found.
+
+config.json    {"model_type": "twoaxis", "format": 1, "text_config": {...}, "stream": ..., "mixer": ..., "survey": ...}
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+
+from twoaxis.base.registry import did_you_mean
+from twoaxis.model.config import Methods, ModelConfig
+from twoaxis.model.family import from_family
+from twoaxis.model.survey import Architecture
+
+FORMAT = 1
+METHODS = tuple(field.name for field in dataclasses.fields(Methods))
+PASSED_ON = {
+    # fields that transformers itself reads from a configuration file or from keyword arguments
+    *("_commit_hash", "_name_or_path", "attn_implementation", "auto_map", "custom_pipelines", "experts_implementation"),
+    *("model_type", "name_or_path", "num_labels", "output_attentions", "quantization_config", "torch_dtype"),
+    "_attn_implementation_autoset",
+}
+SHARED = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "use_cache"),
+    *("max_position_embeddings", "initializer_range", "tie_word_embeddings", "pad_token_id", "bos_token_id"),
+    "eos_token_id",
+)
+"""Fields of the family's configuration that tools look for in a model's."""
+
+
+class TwoAxisConfig(PreTrainedConfig):
+    """The family's own configuration, our methods, and what the survey found."""
+
+    model_type = "twoaxis_graft"
+    sub_configs = {"text_config": AutoConfig}  # noqa: RUF012 # pyright: ignore
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+
+    format: int = FORMAT
+    """Number of the file's layout."""
+    text_config: PreTrainedConfig | dict[str, Any] | None = None
+    """The family's configuration; a dictionary has its model_type."""
+    survey: dict[str, Any] | None = None
+    """What the layers do to their residual; None finds it out when the model is built."""
+    stream: str = "standard"
+    stream_options: dict[str, Any] | None = None
+    placement: str | None = None
+    blend: bool = False
+    mixer: str | None = None
+    mixer_options: dict[str, Any] | None = None
+    mixer_blocks: list[int] | None = None
+    init: str = "paper"
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        known = {field.name for field in dataclasses.fields(self)}
+        for name in kwargs:
+            if name not in PASSED_ON | set(GenerationConfig._get_default_generation_params()):
+                hint = did_you_mean(name, sorted(known))
+                raise ValueError(f"TwoAxisConfig has no field {name!r}{hint}; a family's own stand in text_config")
+        if self.format != FORMAT:
+            raise ValueError(f"format is {self.format!r}, this version of twoaxis reads {FORMAT}; make the model anew")
+        if isinstance(self.text_config, dict):
+            self.text_config = family_config(self.text_config)
+        if self.text_config is not None and not isinstance(self.text_config, PreTrainedConfig):
+            raise ValueError(f"text_config must be a family's configuration, got {type(self.text_config).__name__}")
+        self._set(self.methods())
+        if self.survey is not None:
+            self.methods().check_blocks(len(self.architecture.forms))
+        # a configuration hands its own choices down to nested ones: None would leave the backbone without a mask
+        for name in ("attn_implementation", "experts_implementation"):
+            kwargs[name] = kwargs.get(name) or getattr(self.text_config, f"_{name}", None)
+        super().__post_init__(**kwargs)
+
+    def methods(self) -> Methods:
+        """The stream and the mixer."""
+        given = {name: getattr(self, name) for name in METHODS}
+        for name in ("stream_options", "mixer_options"):
+            given[name] = given[name] or {}
+        blocks = given["mixer_blocks"]
+        return Methods(**{**given, "mixer_blocks": tuple(blocks) if isinstance(blocks, list) else blocks})
+
+    def _set(self, methods: Methods) -> None:
+        for name, value in as_fields(methods).items():
+            setattr(self, name, value)
+
+    def decoder_config(self) -> ModelConfig:
+        """The decoder of ours that counts as this model; only of the families that have one."""
+        text = copy.deepcopy(self.text_config)
+        assert isinstance(text, PreTrainedConfig)
+        text.rope_parameters = None  # how positions are rotated costs nothing
+        return from_family(text, self.methods())
+
+    @property
+    def architecture(self) -> Architecture:
+        """What the survey found."""
+        return Architecture.from_dict(self.survey)
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
+        """The family's configuration of its decoder."""
+        if not isinstance(self.text_config, PreTrainedConfig):
+            return self
+        return self.text_config.get_text_config(decoder, encoder)
+
+    def __getattr__(self, name: str) -> Any:
+        """A field of the family's configuration that tools look for, such as vocab_size."""
+        text = self.__dict__.get("text_config")
+        if name not in SHARED or not isinstance(text, PreTrainedConfig):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(text.get_text_config(), name)
+
+
+def as_fields(methods: Methods) -> dict[str, Any]:
+    """Methods as fields of a configuration file."""
+    found = {name: getattr(methods, name) for name in METHODS}
+    for name in ("stream_options", "mixer_options"):
+        found[name] = dict(found[name]) or None
+    blocks = found["mixer_blocks"]
+    return {**found, "mixer_blocks": None if blocks is None else list(blocks)}
+
+
+def family_config(document: dict[str, Any]) -> PreTrainedConfig:
+    """A family's configuration from its dictionary; a ValueError names the field that is wrong."""
+    fields = dict(document)
+    family = fields.pop("model_type", None)
+    if not isinstance(family, str):
+        raise ValueError(f"text_config needs the model_type of a family of transformers, got {family!r}")
+    try:
+        return AutoConfig.for_model(family, **fields)
+    except Exception as error:  # strict dataclasses raise kinds of their own
+        lines = " ".join(str(error).split())
+        raise ValueError(f"text_config is no configuration of {family}: {lines}") from error
