@@ -28,7 +28,7 @@ SHAPE = ModelConfig(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("fields", [*FIRST_MIXERS, *FIRST, WIDE_DELTA, {"windows": (5, None, 5)}], ids=label)
+@pytest.mark.parametrize("fields", [*FIRST_MIXERS, *FIRST, WIDE_DELTA, {"attention_windows": (5, None, 5)}], ids=label)
 def test_bytes_kept_are_those_of_the_real_past(fields: Fields) -> None:
     batch, context = 2, 23
     model = Decoder(dataclasses.replace(SHAPE, **fields))
@@ -45,7 +45,7 @@ def test_bytes_kept_are_those_of_the_real_past(fields: Fields) -> None:
     assert kept.total == past.nbytes()
 
 
-@pytest.mark.parametrize("fields", [WIDE_DELTA, {"windows": (5, None, 5)}], ids=str)
+@pytest.mark.parametrize("fields", [WIDE_DELTA, {"attention_windows": (5, None, 5)}], ids=str)
 def test_a_lengthened_past_is_that_of_a_long_one(fields: Fields) -> None:
     blank = meta_model(dataclasses.replace(SHAPE, **fields), "float32")
     ours, real = lengthened(trace_step(blank, 1, 9).past, 50), trace_step(blank, 1, 50).past
@@ -80,7 +80,7 @@ def test_short_swa_at_a_long_context_by_hand() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("fields", FIRST, ids=label)
 def test_boundaries_are_those_of_a_real_state(fields: Fields) -> None:
-    config = dataclasses.replace(SHAPE, blocks=4, **fields)
+    config = dataclasses.replace(SHAPE, num_hidden_layers=4, **fields)
     model = Decoder(config)
     stream, x = model.stream, torch.randn(2, 6, 16)
     state, real = stream.open(x), []
