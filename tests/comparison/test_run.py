@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import os
 import re
 import resource
 import shutil
@@ -126,8 +125,10 @@ def test_a_folder_grows_by_data(whole: Path, place: Path) -> None:
 def test_a_folder_refuses_what_does_not_fit(whole: Path, options: dict[str, Any], place: Path) -> None:
     with pytest.raises(ValueError, match=r"other settings \(batch: 2 -> 4; steps: 40 -> 41\)"):
         here(whole, options | {"batch": 4, "steps": 41})
-    with claim(whole), pytest.raises(ValueError, match=f"is in use by another process .process {os.getpid()}"):
-        here(whole, options)
+    with claim(whole), pytest.raises(ValueError, match="is in use by another process; what it does not do yet"):
+        here(whole, options | {"seeds": 3})
+    with claim(place / "empty"), pytest.raises(ValueError, match="is in use by another process"):
+        here(place / "empty", options)
     with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
         here(whole, options, jobs=0)
     (place / "a file").write_text("")

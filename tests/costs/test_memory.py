@@ -19,12 +19,12 @@ from twoaxis.costs.costs import cost
 from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.fuse import Part, highest
 from twoaxis.costs.memory import _activations, device_memory, in_flight
-from twoaxis.costs.pipeline import plan
 from twoaxis.costs.trace import meta_model, trace_training
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.flops import count_parameters
 from twoaxis.model.loss import next_token_loss
+from twoaxis.model.stages import plan
 from twoaxis.model.variant import Contender
 from twoaxis.training.measure import peak_memory
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from tests.costs.helpers import FIRST, Fields, label
-from twoaxis.costs.pipeline import Pipeline, plan
-from twoaxis.costs.trace import boundaries, meta_model
+from twoaxis.costs.trace import meta_model
 from twoaxis.guide.published import chunk_transfers
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
+from twoaxis.model.stages import Pipeline, boundaries, plan
 
 SHAPE = ModelConfig(vocab_size=40, hidden_size=16, num_hidden_layers=4, num_attention_heads=4, intermediate_size=24)
 B, T = 2, 5

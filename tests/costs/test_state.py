@@ -10,11 +10,12 @@ import torch
 from tests.costs.helpers import FIRST, FIRST_MIXERS, WIDE_DELTA, Fields, label
 from twoaxis.costs.costs import cost
 from twoaxis.costs.deployment import Deployment
-from twoaxis.costs.trace import boundaries, lengthened, meta_model, trace_step
+from twoaxis.costs.trace import lengthened, meta_model, trace_step
 from twoaxis.depth.counts import count
 from twoaxis.depth.walk import apply_nothing
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
+from twoaxis.model.stages import boundaries
 from twoaxis.model.variant import Contender
 
 SHAPE = ModelConfig(

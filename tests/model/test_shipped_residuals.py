@@ -176,9 +176,10 @@ def test_zaya() -> None:
     assert (found.family, found.stream) == ("zaya", "scaled")
 
     def run(x: Tensor) -> Tensor:
-        x = (x + model.input_hidden_states_bias) * model.input_hidden_states_scale
-        for i, scale in enumerate(modules(model, *names)):
-            x = scale(sublayer(i, x), x)
+        shift, scale = (model.get_parameter(f"input_hidden_states_{name}") for name in ("bias", "scale"))
+        x = (x + shift) * scale
+        for i, module in enumerate(modules(model, *names)):
+            x = module(sublayer(i, x), x)
         return x
 
     agree(model, found.build(), run, "zaya")

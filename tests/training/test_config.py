@@ -35,6 +35,7 @@ def test_key_depends_on_what_changes_weights_only() -> None:
         "device": "cpu",
         "cache": "x",
         "measure_memory": False,
+        "parallel": "fsdp=2",
     }
     assert set(others) == set(RUNNING)
     assert dataclasses.replace(base, **others).key == base.key

@@ -17,8 +17,8 @@ from tests.support.foreign import byte_llama
 from tests.training.runs import SHAPE, Broken, Uneven, small, stop_at
 from twoaxis.model.load import load_model
 from twoaxis.pretrained.retrofit import retrofit
-from twoaxis.training.checkpoint import weights
 from twoaxis.training.setup import make_optimizer
+from twoaxis.training.tensors import weights
 from twoaxis.training.train import train
 
 

@@ -24,7 +24,6 @@ from twoaxis.data.load import load_data
 from twoaxis.model.flops import training_flops
 from twoaxis.model.load import load_model
 from twoaxis.model.loss import labelled, score, summed_loss
-from twoaxis.training.checkpoint import weights, weights_digest
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.counters import Counters
 from twoaxis.training.engines.engine import Engine, load_batch
@@ -34,6 +33,7 @@ from twoaxis.training.loop import Job, evaluate
 from twoaxis.training.results import load_log, load_result
 from twoaxis.training.schedule import rate
 from twoaxis.training.setup import make_model, make_optimizer, model_config
+from twoaxis.training.tensors import weights, weights_digest
 from twoaxis.training.train import train
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -186,7 +186,7 @@ def test_the_saved_model_is_the_one_that_was_measured(tmp_path: Path) -> None:
     run = small(**METHODS["hyper"], save_model=True)
     result = train(run, tmp_path)
     model = load_model(tmp_path / "model", "cpu")
-    assert weights_digest(model) == result.weights
+    assert weights_digest(weights(model)) == result.weights
     assert model.config.use_cache is True
     assert not list((tmp_path / "model").glob("*.bin"))
     total, right, count = 0.0, 0, 0
@@ -236,7 +236,7 @@ def test_contenders_of_a_seed_start_alike() -> None:
         alike = [name for name in shared if plain[name].shape == other[name].shape]
         same = [name for name in alike if torch.equal(plain[name], other[name])]
         # what a paper rescales (output projections) may differ
-        assert all(name.endswith((".output.weight", ".down.weight")) for name in set(alike) - set(same))
+        assert all(name.endswith((".o_proj.weight", ".down_proj.weight")) for name in set(alike) - set(same))
     moved = weights(make_model(small(init_seed=7), 29))
     assert set(moved) == set(plain)
     assert not torch.equal(moved["model.embed_tokens.weight"], plain["model.embed_tokens.weight"])
@@ -356,7 +356,7 @@ def test_compile(tmp_path: Path) -> None:
     compiled = train(dataclasses.replace(run, compile=True, save_model=True), tmp_path / "compiled")
     assert compiled.loss == pytest.approx(plain.loss, abs=1e-4)
     assert compiled.train_loss == pytest.approx(plain.train_loss, abs=1e-4)
-    assert weights_digest(load_model(tmp_path / "compiled" / "model", "cpu")) == compiled.weights
+    assert weights_digest(weights(load_model(tmp_path / "compiled" / "model", "cpu"))) == compiled.weights
 
 
 def test_tensorboard(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def compare(
     exchange: bool = False,
     use: Annotated[Sequence[str], Several, tyro.conf.arg(metavar="FILE.py")] = (),
     jobs: int | None = None,
+    launcher: Annotated[str | None, tyro.conf.arg(metavar="local|ray[:k=v,...]|slurm[:k=v,...]")] = None,
     dry_run: bool = False,
     report: bool = True,
     **fields: Unpack[SharedFields],
@@ -76,6 +77,8 @@ def compare(
         exchange: Also run the baseline with twice the tokens, to tell what a lower loss is worth in tokens.
         use: Python file that registers streams and mixers of your own. It is run: name only files you trust.
         jobs: Runs at once. None is one per GPU, or one per core.
+        launcher: Where runs are started. None is this machine; a second one joins by the same command on the same
+            folder.
         dry_run: Show what would be run, how long and how much room it takes; write nothing.
         report: Make the report at the end.
         **fields: That all runs share; see `TrainConfig`.
@@ -93,8 +96,10 @@ def compare(
     from twoaxis.comparison.options import command_line
     from twoaxis.comparison.results import Comparison
     from twoaxis.comparison.run import compare, tell
+    from twoaxis.comparison.runner.launchers import find_launcher
 
-    outcome = compare(options, out, jobs=jobs, command=command_line(out, file, said))
+    found_launcher = find_launcher(launcher)
+    outcome = compare(options, out, jobs=jobs, command=command_line(out, file, said), launcher=found_launcher)
     tell(outcome, out)
     failed = (*(f"{name}: {message}" for name, message in outcome.failures), *outcome.missing)
     found = dataclasses.replace(Comparison.load(out), failed=failed)

@@ -12,6 +12,7 @@ import tyro
 from twoaxis.training.fields import RunFields
 
 if TYPE_CHECKING:
+    from twoaxis.commands.train_plan import TrainPlan
     from twoaxis.training.config import TrainConfig
     from twoaxis.training.results import Result
 
@@ -20,8 +21,9 @@ def train(
     *,
     out: Annotated[str, tyro.conf.arg(metavar="DIR")],
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None,
+    dry_run: bool = False,
     **fields: Unpack[RunFields],
-) -> Result:
+) -> Result | TrainPlan:
     """Train a model. The same call goes on with a run that was interrupted, to the same bits.
 
     Exit with 1 if the loss stopped being a number, with 130 after Ctrl-C.
@@ -30,12 +32,18 @@ def train(
         out: Folder of the run: its configuration, log, checkpoints, model and result.
         config: TOML, JSON or YAML file with fields of a run, or the run.json of another one. What is given here counts
             more.
+        dry_run: Show how processes would share the run and how much memory the fullest needs; train nothing.
         **fields: Of the run; see `TrainConfig`.
     """
     from twoaxis.training import train as training
     from twoaxis.training.fields import merge, read_fields
 
     run = merge({} if config is None else read_fields(config), fields)
+    if dry_run:
+        from twoaxis.commands.train_plan import plan_training
+        from twoaxis.data.load import load_data
+
+        return plan_training(run, load_data(run).vocab_size)
     # stdout is the result's; some loggers greet there
     with contextlib.redirect_stdout(sys.stderr), training_bar(run) as show:
         return training.train(run, out, on_step=show)

@@ -444,6 +444,8 @@ def facts(found: Comparison) -> tuple[tuple[str, str], ...]:
     versions = ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())
     commands = [("command", f"`{command.replace('`', ' ')}`") for command in about.get("commands", ())]
     hardware = about.get("hardware_line") or "not recorded"
+    if len(machines := found.machines) > 1:  # losses compare, times do not
+        hardware += "; runs by machine: " + "; ".join(f"{count} on {name}" for name, count in machines.items())
     return (("hardware", hardware), ("versions", versions or "not recorded"), *commands)
 
 

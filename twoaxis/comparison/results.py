@@ -10,19 +10,23 @@ Comparison                  one folder
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from twoaxis.base.files import read_json
 from twoaxis.comparison.entries import Entry, read_entries
 from twoaxis.comparison.plan import PLAN, Plan
 from twoaxis.comparison.scaling import NEEDS_SIZES, Scaling, find_law
 from twoaxis.comparison.sections import Section, make_section
 from twoaxis.comparison.statistics import LEVEL
 from twoaxis.show.document import Document, Saved, Showable
+from twoaxis.training.results import RUN
 
 FORMAT = 1
 """Version of table.json."""
@@ -125,6 +129,16 @@ class Comparison(Showable):
         """How initial weights were scaled."""
         return tuple(dict.fromkeys(entry.init for entry in self.entries))
 
+    @property
+    def machines(self) -> dict[str, int]:
+        """Runs by the CPU and GPUs they began on."""
+        found: Counter[str] = Counter()
+        for record in (run for entry in self.entries for run in entry.runs.values()):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                machine = read_json(self.folder / record.folder / RUN)["hardware"]
+                found[", ".join([machine["cpu"], *machine["gpus"]])] += 1
+        return dict(found)
+
     def document(self) -> Document:
         """The report."""
         from twoaxis.comparison.report import document
@@ -164,6 +178,7 @@ class Comparison(Showable):
             "shared_lr": self.shared_rate,
             "init": list(self.inits),
             "hardware": about.get("hardware_line", ""),
+            "machines": self.machines,
             "versions": {name: str(version) for name, version in about.get("versions", {}).items()},
             "commands": list(about.get("commands", ())),
             "missing_runs": self.missing,

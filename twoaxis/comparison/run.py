@@ -8,14 +8,16 @@ takes up what was begun and starts what is missing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
-from twoaxis.base.files import claim, remove_partial
+from twoaxis.base.files import Claimed, claim, remove_partial
 from twoaxis.base.interrupt import Interrupted
 from twoaxis.base.options import read_fields
 from twoaxis.base.plugins import fingerprints, use_files
@@ -130,14 +132,14 @@ def compare(
     launcher: Launcher | None = None,
     console: Console | None = None,
 ) -> Outcome:
-    """Run a comparison, or what is missing of it.
+    """Run a comparison, or what is missing of it; where another process is at it, help it.
 
     Args:
         options: what is asked for; for a folder that holds a comparison, what is added to it.
         out: the folder.
-        jobs: runs at once; None is one per GPU, else one per physical core.
+        jobs: runs at once; None is as many as the launcher has room for.
         command: kept with the plan; None is the one that says the same.
-        launcher: starts the worker; None is one on this machine.
+        launcher: starts the workers; None is one on this machine.
         console: of rich, for progress; None is stderr.
     """
     out = Path(out)
@@ -154,23 +156,43 @@ def compare(
         say(f"measuring the throughput of {len(configs)} contenders in turns")
         return measure_speeds(configs, vocabulary)
 
-    with claim(out):
-        remove_partial(out)
+    launcher = LocalLauncher() if launcher is None else launcher
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(claim(out))
+            joined = False
+        except Claimed:
+            joined = Plan.load(out) is not None
+            if not joined:
+                raise
         before = Plan.load(out)
         command = command_line(out, None, options) if command is None else command
-        plan = prepare(options, out, command=command, measure=measured)
-        if before is not None and (changed := _changes(before.about, _machine(plan))):
+        plan = prepare(options, out, command="" if joined else command, measure=measured)
+        machine = _machine(plan)
+        if before is not None and (changed := _changes(before.about, machine)):
             say(f"not as when the comparison began, so runs may differ for this reason alone: {'; '.join(changed)}")
-        plan.save(out)  # from here on the folder knows what it is
+        if joined:
+            assert before is not None
+            if dataclasses.replace(plan, about=before.about) != before:
+                raise Claimed(
+                    f"{out} is in use by another process; what it does not do yet can be added when it is done"
+                )
+            say(f"joining the comparison in {out}, which another process began")
+        else:
+            remove_partial(out)
+            plan.save(out)  # from here on the folder knows what it is
         work = Runs(out)
-        watch = Watch("compare", work, console=console, changed=work.keep_rates)
+        watch = Watch("compare", work, console=console, changed=lambda: None if joined else work.keep_rates())
         try:
-            count = jobs or default_jobs(plan.base.device)[0]
-            failures = watch.run(LocalLauncher() if launcher is None else launcher, WORK, out, count, plan.use)
+            count = jobs or launcher.places(plan.base.device)
+            failures = watch.run(launcher, WORK, out, count, plan.use, joined=joined)
         except Interrupted as stopped:
             again = "".join(f" --use {file}" for file in plan.use)
             message = f"stopped; go on with: twoaxis compare --out {out}{again}"
             raise Interrupted(message, stopped.signal) from stopped
+        if joined:  # whoever began may be gone
+            stack.enter_context(contextlib.suppress(Claimed))
+            stack.enter_context(claim(out))
         work.keep_rates()
     return work.outcome(failures)
 
@@ -205,7 +227,17 @@ class Runs:
         from twoaxis.model.load import quiet
 
         quiet()
-        self.devices = default_jobs(self.plan().base.device)[1]
+        plan = self.plan()
+        self.devices = default_jobs(plan.base.device)[1]
+        began = plan.about.get("hardware", {})
+        now = _machine(plan)["hardware"]
+        known = [name for name in ("cpu", "gpus") if name in began]
+        other = [f"{name} {began[name]} -> {now[name]}" for name in known if _other(began, now, name)]
+        if plan.match == "time" and other:
+            raise ValueError(
+                f"budgets of equal time hold for the machine they were measured on, and {socket.gethostname()} is "
+                f"another one ({'; '.join(other)}): use machines of one kind, or match by tokens or flops"
+            )
 
     def plan(self) -> Plan:
         """The plan as it stands in the folder, with every rate that its results decide."""
@@ -393,6 +425,12 @@ def _machine(plan: Plan) -> dict[str, Any]:
 
     with threads_of(plan.base):
         return {"versions": versions(), "hardware": hardware(), "hardware_line": hardware_line()}
+
+
+def _other(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> bool:
+    """Whether a machine has another CPU, or other kinds of GPUs; how many it has does not change the time of a run."""
+    was, here = before[name], now[name]
+    return set(was) != set(here) if name == "gpus" else was != here
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -17,10 +17,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from twoaxis.costs.deployment import Deployment
-from twoaxis.costs.pipeline import Pipeline
 from twoaxis.costs.trace import TrainTrace
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.flops import Parameters
+from twoaxis.model.stages import Pipeline
 
 SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a number."""

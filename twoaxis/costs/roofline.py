@@ -17,9 +17,9 @@ from twoaxis.costs.fuse import Kernel, Work
 from twoaxis.costs.hardware import Profile
 from twoaxis.costs.measured import Table, kernel_seconds
 from twoaxis.costs.memory import SIZES
-from twoaxis.costs.pipeline import Pipeline
 from twoaxis.costs.trace import StepTrace, TrainTrace
 from twoaxis.model.config import ModelConfig
+from twoaxis.model.stages import Pipeline
 
 
 class Seconds(NamedTuple):

@@ -18,17 +18,15 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from twoaxis.base.meter import Event, Meter, tensors_in
 from twoaxis.costs.fuse import STREAM, Part, Work, highest, total, work_by
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Applied, Seen
-from twoaxis.depth.walk import apply_nothing, visit
 from twoaxis.kernels.dispatch import target
 from twoaxis.model.config import ModelConfig
-from twoaxis.model.decoder import Decoder, Past, Trunk
+from twoaxis.model.decoder import Decoder, Past
 from twoaxis.ring import Ring
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -243,23 +241,6 @@ def _sites(events: list[Event], sites: tuple[Site, ...], tokens: int) -> tuple[S
         SiteTraffic(site.block, site.kind, work.eager_bytes / tokens, work.fused_bytes / tokens)
         for site, work in zip(sites, works, strict=True)
     )
-
-
-@torch.no_grad()
-def boundaries(trunk: Trunk) -> list[tuple[Tensor, ...]]:
-    """The packed state of one token before each block and before the out site; all alive at once."""
-    stream, found, config = trunk.stream, [], trunk.config
-    x = torch.empty(1, 1, config.hidden_size, dtype=next(trunk.parameters()).dtype, device="meta")
-
-    def act(site: Site, seen: Seen) -> Applied:
-        return apply_nothing(stream, seen, torch.empty_like(x), (config.kv_heads, config.head_size))
-
-    with Meter(record=False):
-        state = stream.open(x)
-        for block in range(config.num_hidden_layers):
-            found.append(stream.pack(state))
-            state = visit(stream, state, stream.sites_of(block), act)
-        return [*found, stream.pack(state)]
 
 
 @contextlib.contextmanager

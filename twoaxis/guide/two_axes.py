@@ -183,8 +183,8 @@ def by_stages(base: Any) -> list[dict[str, Any]]:
     """Bytes per token over all boundaries of a pipeline: whole, and with two virtual stages whole and cached."""
     import torch
 
-    from twoaxis.costs.pipeline import plan
     from twoaxis.model.decoder import Trunk
+    from twoaxis.model.stages import plan
 
     rows: list[dict[str, Any]] = [{"stages": stages} for stages in STAGES]
     for method in ("plain", *METHODS):

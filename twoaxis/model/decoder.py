@@ -289,10 +289,10 @@ class Decoder(Trunk):
     def _recompute(self, block: Block, *given: Any) -> Any:
         return block(*given) if block.number % self.recompute_every else checkpoint(block, *given, use_reentrant=False)
 
-    def info(self, tokens: Tensor, seen: int, reach: Tensor | None) -> TokenInfo:
+    def info(self, tokens: Tensor, seen: int, reach: Tensor | None, dtype: torch.dtype | None = None) -> TokenInfo:
         """What sub-layers know of the tokens. Only distances count, so positions run through padding and documents."""
         positions = torch.arange(seen, seen + tokens.shape[1], device=tokens.device)
-        config, dtype = self.config, self.embed_tokens.weight.dtype
+        config, dtype = self.config, self.embed_tokens.weight.dtype if dtype is None else dtype
         return TokenInfo(reach, make_rope(positions, config.head_size, config.rope_theta, dtype, config.rope_scaling))
 
     def embed(self, tokens: Tensor) -> Tensor:

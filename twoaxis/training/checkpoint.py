@@ -8,33 +8,42 @@
       state.json               counters and configuration
       SHA256SUMS               digests of all files above, as `sha256sum --check` reads them
 
+A sharded model's has `shards/` in place of the first two, where every process writes what it holds. Any number of
+processes, one included, goes on from either.
+
 A folder appears whole or not at all. Should the disk damage one all the same, in whatever file, its sums do not fit,
 and the checkpoint before it is used.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import load_file
+from torch import Tensor
 
 from twoaxis.base.files import atomic_folder, file_errors, file_sha256, read_json, write_bytes, write_json, write_text
+from twoaxis.training.tensors import (
+    load_optimizer,
+    load_weights,
+    make_moments,
+    moments,
+    optimizer_tensors,
+    read_parts,
+    save_tensors,
+    weights,
+    write_parts,
+)
 
 if TYPE_CHECKING:
     from twoaxis.training.loop import Job
 
 WEIGHTS, OPTIMIZER, RANDOM = "model.safetensors", "optimizer.safetensors", "random.safetensors"
-LOG, STATE, SUMS = "log.jsonl", "state.json", "SHA256SUMS"
+LOG, STATE, SUMS, SHARDS = "log.jsonl", "state.json", "SHA256SUMS", "shards"
 FORMAT = 2
 """Number in state.json; a checkpoint with another one is passed over."""
 
@@ -56,8 +65,10 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(job: Job) -> None:
-    """Write a checkpoint and remove the oldest ones; only the first process does."""
+    """Write a checkpoint and remove the oldest ones: the first process does, and the others what they alone hold."""
     if job.engine.rank != 0:
+        if job.engine.sharded:
+            write_parts(Path(job.engine.say("")), _all_tensors(job))
         return
     job.folder.check_claim()
     model, folder = job.engine.model, job.folder.checkpoints
@@ -65,8 +76,12 @@ def save_checkpoint(job: Job) -> None:
     if job.engine.device.type == "cuda":
         random["cuda"] = torch.cuda.get_rng_state(job.engine.device)
     with atomic_folder(_place(folder, job.counters.step), replace=True) as place:
-        save_tensors(place / WEIGHTS, weights(model))
-        save_tensors(place / OPTIMIZER, optimizer_tensors(job.optimizer, model))
+        if job.engine.sharded:
+            (place / SHARDS).mkdir()
+            write_parts(Path(job.engine.say(str(place / SHARDS))), _all_tensors(job))
+        else:
+            save_tensors(place / WEIGHTS, weights(model))
+            save_tensors(place / OPTIMIZER, optimizer_tensors(job.optimizer, model))
         save_tensors(place / RANDOM, random)
         write_bytes(place / LOG, job.folder.log.read_bytes() if job.folder.log.exists() else b"")
         state = {"format": FORMAT, "counters": job.counters.to_dict(), "key": job.run.key, "config": job.run.to_dict()}
@@ -78,10 +93,13 @@ def save_checkpoint(job: Job) -> None:
 
 def load_checkpoint(checkpoint: Checkpoint, job: Job) -> None:
     """Put weights, moments, generators and counters back to what they were."""
-    model, device = job.engine.model, job.engine.device
+    model, device, shards = job.engine.model, job.engine.device, checkpoint.path / SHARDS
     try:
-        load_weights(model, load_file(checkpoint.path / WEIGHTS))
-        load_optimizer(job.optimizer, model, load_file(checkpoint.path / OPTIMIZER))
+        if job.engine.sharded or shards.is_dir():
+            _load_parts(job, shards if shards.is_dir() else checkpoint.path)
+        else:
+            load_weights(model, load_file(checkpoint.path / WEIGHTS))
+            load_optimizer(job.optimizer, model, load_file(checkpoint.path / OPTIMIZER))
     except ValueError as error:
         raise ValueError(f"{checkpoint.path} does not fit the model: {error}; remove that folder") from error
     random = load_file(checkpoint.path / RANDOM)
@@ -89,6 +107,21 @@ def load_checkpoint(checkpoint: Checkpoint, job: Job) -> None:
     if "cuda" in random and device.type == "cuda":
         torch.cuda.set_rng_state(random["cuda"], device)
     job.counters.restore(checkpoint.counters)
+
+
+def _all_tensors(job: Job) -> dict[str, Tensor]:
+    return weights(job.engine.model) | optimizer_tensors(job.optimizer, job.engine.model)
+
+
+def _load_parts(job: Job, folder: Path) -> None:
+    """What this process holds of weights and moments, from a folder of whole tensors or of parts."""
+    model, optimizer = job.engine.model, job.optimizer
+    read_parts(folder, weights(model))
+    make_moments(optimizer)
+    filled = read_parts(folder, moments(optimizer, model), optional=True)
+    for name, parameter in model.named_parameters():
+        if parameter in optimizer.state and f"{name}/step" not in filled:
+            del optimizer.state[parameter]  # it has not had a gradient yet
 
 
 def newest_checkpoint(folder: Path, key: str, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -137,93 +170,11 @@ def remove_after(folder: Path, step: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Every weight of a model once, by the first of its names; what is not saved with a model is left out."""
-    named = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    tied = {id(parameter) for parameter in model.parameters()}
-    kept = model.state_dict(keep_vars=True)
-    return named | {name: t.detach() for name, t in kept.items() if name not in named and id(t) not in tied}
-
-
-def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over the names, types, shapes and bytes of all weights, in the order of their names."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(weights(model).items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        flat = tensor.to("cpu").contiguous().reshape(-1)
-        digest.update(cast(Any, flat.view(torch.uint8).numpy()))
-    return digest.hexdigest()
-
-
-def load_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Set the weights of a model, in place."""
-    here = weights(model)
-    if set(tensors) != set(here):
-        name = sorted(set(tensors) ^ set(here))[0]
-        raise ValueError(f"{name} is in one of them only")
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            if tensor.shape != here[name].shape:  # which copy_ might expand
-                raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, not {tuple(here[name].shape)}")
-            here[name].copy_(tensor)
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The moments and step counts of an optimiser by the names of the model's parameters."""
-    return {
-        f"{name}/{kind}": value.detach().to("cpu")
-        for name, parameter in model.named_parameters()
-        for kind, value in optimizer.state.get(parameter, {}).items()
-    }
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors`; the learning rates are the loop's to set."""
-    named = dict(model.named_parameters())
-    names = {id(parameter): name for name, parameter in named.items()}
-    order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-    by_name: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        name, _, kind = key.rpartition("/")
-        by_name.setdefault(name, {})[kind] = tensor
-        wanted = () if kind == "step" else getattr(named.get(name), "shape", tensor.shape)
-        if tensor.shape != wanted:
-            raise ValueError(f"{key} has the shape {tuple(tensor.shape)}, not {tuple(wanted)}")
-    if unknown := sorted(set(by_name) - set(order)):
-        raise ValueError(f"it has moments of {unknown[0]}, which does not learn in this run")
-    state = {number: by_name[name] for number, name in enumerate(order) if name in by_name}
-    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
-
-
-def save_model(folder: Path, model: Any) -> None:
-    """`save_pretrained` into a folder; a file that the system refuses is a `FileError` that names it."""
-    with _system_errors(folder / WEIGHTS):
-        model.save_pretrained(folder)
-
-
-def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a safetensors file; one that the system refuses is a `FileError` that names it."""
-    with _system_errors(path):
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-
-
-@contextlib.contextmanager
-def _system_errors(path: Path) -> Iterator[None]:
-    """Turn the refusals that safetensors words itself into the system's."""
-    with file_errors(path):
-        try:
-            yield
-        except SafetensorError as error:
-            number = re.search(r"os error (\d+)", str(error))
-            if number is None:
-                raise
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-
-
 def _place(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
 def _sums(folder: Path) -> str:
     """What `SHA256SUMS` has to say about the files of a checkpoint."""
-    return "".join(f"{file_sha256(folder / name)}  {name}\n" for name in (WEIGHTS, OPTIMIZER, RANDOM, LOG, STATE))
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return "".join(f"{file_sha256(folder / name)}  {name}\n" for name in names if name != SUMS)

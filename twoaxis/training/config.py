@@ -104,6 +104,8 @@ class RunningOptions(Options):
     """CPU threads; None is torch's choice."""
     device: str | None = None
     """Such as cpu or cuda:1; None is a GPU if there is one."""
+    parallel: str | None = None
+    """How the processes that torchrun starts share the run, such as fsdp=8 or dp=2,pp=4; None gives each a replica."""
 
 
 SECTIONS = {"model": ModelOptions, "data": DataOptions, "optimisation": OptimiserOptions, "running": RunningOptions}

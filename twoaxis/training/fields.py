@@ -56,6 +56,7 @@ class SharedFields(ExampleFields, total=False):
     measure_memory: bool
     threads: int | None
     device: str | None
+    parallel: str | None
 
 
 class RunFields(SharedFields, total=False):

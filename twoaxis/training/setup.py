@@ -176,9 +176,21 @@ def make_optimizer(run: TrainConfig, model: Any) -> torch.optim.AdamW:
     from twoaxis.pretrained.record import learning_rates, record_of
 
     rates = learning_rates(model) if run.source is not None and record_of(model) is not None else None
-    groups = param_groups(model, lr=run.lr, weight_decay=run.weight_decay, rates=rates)
+    groups = _by_mesh(param_groups(model, lr=run.lr, weight_decay=run.weight_decay, rates=rates))
     fused = {p.device.type for p in model.parameters()} <= {"cpu", "cuda", "mps", "xpu"}
     return torch.optim.AdamW(groups, lr=run.lr, betas=(run.beta1, run.beta2), eps=run.epsilon, fused=fused)
+
+
+def _by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Groups whose parameters are spread over the same devices each, as a fused optimiser needs."""
+    split: dict[tuple[int, Any], dict[str, Any]] = {}
+    for number, group in enumerate(groups):
+        for name, parameter in zip(group["names"], group["params"], strict=True):
+            key = number, getattr(parameter, "device_mesh", None)
+            part = split.setdefault(key, {**group, "params": [], "names": ()})
+            part["params"].append(parameter)
+            part["names"] += (name,)
+    return list(split.values())
 
 
 def source_digest(source: str | None) -> str | None:

@@ -21,7 +21,7 @@ from twoaxis.base.files import atomic_folder
 from twoaxis.base.interrupt import Interrupted, StopSignal
 from twoaxis.base.machine import reproducible
 from twoaxis.model.load import quietly
-from twoaxis.training.engines.place import find_place, join_processes, warn, world
+from twoaxis.training.engines.place import find_place, join_processes, lost_processes, warn, world
 from twoaxis.training.folder import RunFolder
 from twoaxis.training.loggers import check_loggers, make_loggers
 from twoaxis.training.results import Result
@@ -61,7 +61,9 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
     check(run)
     check_loggers(run.report_to)
     place, stop = find_place(run.device), StopSignal()
-    from twoaxis.training.engines.engine import Engine
+    from twoaxis.training.engines.degrees import make_engine, read_degrees
+
+    read_degrees(run, place.world)  # what does not fit is refused before data is read
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop.listening())
@@ -76,7 +78,8 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
             stack.enter_context(folder.claimed())
         stack.enter_context(reproducible(run.threads))
         join_processes(place)
-        engine = Engine(run, place)
+        stack.enter_context(lost_processes())
+        engine = make_engine(run, place)
         result, checkpoint = _where(run, folder, engine)
         if result is not None:
             return result
@@ -121,8 +124,10 @@ def _prepare(
     from twoaxis.training.checkpoint import load_checkpoint, remove_after
     from twoaxis.training.counters import Counters
     from twoaxis.training.loop import Job
+    from twoaxis.training.tensors import weights_digest
 
     model = engine.build(lambda: make_model(run, data.vocab_size, data.end))
+    initial = weights_digest(engine.weights())
     job = Job(
         run=run,
         folder=folder,
@@ -140,7 +145,7 @@ def _prepare(
         stop=stop,
     )
     if engine.rank == 0 and folder.about() is None:
-        folder.describe(_facts(job, data))
+        folder.describe(_facts(job, data, initial))
         if run.source is not None:
             _warn_of_closed(model)
     engine.wait()
@@ -168,21 +173,20 @@ def _held_out(run: TrainConfig, data: Data, count: int) -> Dataset[Any]:
     return Subset(examples, range(run.eval_skip, len(examples))) if run.eval_skip else examples
 
 
-def _facts(job: Job, data: Data) -> dict[str, Any]:
+def _facts(job: Job, data: Data, initial: str) -> dict[str, Any]:
     """What run.json says of the run itself."""
-    from twoaxis.training.checkpoint import weights_digest
-
-    run, model = job.run, job.engine.model
+    run, engine = job.run, job.engine
+    model, (parameters, learned) = engine.model, engine.parameters
     return {
         "config": run.to_dict(),
         "key": run.key,
         "data": data.describe(),
         "model": model.config.to_dict(),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "learned": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "parameters": parameters,
+        "learned": learned,
         "flops_per_token": job.counters.flops_per_token,
-        "peak_memory": _peak_memory(job) if run.measure_memory else None,
-        "initial_weights": weights_digest(model),
+        "peak_memory": _peak_memory(job) if run.measure_memory and not engine.sharded else None,
+        "initial_weights": initial,
         "source": source_digest(run.source),
     }
 
@@ -244,19 +248,20 @@ def _train(job: Job, data: Data) -> Result:
 
 def _outcome(job: Job, data: Data) -> dict[str, Any]:
     """Keep the final model and measure it; it is safe to be killed in between."""
-    from twoaxis.training.checkpoint import save_model, weights_digest
     from twoaxis.training.loop import evaluate
+    from twoaxis.training.tensors import weights_digest
 
-    run, folder, model = job.run, job.folder, job.engine.model
-    if run.save_model and job.engine.rank == 0:
+    run, folder, engine = job.run, job.folder, job.engine
+    if run.save_model and engine.rank == 0:
         folder.check_claim()
         with atomic_folder(folder.model, replace=True) as place:
-            save_model(place, model)
+            engine.export(place)
             data.save_tokenizer(place)
             _stay_retrofit(run, place)
-    evaluated = job.evaluated or evaluate(
-        job, job.final
-    )  # a run that goes on behind its last step has evaluated nothing yet
+    elif run.save_model:
+        engine.export(folder.model)  # the first process writes what all have
+    # a run that goes on behind its last step has evaluated nothing yet
+    evaluated = job.evaluated or evaluate(job, job.final)
     loss = evaluated["held_out_loss"]
     return {
         "loss": loss,
@@ -264,16 +269,21 @@ def _outcome(job: Job, data: Data) -> dict[str, Any]:
         "bits_per_byte": None if data.bytes_per_token is None else loss / math.log(2) / data.bytes_per_token,
         "accuracy": evaluated.get("accuracy"),
         "chance": data.chance,
-        "unmoved": _unmoved(model, job.optimizer),
+        "unmoved": _unmoved(engine, job.optimizer),
         "equal_streams": _equal_streams(job),
-        "weights": weights_digest(model),
+        "weights": weights_digest(engine.weights()),
     }
 
 
-def _unmoved(model: Any, optimizer: Any) -> tuple[str, ...]:
+def _unmoved(engine: Engine, optimizer: Any) -> tuple[str, ...]:
     """Names of parameters that learn and never had a gradient other than zero: AdamW has no second moment of them."""
-    named = [(name, optimizer.state.get(p, {})) for name, p in model.named_parameters() if p.requires_grad]
-    return tuple(name for name, state in named if "exp_avg_sq" not in state or not bool(state["exp_avg_sq"].any()))
+    moved: dict[str, bool] = {}
+    for name, parameter in engine.model.named_parameters():
+        if parameter.requires_grad:
+            moment = optimizer.state.get(parameter, {}).get("exp_avg_sq")
+            part = moment.to_local() if hasattr(moment, "to_local") else moment
+            moved[name] = part is not None and bool(part.any())
+    return tuple(name for name, found in engine.any(moved).items() if not found)
 
 
 def _equal_streams(job: Job) -> bool:

@@ -1,7 +1,12 @@
 """Launchers: what starts workers on machines that see the folder.
 
 A launcher starts `python -m twoaxis.comparison.runner.worker` and knows nothing of what the worker does; everything
-else goes through the files of the folder. One for another system is a class with the five methods of `Launcher`.
+else goes through the files of the folder. One for another system is a class with the six methods of `Launcher`; its
+jobs call `serve`.
+
+    local                                    one worker on this machine, several runs at once
+    ray:address=ray://head:10001,gpus=1      a worker per run, as tasks of a Ray cluster
+    slurm:partition=gpu,gpus=1,minutes=240   a worker per run, as an array of Slurm jobs
 """
 
 from __future__ import annotations
@@ -9,18 +14,26 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
 from twoaxis.base.machine import physical_cores
+from twoaxis.base.registry import did_you_mean
+from twoaxis.base.spec import parse
 
 
 class Launcher(Protocol):
     """Starts workers."""
+
+    def places(self, device: str | None) -> int:
+        """How many runs at once, unless the user says."""
+        ...
 
     def start(self, work: str, folder: Path, jobs: int, use: Sequence[str] = ()) -> None:
         """Have the work MODULE:CLASS done on a folder, `jobs` runs at once, with methods from the files `use`."""
@@ -49,6 +62,10 @@ class LocalLauncher:
     def __init__(self) -> None:
         self.worker: subprocess.Popen[bytes] | None = None
         self.output: IO[bytes] | None = None
+
+    def places(self, device: str | None) -> int:
+        """One per GPU, else one per physical core."""
+        return default_jobs(device)[0]
 
     def start(self, work: str, folder: Path, jobs: int, use: Sequence[str] = ()) -> None:
         """Start the worker; it ends with this process, as its stdin does."""
@@ -97,6 +114,54 @@ class LocalLauncher:
         self.output.seek(max(0, size - 4096))
         lines = self.output.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "nothing"
+
+
+def serve(work: str, folder: Path, use: Sequence[str] = (), launcher: LocalLauncher | None = None) -> tuple[int, str]:
+    """Run a worker of one run at once to its end, as a job of a cluster does; its exit code and its last line.
+
+    Args:
+        work: MODULE:CLASS.
+        folder: which this machine shares with the others.
+        use: files with methods.
+        launcher: to start it with, for whoever wants to stop it.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{socket.gethostname()} does not see {folder}: share the folder between the machines")
+    with contextlib.closing(launcher or LocalLauncher()) as local:
+        local.start(work, folder, 1, use)
+        try:
+            while (code := local.ended()) is None:
+                time.sleep(0.1)
+        except KeyboardInterrupt:
+            local.stop()
+            raise
+        return code, local.said()
+
+
+def find_launcher(spelling: str | None) -> Launcher:
+    """The launcher called NAME[:option=value,...]; None is local."""
+    name, options = parse(spelling or "local")
+    if name == "ray":
+        from twoaxis.comparison.runner.ray_launcher import RayLauncher, RayOptions
+
+        return RayLauncher(RayOptions.from_dict(options))
+    if name == "slurm":
+        from twoaxis.comparison.runner.slurm_launcher import SlurmLauncher, SlurmOptions
+
+        return SlurmLauncher(SlurmOptions.from_dict(options))
+    if name != "local" or options:
+        hint = did_you_mean(name, ("local", "ray", "slurm"))
+        raise ValueError(f"unknown launcher {spelling!r}{hint}; give local, ray[:...] or slurm[:...]")
+    return LocalLauncher()
+
+
+def judge(ends: Sequence[tuple[int, str] | BaseException]) -> tuple[int, str]:
+    """What several workers come to: the work is at its end as soon as one of them says so."""
+    for end in ends:
+        if not isinstance(end, BaseException) and end[0] == 0:
+            return end
+    codes = [(1, f"{type(end).__name__}: {end}") if isinstance(end, BaseException) else end for end in ends]
+    return codes[0] if codes else (1, "no worker was started")
 
 
 def default_jobs(device: str | None) -> tuple[int, list[str | None]]:

@@ -94,7 +94,9 @@ class Watch:
         """Whether nothing is left to do."""
         return len(self.done) == len(self.units) and not self.work.later()
 
-    def run(self, launcher: Launcher, name: str, folder: Path, jobs: int, use: Sequence[str] = ()) -> list[Failure]:
+    def run(
+        self, launcher: Launcher, name: str, folder: Path, jobs: int, use: Sequence[str] = (), *, joined: bool = False
+    ) -> list[Failure]:
         """Have everything done that has no result; those that failed.
 
         Ctrl-C, SIGTERM and a closed terminal stop the runs after a checkpoint; a second one stops at once.
@@ -105,6 +107,7 @@ class Watch:
             folder: that it works on.
             jobs: runs at once.
             use: Python files that the worker runs first.
+            joined: whether another coordinator is at it: what its runs say of themselves stays.
 
         Raises:
             Interrupted: after a signal.
@@ -112,7 +115,7 @@ class Watch:
         total = len(self.units) + len(self.work.later())
         if self.done:
             self.say(f"{self.what}: {len(self.done):,} of {total:,} runs are there already")
-        for unit in self.units:
+        for unit in () if joined else self.units:
             _remove(unit.folder, FAILED, PROGRESS)  # of another attempt
         if not self.finished:
             with contextlib.closing(launcher), on_signals(lambda: self._stop(launcher)):

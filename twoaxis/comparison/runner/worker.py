@@ -33,7 +33,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from twoaxis.base.files import PARTIAL, Claimed, FileError, file_errors, read_json, write_json
+from twoaxis.base.files import LEASE, PARTIAL, Claimed, FileError, file_errors, read_json, write_json
 from twoaxis.base.interrupt import allow, deferred
 from twoaxis.base.plugins import use_files
 
@@ -138,7 +138,8 @@ def work(name: str, folder: Path, jobs: int) -> int:
             slot = min(slots)
             with file_errors(unit.folder):
                 unit.folder.mkdir(parents=True, exist_ok=True)
-                (unit.folder / OUTPUT).write_bytes(b"")
+                if not _leased(unit):  # else it may be the output of a run on another machine
+                    (unit.folder / OUTPUT).write_bytes(b"")
             tries[unit.folder] += 1
             with deferred():  # a signal that comes here must not find the worker's handler in the run
                 if (pid := os.fork()) == 0:
@@ -170,9 +171,24 @@ def work(name: str, folder: Path, jobs: int) -> int:
 
 
 def _next(todo: Work, busy: Collection[Path], tries: Counter[Path]) -> Unit | None:
-    """The next unit to start: new ones first, then those that failed once."""
+    """The next unit to start: new ones first, then those that failed once, then those that somebody else may have."""
     left = [unit for unit in todo.units() if unit.folder not in busy and unit.outcome() is None]
-    return min((unit for unit in left if tries[unit.folder] < TRIES), key=lambda u: tries[u.folder], default=None)
+    for unit in left:  # another worker's attempts count
+        tries[unit.folder] = max(tries[unit.folder], failed_tries(unit.folder))
+    open_units = (unit for unit in left if tries[unit.folder] < TRIES)
+    return min(open_units, key=lambda unit: (_leased(unit), tries[unit.folder]), default=None)
+
+
+def _leased(unit: Unit) -> bool:
+    """Whether a process has, or had, the folder; only claiming it tells which."""
+    return (unit.folder / LEASE).exists()
+
+
+def failed_tries(folder: Path) -> int:
+    """How often a run was tried that failed, as its folder says."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return int(read_json(folder / FAILED)["tries"]) if (folder / FAILED).exists() else 0
+    return 0
 
 
 def become_run(unit: Unit, slot: int, life_line: int, held: int) -> NoReturn:

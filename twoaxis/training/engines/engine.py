@@ -1,8 +1,8 @@
 """The engine: one process, or several that each hold a replica of the model and train on a part of every batch.
 
 Everything that knows about processes is in this room. The loop asks an engine for a step's gradients and never for a
-forward or a backward pass, because a pipeline schedules the passes of all micro-batches itself: a sharded or pipelined
-engine overrides `build`, `gradients`, `clip` and `score`.
+forward or a backward pass, because a pipeline schedules the passes of all micro-batches itself. The engines of sharded
+and pipelined models override what they do otherwise: building, exchanging gradients, clipping, whole weights.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from twoaxis.model.loss import IGNORED, auxiliary_loss, labelled, score, summed_loss
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.engines.place import Place
+from twoaxis.training.tensors import save_model, weights
 
 Batch = dict[str, Tensor]
 """Tensors of a forward pass, and `labels`."""
@@ -73,18 +75,26 @@ class Engine:
 
     Attributes:
         model: the model itself; its parameters are what the optimiser and checkpoints see.
+        share, shares: the part of every batch that this process has, and how many there are.
+        counts: whether this process speaks for its share, which others may have too.
+        sharded: whether a process has other parameters, or parts of them, than the others.
     """
 
     model: Any
+    sharded = False
 
     def __init__(self, run: TrainConfig, place: Place) -> None:
         self.run = run
         self.rank, self.world, self.device = place
-        self.size, rest = divmod(run.batch, run.accumulate * self.world)
+        self.share, self.shares, self.counts = self.rank, self.world, True
+        self._set_size()
+
+    def _set_size(self) -> None:
+        self.size, rest = divmod(self.run.batch, self.run.accumulate * self.shares)
         if rest:
             raise ValueError(
-                f"batch ({run.batch}) is the batch of all processes: accumulate ({run.accumulate}) times the "
-                f"{self.world} processes must divide it"
+                f"batch ({self.run.batch}) is the batch of all processes: accumulate ({self.run.accumulate}) times the "
+                f"{self.shares} processes must divide it"
             )
 
     def build(self, make: Callable[[], Any]) -> Any:
@@ -111,13 +121,13 @@ class Engine:
 
     def micro_batches(self, examples: Any, step: int) -> list[Batch]:
         """This process's examples of a step; the micro-batches of a step are dealt out to the processes in turn."""
-        first = (step - 1) * self.run.batch + self.rank * self.size
-        starts = (first + number * self.world * self.size for number in range(self.run.accumulate))
+        first = (step - 1) * self.run.batch + self.share * self.size
+        starts = (first + number * self.shares * self.size for number in range(self.run.accumulate))
         return [load_batch(examples, range(start, start + self.size), self.device) for start in starts]
 
     def labelled(self, micro_batches: Sequence[Batch]) -> Tensor:
         """Labelled tokens of a step, of all processes."""
-        return self._sum(torch.stack([labelled(batch["labels"]) for batch in micro_batches]).sum())
+        return self._sum(torch.stack([labelled(batch["labels"]) for batch in micro_batches]).sum() * self.counts)
 
     def gradients(self, micro_batches: Sequence[Batch], tokens: Tensor) -> Losses:
         """Leave a step's gradients in the parameters.
@@ -131,11 +141,11 @@ class Engine:
         for number, batch in enumerate(micro_batches, start=1):
             last = number == len(micro_batches)
             inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-            with contextlib.nullcontext() if last or self.world == 1 else self.replica.no_sync():
+            with self._exchanging(last):
                 with autocast(self.run, self.device):
                     output = self.replica(**inputs, use_cache=False)
-                    # replicas average their gradients, and the shares of the processes are to be added
-                    loss = summed_loss(output.logits, batch["labels"]) / tokens * self.world
+                    # gradients are averaged over the shares, and the shares are to be added
+                    loss = summed_loss(output.logits, batch["labels"]) / tokens * self.shares
                 total += loss.detach()
                 extra = auxiliary_loss(self.model, output)
                 if extra is not None:
@@ -144,6 +154,10 @@ class Engine:
                     loss = loss + extra
                 loss.backward()
         return Losses(total, auxiliary)
+
+    def _exchanging(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Context manager of a backward pass; gradients go to the other processes with the last one of a step."""
+        return contextlib.nullcontext() if last or self.world == 1 else self.replica.no_sync()
 
     def clip(self, largest: float) -> Tensor:
         """Scale all gradients together to a norm of at most `largest`; returns the norm before. 0 only measures."""
@@ -160,21 +174,41 @@ class Engine:
         rows = sums[3:].view(-1, 2)  # nats and tokens of each example: one exchange has them all
         training = self.model.training
         self.model.eval()
-        for first in range(0, len(examples), self.world * self.size):
-            start = first + self.rank * self.size
+        for first in range(0, len(examples), self.shares * self.size):
+            start = first + self.share * self.size
             mine = range(start, min(start + self.size, len(examples)))
             batch = load_batch(examples, mine or range(1), self.device)
             labels = batch.pop("labels")
             if not mine:
                 labels.fill_(IGNORED)
-            with autocast(self.run, self.device):
-                logits = self.model(**batch, use_cache=False).logits
-            batch_sums, batch_rows = score(logits, labels)
-            sums[:3] += batch_sums
-            rows[mine.start : mine.stop] = batch_rows[: len(mine)]
+            logits = self._logits(batch)
+            if self.counts and logits is not None:
+                batch_sums, batch_rows = score(logits, labels)
+                sums[:3] += batch_sums
+                rows[mine.start : mine.stop] = batch_rows[: len(mine)]
         self.model.train(training)
         nats, right, tokens = self._sum(sums)[:3].tolist()
         return Scores(nats, right, tokens, tuple(total / count if count else None for total, count in rows.tolist()))
+
+    def _logits(self, batch: Batch) -> Tensor | None:
+        """The logits of a batch; None in a process that does not get them."""
+        with autocast(self.run, self.device):
+            return self.model(**batch, use_cache=False).logits
+
+    @property
+    def parameters(self) -> tuple[int, int]:
+        """Numbers of the whole model, and how many of them learn."""
+        counts = [(p.numel(), p.numel() * p.requires_grad) for p in self.model.parameters()]
+        return sum(count for count, _ in counts), sum(count for _, count in counts)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every weight whole, by name, in the first process; all of them take part."""
+        return weights(self.model)
+
+    def export(self, folder: Path) -> None:
+        """Write the model as a folder of its own, in the first process; all of them take part."""
+        if self.rank == 0:
+            save_model(folder, self.model)
 
     def mean(self, *values: Any) -> list[float]:
         """Numbers averaged over all processes, in one exchange."""
@@ -187,6 +221,22 @@ class Engine:
         if self.world > 1:
             dist.broadcast(shared, 0)
         return int(shared)
+
+    def say(self, text: str) -> str:
+        """The text that the first process gives, in all of them."""
+        said = [text]
+        if self.world > 1:
+            dist.broadcast_object_list(said, 0)
+        return said[0]
+
+    def any(self, found: dict[str, bool]) -> dict[str, bool]:
+        """By name, whether something was found in one of the processes."""
+        if not self.sharded:
+            return found
+        listed: list[dict[str, bool]] = [{} for _ in range(self.world)]
+        dist.all_gather_object(listed, found)
+        names = dict.fromkeys(name for theirs in listed for name in theirs)
+        return {name: any(theirs.get(name, False) for theirs in listed) for name in names}
 
     def wait(self) -> None:
         """Wait until all processes are here."""

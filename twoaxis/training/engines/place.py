@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -75,3 +77,21 @@ def join_processes(place: Place) -> None:
         torch.cuda.set_device(place.device)  # before anything opens a context on the first GPU
     dist.init_process_group("nccl" if cuda else "gloo", timeout=TIMEOUT)
     atexit.register(dist.destroy_process_group)
+
+
+LOST = ("closed by peer", "reset by peer", "Broken pipe", "Timed out", "timed out", "NCCL", "connectFullMesh")
+"""What the errors of gloo and NCCL say when a process they talk to is gone."""
+
+
+@contextlib.contextmanager
+def lost_processes() -> Iterator[None]:
+    """Context manager that turns an error about a process that is gone into a line that says what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if world() == 1 or not any(words in str(error) for words in LOST):
+            raise
+        reason = str(error).strip().splitlines()[0][:200]
+        raise ValueError(
+            f"another process of this run has ended ({reason}); start it again: it goes on from its last checkpoint"
+        ) from error

@@ -1,4 +1,4 @@
-"""What crosses the boundaries of a pipeline, for every stream, from the state it really packs.
+"""How a model is cut into the stages of a pipeline, and what crosses their boundaries: the state it really packs.
 
     P = 2 stages, V = 2 virtual ones      chunk 0    chunk 1    chunk 2    chunk 3
                                           stage 0 ─► stage 1 ─► stage 0 ─► stage 1
@@ -16,10 +16,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from twoaxis.base.meter import extent
-from twoaxis.costs.trace import boundaries
+from twoaxis.base.meter import Meter, extent
+from twoaxis.depth.site import Site
+from twoaxis.depth.stream import Applied, Seen
+from twoaxis.depth.walk import apply_nothing, visit
 from twoaxis.model.decoder import Trunk
 
 TOKEN = 8
@@ -123,3 +126,25 @@ def _sizes(tensors: tuple[Tensor, ...], numbers: dict[tuple[int, int], int]) -> 
     """Bytes of one token by the tensor's number; the tensors are alive as long as the list they came in."""
     keys = [(t.untyped_storage()._cdata, int(t.storage_offset())) for t in tensors]
     return {numbers.setdefault(key, len(numbers)): extent(t) for key, t in zip(keys, tensors, strict=True)}
+
+
+@torch.no_grad()
+def boundaries(trunk: Trunk, increments: torch.dtype | None = None) -> list[tuple[Tensor, ...]]:
+    """The packed state of one token before each block and before the out site; all alive at once.
+
+    Args:
+        trunk: on the meta device.
+        increments: dtype of what sub-layers write, as under autocast; None is that of the embedding.
+    """
+    stream, found, config = trunk.stream, [], trunk.config
+    x = torch.empty(1, 1, config.hidden_size, dtype=next(trunk.parameters()).dtype, device="meta")
+
+    def act(site: Site, seen: Seen) -> Applied:
+        return apply_nothing(stream, seen, torch.empty_like(x, dtype=increments), (config.kv_heads, config.head_size))
+
+    with Meter(record=False):
+        state = stream.open(x)
+        for block in range(config.num_hidden_layers):
+            found.append(stream.pack(state))
+            state = visit(stream, state, stream.sites_of(block), act)
+        return [*found, stream.pack(state)]

@@ -1,0 +1,187 @@
+"""Comparisons on a cluster: Ray, Slurm, and a second machine that joins. The files are those of one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from tests.comparison.comparing import arguments, make_options, start, weights
+from tests.support.processes import alive, children, wait_for
+from twoaxis.base.files import LEASE, Claimed, claim
+from twoaxis.base.machine import hardware
+from twoaxis.comparison.plan import Plan
+from twoaxis.comparison.report import facts
+from twoaxis.comparison.results import Comparison
+from twoaxis.comparison.run import WORK, Runs, compare, prepare
+from twoaxis.comparison.runner.launchers import LocalLauncher, find_launcher, judge
+from twoaxis.comparison.runner.ray_launcher import RayLauncher, RayOptions
+from twoaxis.comparison.runner.slurm_launcher import SlurmLauncher
+from twoaxis.comparison.runner.watch import read_progress
+from twoaxis.comparison.runner.worker import FAILED
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
+
+
+def asked(folder: Path, **changes: Any) -> dict[str, Any]:
+    return make_options(folder, **{"stream": ["denseformer", "deep_delta"], "seeds": 2} | changes)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("launchers")
+
+
+@pytest.fixture(scope="module")
+def expected(place: Path) -> dict[str, str | None]:
+    """The weights of every run, made on one machine."""
+    compare(asked(place), place / "one", jobs=2)
+    return weights(place / "one")
+
+
+def test_launchers_are_found_by_name_and_refuse_what_they_lack() -> None:
+    assert isinstance(find_launcher(None), LocalLauncher)
+    made = find_launcher("ray:address=ray://head:10001,gpus=0.5,retries=-1")
+    assert isinstance(made, RayLauncher)
+    assert made.options == RayOptions(address="ray://head:10001", gpus=0.5, retries=-1)
+    assert isinstance(find_launcher("slurm:partition=gpu,gpus=2"), SlurmLauncher)
+    for wrong, said in {
+        "rai": "did you mean 'ray'",
+        "local:gpus=1": "unknown launcher",
+        "slurm:gpu=1": "did you mean 'gpus'",
+        "ray:cpus=-1": "cpus",
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            find_launcher(wrong)
+    with pytest.raises(ValueError, match="give --jobs"):
+        find_launcher("slurm").places(None)
+    with pytest.raises(ValueError, match="no sbatch"):
+        find_launcher("slurm").start(WORK, Path("."), 1)
+    assert judge([(1, "one"), (0, "two")]) == (0, "two")  # one that has come to the end knows that all is done
+    assert judge([ValueError("lost"), (74, "disk")]) == (1, "ValueError: lost")
+
+
+def test_a_folder_that_somebody_works_on_is_joined(place: Path) -> None:
+    out, options = place / "together", asked(place, stream=["denseformer"], seeds=1)
+    prepare(options, out).save(out)
+    with claim(out):
+        outcome = compare(options, out, jobs=2)
+        with pytest.raises(Claimed, match="can be added when it is done"):
+            compare(options | {"stream": ["hyper_connections"]}, out)
+    assert outcome[1:] == ([], [], [])
+    found = Comparison.load(out)
+    assert list(found.machines.values()) == [2]
+    file = next(out.glob("runs/**/run.json"))
+    about = json.loads(file.read_text())
+    file.write_text(json.dumps(about | {"hardware": about["hardware"] | {"gpus": ["H100"]}}))
+    assert f"1 on {about['hardware']['cpu']}, H100" in dict(facts(found))["hardware"]
+
+
+@pytest.mark.slow
+def test_a_second_machine_joins_by_the_same_command(place: Path, expected: dict[str, str | None]) -> None:
+    """Both do a part, nothing is done twice, and the one that joined goes on when the other is killed."""
+    out, options = place / "joined", asked(place, steps=400, save_every=None)
+    words = ["--out", str(out), *arguments(options), "--jobs", "1"]
+    first = start(*words)
+    wait_for(lambda: (out / "compare.json").exists() and any(out.glob(f"runs/**/{LEASE}")))
+    second = start(*words)
+    wait_for(lambda: len(list(out.glob(f"runs/**/{LEASE}"))) == 2 or second.poll() is not None)
+    assert second.poll() is None, second.communicate()
+    family = [first.pid, *children(first.pid)]
+    for pid in family:
+        os.kill(pid, signal.SIGKILL)
+    first.communicate()
+    _, said = second.communicate(timeout=300)
+    assert second.returncode == 0, said
+    assert "joining the comparison" in said
+    assert len(weights(out)) == len(expected)
+    assert not list(out.glob(f"runs/**/{FAILED}"))
+
+
+def test_budgets_of_equal_time_are_for_one_kind_of_machine(place: Path) -> None:
+    out = place / "time"
+    plan = prepare(asked(place, match="time"), out, measure=lambda configs, _: dict.fromkeys(configs, 1000.0))
+    for machine, refused in ((hardware(), False), (hardware() | {"cpu": "another"}, True)):
+        about = {**plan.about, "hardware": machine}
+        Plan(**{**vars(plan), "about": about}).save(out)
+        if refused:
+            with pytest.raises(ValueError, match="is another one \\(cpu another -> "):
+                Runs(out).prepare()
+        else:
+            Runs(out).prepare()
+
+
+@pytest.mark.slow
+def test_slurm_jobs_go_back_into_the_queue(place: Path, expected: dict[str, str | None]) -> None:
+    """Submitit's own executor on this machine. A job that gets the signal of its time's end saves, and goes on."""
+    out = place / "slurm"
+    launcher = find_launcher("slurm:cluster=local,minutes=30")
+    assert isinstance(launcher, SlurmLauncher)
+    options = asked(place, steps=1500, save_every=None)
+    here = threading.Thread(target=lambda: compare(options, out, jobs=2, launcher=launcher))
+    here.start()
+    wait_for(lambda: out.exists() and len(list(out.glob(f"runs/**/{LEASE}"))) == 2)
+    task = children(launcher.jobs[0]._process.pid)[0]
+    os.kill(task, signal.SIGUSR2)
+    here.join(timeout=600)
+    assert not here.is_alive()
+    assert set(weights(out)) == set(expected)
+    assert any("equeued" in path.read_text() for path in (out / ".slurm").glob("*_log.*"))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two Ray nodes on this machine."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 10**8})
+    made.add_node(num_cpus=1, object_store_memory=10**8)
+    yield made
+    made.shutdown()
+
+
+@pytest.mark.slow
+def test_ray_runs_the_same_comparison(place: Path, expected: dict[str, str | None], cluster: Any) -> None:
+    launcher = find_launcher(f"ray:address={cluster.address}")
+    compare(asked(place), place / "ray", launcher=launcher)
+    assert weights(place / "ray") == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["worker", "node"])
+def test_ray_takes_up_what_a_dead_worker_or_node_leaves(place: Path, cluster: Any, victim: str) -> None:
+    out = place / f"ray-{victim}"
+    options = asked(place, stream=["denseformer"], steps=2500, save_every=100, seeds=1)
+    extra = cluster.add_node(num_cpus=1, object_store_memory=10**8)
+    here = threading.Thread(
+        target=lambda: compare(options, out, jobs=3, launcher=find_launcher(f"ray:address={cluster.address}"))
+    )
+    here.start()
+    wait_for(lambda: len(list(out.glob(f"runs/**/{LEASE}"))) >= 2)
+    units = Runs(out).units()
+    wait_for(lambda: all((read_progress(unit.folder)[1] or 0) > 0.05 for unit in units[:2]))
+    lease = next(out.glob(f"runs/**/{LEASE}")).read_text()
+    run = int(lease.split("pid=")[1].split()[0])
+    parents = [int(Path(f"/proc/{run}/stat").read_text().rpartition(")")[2].split()[1])]  # our worker process
+    parents.append(int(Path(f"/proc/{parents[0]}/stat").read_text().rpartition(")")[2].split()[1]))  # Ray's
+    if victim == "worker":
+        os.kill(parents[1], signal.SIGKILL)
+        cluster.remove_node(extra)
+    else:
+        cluster.remove_node(extra, allow_graceful=False)
+    here.join(timeout=400)
+    assert not here.is_alive()
+    assert len(weights(out)) == 2
+    time.sleep(2)
+    assert not alive(run)

@@ -1,0 +1,148 @@
+"""What `train --dry-run` shows: how processes would share a run, and the memory of the fullest of them.
+
+weights, gradients, moments   float32, 16 bytes a number, of what a process holds
+gathered                      what sharded processes hold whole for a while: the ends, the stream, two blocks
+activations                   as `twoaxis cost` counts them, with the micro-batches that a pipeline has in flight
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from twoaxis.show.document import Document, Prose, Showable, table
+from twoaxis.show.numbers import si, whole
+
+if TYPE_CHECKING:
+    from twoaxis.training.config import TrainConfig
+    from twoaxis.training.engines.degrees import Degrees
+
+NUMBER = 4
+"""Bytes of a weight, of its gradient and of each of its two moments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainPlan(Showable):
+    """A run before it starts."""
+
+    degrees: dict[str, Any]
+    """Of parallelism, above one."""
+    processes: int
+    """That torchrun starts."""
+    rows: int
+    """Examples of a micro-batch."""
+    passes: int
+    """Micro-batches of a process and step."""
+    parameters: int
+    """Of the whole model."""
+    held: float
+    """Numbers that the fullest process holds."""
+    memory: dict[str, float]
+    """Its bytes, by what they are."""
+    boundaries: tuple[int, ...]
+    """Bytes per token that cross each boundary of a pipeline, forward."""
+
+    @property
+    def total(self) -> float:
+        """Bytes of the fullest process."""
+        return sum(self.memory.values())
+
+    def document(self) -> Document:
+        """A table of the memory, and the command."""
+        spelled = ",".join(f"{name}={value}" for name, value in self.degrees.items()) or "none"
+        said = (
+            f"{self.processes} {'process' if self.processes == 1 else 'processes'} (parallel: {spelled}), "
+            f"{self.passes} micro-batches of {self.rows} examples each per step. The fullest holds {whole(self.held)} "
+            f"of {whole(self.parameters)} parameters."
+        )
+        if self.boundaries:
+            said += f" Boundaries carry {', '.join(map(si, self.boundaries))} per token, and as much in gradients."
+        body = [(name, si(size)) for name, size in {**self.memory, "all": self.total}.items()]
+        return Document("", (Prose(said), table(["memory of the fullest process", "bytes"], body)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**vars(self), "boundaries": list(self.boundaries), "total": self.total}
+
+
+def plan_training(run: TrainConfig, vocabulary: int) -> TrainPlan:
+    """How a run would be shared; degrees that do not fit are refused.
+
+    Args:
+        run: the run, of a model that is described and not read from files.
+        vocabulary: tokens of its data.
+    """
+    import torch
+
+    from twoaxis.costs.costs import cost
+    from twoaxis.costs.deployment import Deployment
+    from twoaxis.model.decoder import Decoder
+    from twoaxis.model.variant import make_contender
+    from twoaxis.training.engines.degrees import Degrees, read_degrees
+    from twoaxis.training.engines.place import world
+    from twoaxis.training.setup import model_config
+
+    if run.source is not None:
+        raise ValueError(f"dry_run plans models that are described; {run.source} is a saved one")
+    degrees = read_degrees(run, world() if run.parallel is None else Degrees.read(run.parallel, None).world)
+    config = model_config(run, vocabulary).decoder_config()
+    rows = run.batch // (run.accumulate * degrees.shares * degrees.pieces)
+    deployment = Deployment(
+        tensor_parallel=degrees.tp,
+        pipeline_stages=degrees.pp,
+        virtual_stages=degrees.virtual,
+        micro_batch=rows,
+        context=run.context,
+        dtype=run.dtype,
+        recompute="block" if run.recompute else "none",
+    )
+    found = cost(config, make_contender(run.stream, run.mixer), deployment)
+    with torch.device("meta"):
+        model = Decoder(config)
+    held, gathered = _numbers(model, degrees)
+    memory = {
+        "weights": held * NUMBER,
+        "gradients": held * NUMBER,
+        "moments": 2 * held * NUMBER,
+        "gathered": gathered * NUMBER,
+        "activations": found.memory.activations,
+        "backward pass": found.memory.backward,
+    }
+    return TrainPlan(
+        degrees={name: value for name, value in degrees.to_dict().items() if value not in (1, None)},
+        processes=degrees.world,
+        rows=rows,
+        passes=run.accumulate * degrees.pieces,
+        parameters=sum(p.numel() for p in model.parameters()),
+        held=held,
+        memory=memory,
+        boundaries=tuple(boundary.cached for boundary in found.pipeline.boundaries),
+    )
+
+
+def _numbers(model: Any, degrees: Degrees) -> tuple[float, float]:
+    """Numbers that the fullest process holds, and those that it holds whole for a while."""
+    from twoaxis.model.sublayers import MLP, Attention
+
+    def count(module: Any) -> int:
+        return sum(p.numel() for p in module.parameters())
+
+    blocks = []
+    for layer in model.layers:
+        hosts = [m for m in layer.modules() if isinstance(m, Attention | MLP) and m.operator("inside") is None]
+        spread = sum(p.numel() for m in hosts for n, p in m.named_parameters() if n.endswith("_proj.weight"))
+        blocks.append(count(layer) - spread + spread / degrees.tp)
+    stream, norm = count(model.stream), count(model.norm)
+    embedding, head = count(model.embed_tokens), 0 if model.lm_head is None else count(model.lm_head)
+    per = len(blocks) // (degrees.pp * degrees.virtual)
+    found = []
+    for stage in range(degrees.pp):
+        first, last = stage == 0, stage == degrees.pp - 1
+        own = [
+            n for c in range(stage, degrees.pp * degrees.virtual, degrees.pp) for n in blocks[c * per : (c + 1) * per]
+        ]
+        ends = embedding * (first or (last and not head)) + (head + norm) * last
+        parts = sum(own) + ends + (0 if degrees.pp > 1 else stream)
+        held = parts / degrees.fsdp + (stream if degrees.pp > 1 else 0)
+        found.append((held, ends + stream + 2 * max(own) if degrees.fsdp > 1 else 0.0))
+    return max(found)
