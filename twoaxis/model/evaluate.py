@@ -195,6 +195,14 @@ def token_losses(model: TwoAxisForCausalLM, jobs: Sequence[tuple[NDArray[np.int6
         places[row, window.first - 1 - window.start : len(seen)] = True
         targets.append(torch.from_numpy(tokens[window.first : window.stop]))
     device = model.device
+    if not hasattr(model, "lm_head"):  # a family's head may scale or cap its logits: it runs as it is, by windows
+        together = max(1, LOGITS // (longest * model.config.vocab_size))
+        found = []
+        for first in range(0, len(jobs), together):
+            part = slice(first, first + together)
+            logits = model(input_ids=inputs[part].to(device), use_cache=False).logits[places[part].to(device)]
+            found.append(F.cross_entropy(_widen(logits), torch.cat(targets[part]).to(device), reduction="none"))
+        return torch.cat(found)
     hidden: Tensor = model.model(input_ids=inputs.to(device), use_cache=False).last_hidden_state[places.to(device)]
     rows = max(1, LOGITS // model.config.vocab_size)
     losses = [
