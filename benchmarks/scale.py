@@ -82,6 +82,12 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "DenseFormer 1x1": {"stream": "denseformer"},
     "Attention Residuals, block S=8": {"stream": "attention_residuals", "stream_options": {"block_size": 8}},
     "Attention Residuals, full": {"stream": "attention_residuals"},
+    "MHAR, 4 heads": {"stream": "attention_residuals", "stream_options": {"heads": 4}},
+    "Delta Attention Residuals": {"stream": "delta_attention_residuals"},
+    "Delta Attention Residuals, block S=8": {
+        "stream": "delta_attention_residuals",
+        "stream_options": {"block_size": 8},
+    },
     "DDL d_v=1": {"stream": "deep_delta"},
     "DDL CC d_v=4 with EC": {"stream": "deep_delta", "stream_options": {"value_channels": 4, "expand": "conv"}},
     "hyper-connections n=4, static": {"stream": "hyper_connections", "stream_options": {"dynamic": False}},
@@ -89,6 +95,9 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "mHC n=4": {"stream": "manifold_hyper_connections"},
     "MUDDFormer": {"stream": "muddformer"},
     "DCA k=2": {"stream": "deep_cross_attention", "stream_options": {"window": 2}},
+    "LIMe over heads": {"stream": "lime", "stream_options": {"over": "heads", "kv_heads": 12}},
+    "LIMe over states": {"stream": "lime"},
+    "Depth-Attention": {"stream": "depth_kv"},
     "depth attention K=4": {"stream": "depth_attention"},
     "vertical attention": {"stream": "vertical_attention"},
     "ELC-BERT": {"stream": "elc_bert"},
@@ -97,13 +106,16 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "ShortSWA w=16, thin": {"mixer": "short_swa", "mixer_options": {"window": 16, "heads": 3, "head_width": 64}},
     "ShortConv k=4": {"mixer": "short_conv"},
     "Canon ABCD k=4": {"mixer": "canon"},
+    "Dynamic ShortConv on q, k, v": {"mixer": "dynamic_conv"},
 }
 """Decoders by name: every stream and every mixer, in the variants that have a target."""
 
 
 def config(name: str, scale: Scale, **changes: Any) -> ModelConfig:
-    """The decoder of a contender; the mixers' heads shrink with a small model."""
+    """The decoder of a contender; heads shrink with a small model."""
     options = dict(CONTENDERS[name])
+    if scale.quick and "kv_heads" in options.get("stream_options", {}):
+        options["stream_options"] = options["stream_options"] | {"kv_heads": scale.heads}
     if scale.quick and "heads" in options.get("mixer_options", {}):
         options["mixer_options"] = options["mixer_options"] | {"heads": 3, "head_width": 4}
     shape = {SHORT[key]: getattr(scale, key) for key in ("vocabulary", "width", "blocks", "heads", "hidden")}

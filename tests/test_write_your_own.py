@@ -24,7 +24,7 @@ def test_the_example_passes_the_kit() -> None:
     torch._dynamo.reset()
     done = run_line("twoaxis check examples/my_stream.py")
     assert done.code == 0, done.out
-    assert done.out.startswith("MemoryMix\n")
+    assert done.out.startswith("FadingMemory\n")
     assert re.search(r"\n(4\d) of \1 hold", done.out)
     assert COMPILE in done.out
     assert "none given" not in done.out

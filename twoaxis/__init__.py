@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from twoaxis.pretrained.retrofit import retrofit as retrofit
     from twoaxis.ring import Ring as Ring
     from twoaxis.sequence.canon import Canon as Canon
+    from twoaxis.sequence.dynamic_conv import DynamicConv as DynamicConv
     from twoaxis.sequence.mixer import LocalOperator as LocalOperator
     from twoaxis.sequence.registry import mixer as mixer
     from twoaxis.sequence.registry import mixer_names as mixer_names
@@ -54,6 +55,7 @@ _HOMES = {
     "Blend": "twoaxis.depth.blend",
     "Canon": "twoaxis.sequence.canon",
     "Decoder": "twoaxis.model.decoder",
+    "DynamicConv": "twoaxis.sequence.dynamic_conv",
     "LocalOperator": "twoaxis.sequence.mixer",
     "Methods": "twoaxis.model.config",
     "ModelConfig": "twoaxis.model.config",

@@ -16,6 +16,7 @@ import twoaxis
 from twoaxis.base.options import Count, Options, Share, check_types, from_fields, parse_integer, read_fields
 from twoaxis.depth.registry import STREAMS
 from twoaxis.depth.site import Site
+from twoaxis.depth.walk import apply_nothing
 from twoaxis.sequence.registry import MIXERS
 
 WRONG: dict[str, tuple[object, ...]] = {
@@ -210,7 +211,8 @@ def test_a_wrong_number_of_packed_tensors_is_refused(name: str) -> None:
                     with pytest.raises(ValueError, match=f"packs into {len(packed)} tensors, got {len(tensors)}"):
                         stream.unpack(tensors, site)
             seen = stream.read(state, site)
-            state = stream.write(state, site, seen.x, seen, seen)
+            c, y = apply_nothing(stream, seen, seen.x)
+            state = stream.write(state, site, y, seen, c)
 
 
 def test_a_chunk_of_no_tokens_is_a_chunk() -> None:

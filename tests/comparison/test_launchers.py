@@ -20,6 +20,7 @@ from tests.comparison.comparing import arguments, make_options, start, weights
 from tests.support.processes import alive, children, wait_for
 from twoaxis.base.files import LEASE, Claimed, claim
 from twoaxis.base.machine import hardware
+from twoaxis.base.timer import Rounds
 from twoaxis.comparison.plan import Plan
 from twoaxis.comparison.report import facts
 from twoaxis.comparison.results import Comparison
@@ -110,7 +111,8 @@ def test_a_second_machine_joins_by_the_same_command(place: Path, expected: dict[
 
 def test_budgets_of_equal_time_are_for_one_kind_of_machine(place: Path) -> None:
     out = place / "time"
-    plan = prepare(asked(place, match="time"), out, measure=lambda configs, _: dict.fromkeys(configs, 1000.0))
+    speed = Rounds((1000.0, 1000.0, 1000.0))
+    plan = prepare(asked(place, match="time"), out, measure=lambda configs, _: dict.fromkeys(configs, speed))
     for machine, refused in ((hardware(), False), (hardware() | {"cpu": "another"}, True)):
         about = {**plan.about, "hardware": machine}
         Plan(**{**vars(plan), "about": about}).save(out)
@@ -131,7 +133,8 @@ def test_slurm_jobs_go_back_into_the_queue(place: Path, expected: dict[str, str 
     here = threading.Thread(target=lambda: compare(options, out, jobs=2, launcher=launcher))
     here.start()
     wait_for(lambda: out.exists() and len(list(out.glob(f"runs/**/{LEASE}"))) == 2)
-    task = children(launcher.jobs[0]._process.pid)[0]
+    job: Any = launcher.jobs[0]
+    task = children(job._process.pid)[0]
     os.kill(task, signal.SIGUSR2)
     here.join(timeout=600)
     assert not here.is_alive()

@@ -11,7 +11,7 @@ from tests.costs.helpers import FIRST, FIRST_MIXERS, WIDE_DELTA, Fields, label
 from twoaxis.costs.costs import cost
 from twoaxis.costs.trace import lengthened, meta_model, trace_step
 from twoaxis.depth.counts import count
-from twoaxis.depth.walk import without_aux
+from twoaxis.depth.walk import apply_nothing
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.deployment import Deployment
@@ -73,9 +73,9 @@ def test_boundaries_are_those_of_a_real_state(fields: Fields) -> None:
         if site.first:
             real.append([tuple(t.shape[2:]) for t in stream.pack(state)])
         if site.index < len(stream.sites):
-            seen, norm = stream.read(state, site), model.site_norm(site)
-            c = without_aux(seen) if norm is None else norm(seen)
-            state = stream.write(state, site, torch.randn(2, 6, 16), seen, c)
+            seen = stream.read(state, site)
+            c, y = apply_nothing(stream, seen, torch.randn(2, 6, 16), (config.kv_heads, config.head_size))
+            state = stream.write(state, site, y, seen, c)
     ours = [[tuple(t.shape[2:]) for t in packed] for packed in boundaries(meta_model(config, "float32"))]
     assert ours == real
 

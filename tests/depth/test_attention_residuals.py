@@ -16,6 +16,8 @@ from twoaxis.depth.attention_residuals import AttentionResiduals
 from twoaxis.depth.compose import compose
 from twoaxis.depth.counts import count
 from twoaxis.depth.stream import Layout
+from twoaxis.model.config import ModelConfig
+from twoaxis.model.variant import make_contender
 
 
 def make(blocks: int = 3, width: int = 8, *, spread: float = 0.5, **options: Any) -> AttentionResiduals:
@@ -112,6 +114,22 @@ def test_an_absent_partial_is_not_a_zero_source() -> None:
     assert run_(x)[0, 0, 0].item() == pytest.approx(1 / 3)  # the embedding and two finished zero sums
 
 
+def test_mhar_is_four_heads() -> None:
+    """An alias that stands for options gives way to those that are given, wherever a stream is named."""
+    assert twoaxis.stream("mhar", blocks=2, width=8).config.heads == 4
+    assert twoaxis.stream("MHAR", blocks=2, width=8, heads=2).config.heads == 2
+    config = ModelConfig(stream="mhar:eps=0.1")
+    assert (config.stream, config.stream_options) == ("attention_residuals", {"heads": 4, "eps": 0.1})
+    assert make_contender("mhar").stream_options == {"heads": 4}
+
+
+def test_the_controls_of_heads_are_one_head() -> None:
+    """One as it is, and one whose logits are as large as those of a sum over a quarter of the channels."""
+    config = AttentionResiduals.Config(heads=4, scale=2.0)
+    assert AttentionResiduals.controls(config) == ({"heads": 1}, {"heads": 1, "scale": 1.0})
+    assert AttentionResiduals.controls(AttentionResiduals.Config()) == ()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -122,6 +140,7 @@ def test_an_absent_partial_is_not_a_zero_source() -> None:
             r"group \(6\) must be a multiple of block_size \(4\)",
         ),
         ({"query": "none", "heads": 2}, "query='none' needs heads=1, got 2"),
+        ({"query": "none", "temperature": "learned"}, "would scale weights that are learned already"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

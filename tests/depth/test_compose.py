@@ -24,15 +24,15 @@ def tanhs(stream: twoaxis.Stream) -> list[Any]:
 
 
 class Attend(nn.Module):
-    """One head; `mask` is added to its logits, and `values` changes its values."""
+    """One head; `mask` is added to its logits, and `kv` changes its keys and values."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, values: Callable[..., Tensor] | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, kv: Callable[..., Any] | None = None) -> Tensor:
         q, k, v = self.q(x), self.k(x), self.v(x)
-        v = v if values is None else values(q, k, v)
+        k, v = (k, v) if kv is None else kv(q, k, v)
         return nn.functional.scaled_dot_product_attention(q, k, v, mask)
 
 
@@ -159,7 +159,7 @@ def test_a_model_has_its_weights_once_or_is_refused() -> None:
 
 
 class Normed(Standard):
-    """Normalises what attention reads itself, and adds a tenth of the last keys to its values."""
+    """Normalises what attention reads itself, halves its keys and adds a tenth of them to its values."""
 
     def normed(self, site: Site) -> bool:
         return site.kind != "attention"
@@ -168,7 +168,7 @@ class Normed(Standard):
         seen = super()._read(value, site)
         if site.kind != "attention":
             return seen
-        return Seen(nn.functional.rms_norm(seen.x, (8,)), aux=seen.x, values=lambda q, k, v: (v + k / 10, k))
+        return Seen(nn.functional.rms_norm(seen.x, (8,)), aux=seen.x, kv=lambda q, k, v: (k / 2, v + k / 10, k))
 
     def _write(self, value: Any, site: Site, y: Tensor, seen: Seen, c: Seen) -> Any:
         if site.kind != "attention":
@@ -176,25 +176,25 @@ class Normed(Standard):
         return super()._write(value, site, y + c.aux, seen._replace(x=seen.aux), c)
 
 
-def test_reads_that_are_normalised_and_values_that_are_changed() -> None:
+def test_reads_that_are_normalised_and_keys_and_values_that_are_changed() -> None:
     stream, x = Normed(None, Layout.make(1, 8)), torch.randn(2, 3, 8)
     attend, mlp, norm = Attend(), MLP(8, 8), nn.LayerNorm(8)
     out = twoaxis.compose(stream, [("attention", None, attend), ("mlp", norm, mlp)])(x)
     read = nn.functional.rms_norm(x, (8,))
     q, k, v = attend.q(read), attend.k(read), attend.v(read)
-    h = x + nn.functional.scaled_dot_product_attention(q, k, v + k / 10) + k
+    h = x + nn.functional.scaled_dot_product_attention(q, k / 2, v + k / 10) + k
     torch.testing.assert_close(out, h + mlp(norm(h)))
     with pytest.raises(
         ValueError, match="normalises what the attention of block 0 reads itself: give None as its norm"
     ):
         twoaxis.compose(stream, [("attention", norm, attend), ("mlp", norm, mlp)])
-    with pytest.raises(ValueError, match=r"function must take the keyword values and attend to values\(q, k, v\)"):
+    with pytest.raises(ValueError, match=r"function must take the keyword kv and attend to k, v = kv\(q, k, v\) in"):
         twoaxis.compose(stream, [("attention", None, mlp), ("mlp", norm, mlp)])(x)
 
-    def forgets(x: Tensor, values: Any) -> Tensor:
+    def forgets(x: Tensor, kv: Any) -> Tensor:
         return attend(x)
 
-    with pytest.raises(ValueError, match="which asked 0 times for them, not once"):
+    with pytest.raises(ValueError, match="which asked 0 times, not once"):
         twoaxis.compose(stream, [("attention", None, forgets), ("mlp", norm, mlp)])(x)
 
 

@@ -123,8 +123,8 @@ class Shared(Standard):
     def _read(self, value: Any, site: Site) -> Seen:
         plain, first = value
         x = super()._read(plain, site).x
-        values = (lambda q, k, v: (v if first is None else v + first, v)) if site.kind == "attention" else None
-        return Seen(torch.nn.functional.rms_norm(x, (16,), eps=SMALL.rms_norm_eps), aux=x, values=values)
+        kv = (lambda q, k, v: (k, v if first is None else v + first, v)) if site.kind == "attention" else None
+        return Seen(torch.nn.functional.rms_norm(x, (16,), eps=SMALL.rms_norm_eps), aux=x, kv=kv)
 
     def _write(self, value: Any, site: Site, y: Tensor, seen: Seen, c: Seen) -> Any:
         plain, first = value

@@ -73,6 +73,22 @@ def test_a_model_is_made_of_a_configuration_without_a_survey() -> None:
     assert model(tokens()).logits.shape == (2, 13, 99)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mixtral", "gpt2"])
+def test_from_scratch_models_of_a_seed_share_what_they_have_in_common(family: str) -> None:
+    made: dict[str, Any] = {}
+    for name in ("standard", "hyper_connections", "denseformer"):
+        torch.manual_seed(7)
+        made[name] = TwoAxisForCausalLM(TwoAxisConfig(text_config=tiny_config(family), stream=name)).state_dict()
+    for name, tensor in made["standard"].items():
+        assert torch.equal(made["denseformer"][name], tensor), name
+    ends = [n for n in made["standard"] if n.endswith(("o_proj.weight", "down_proj.weight", "c_proj.weight"))]
+    wide = [n for n in made["standard"] if n.endswith(("q_proj.weight", "gate_proj.weight"))]
+    for name in ends if family != "gpt2" else ():
+        assert made["standard"][name].std() == pytest.approx(0.02 / 6**0.5, rel=0.15)
+    for name in wide:
+        assert made["standard"][name].std() == pytest.approx(0.02, rel=0.15)
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from tests.model.graft_helpers import gradients
+from tests.model.graft_helpers import METHODS, gradients
 from tests.model.tiny_families import causal_types, limit, tiny
 from twoaxis.model.graft import Refused, graft
 from twoaxis.model.survey import difference, sample
@@ -53,6 +53,19 @@ def test_a_graft_is_the_untouched_model_to_the_last_bit(family: str) -> None:
 
 def test_two_additions_of_one_site_are_a_matter_of_rounding_and_said_so() -> None:
     assert compare("cohere")[0] == "rounding"
+
+
+@pytest.mark.parametrize("method", ["denseformer", "attention_residuals", "hyper_connections", "deep_delta"])
+@pytest.mark.parametrize("family", ["doge", "gemma4_text", "beam"])
+def test_a_residual_that_layers_scale_carries_methods(family: str, method: str) -> None:
+    model = tiny(family)
+    for name, scale in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            scale.fill_(0.7)
+    with torch.no_grad():
+        before = model(sample(model), use_cache=False).logits
+        after = graft(model, **METHODS[method])(sample(model), use_cache=False).logits
+    assert difference(after, before) < 1e-5
 
 
 @pytest.mark.parametrize("family", REFUSED)

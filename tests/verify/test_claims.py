@@ -101,7 +101,7 @@ def test_parts_are_named_by_family_or_by_claim() -> None:
     assert (one.family, one.subject, one.holds, one.error) == ("reduction", "", True, 0.0)
     assert [r.name for r in verify(3, ["orders"])] == [c.name for c in THEOREMS if c.family == "orders"]
     results = list(verify(only=["neutral mixer"]))
-    assert [r.subject for r in results] == ["short_swa", "short_conv", "canon"]
+    assert [r.subject for r in results] == ["short_swa", "short_conv", "canon", "dynamic_conv"]
     with pytest.raises(ValueError, match=r"no check 'dualty' \(did you mean 'duality'\?\); the families are contract,"):
         list(verify(only=["dualty"]))
     with pytest.raises(ValueError, match=r"no check 'netral class' \(did you mean 'neutral class'\?\)"):

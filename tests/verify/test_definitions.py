@@ -39,6 +39,15 @@ FURTHER: dict[str, list[dict[str, Any]]] = {
         {"weighting": "sigmoid", "heads": 2, "block_size": 2},
         {"query": "none", "weighting": "sigmoid", "window": 3},
     ],
+    "delta_attention_residuals": [
+        *({"block_size": 5}, {"block_size": 3, "delta": "recursive", "null": True, "heads": 2}),
+        {"heads": 4, "gate": "zero", "eps": 0.3},
+    ],
+    "lime": [
+        *({"every": "sublayer", "normaliser": "softmax"}, {"every": "sublayer", "ways": "x", "weights": "token"}),
+        *({"over": "heads", "kv_heads": 4}, {"weights": "token", "normaliser": "relu", "eps": 0.3}),
+    ],
+    "depth_kv": [{"stride": 3}, {"window": 2}],
     "deep_delta": [
         {"value_channels": 4, "map": "v", "gate": "two_layer", "gate_hidden": 3, "value": "linear"},
         {"value_channels": 3, "compress": "token", "token_taps": 7, "expand": "conv", "expand_taps": 2},
@@ -106,6 +115,7 @@ FURTHER: dict[str, list[dict[str, Any]]] = {
         for options in ({"bias": True}, {"where": "branch"}, {"where": "qkv", "residual": True, "bias": True})
     ],
     "canon": [{"kernel": 6, "activation": True, "residual": False}],
+    "dynamic_conv": [{"kernel": 7, "heads": 2}, {"kernel": 2, "rank": 40, "static": False, "residual": False}],
 }
 """Options beside the variants of a method, so that every option has met most others."""
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
+from twoaxis.base.spec import parse
+
 T = TypeVar("T")
 
 
@@ -24,7 +26,7 @@ class Registry(Generic[T]):
     Args:
         what: what the entries are, for messages.
         entries: name to `module:Class`.
-        aliases: short names that people use, to the name here.
+        aliases: names that people use, to the name here, or to NAME:k=v,... where they stand for certain options.
     """
 
     def __init__(self, what: str, entries: dict[str, str | type[T]], aliases: Mapping[str, str] | None = None) -> None:
@@ -42,7 +44,13 @@ class Registry(Generic[T]):
         if not isinstance(name, str) or name in self.entries:
             return name
         known = {_squeezed(own): own for own in self.entries} | self.aliases
-        return known.get(_squeezed(name), name)
+        found = known.get(_squeezed(name))
+        return name if found is None else found.partition(":")[0]
+
+    def expand(self, name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The name here, and the options with those that an alias stands for; given ones come first."""
+        named = None if name in self.entries else self.aliases.get(_squeezed(name))
+        return self.canonical(name), ({} if named is None else parse(named)[1]) | dict(options)
 
     def find(self, name: str) -> type[T]:
         """The class behind a name or an alias; an unknown one is an error."""
@@ -72,7 +80,8 @@ class Registry(Generic[T]):
         from twoaxis.base.options import from_fields  # which needs did_you_mean of this file
 
         config: Any = self.find(name).Config  # type: ignore[attr-defined]
-        return from_fields(config, options, self.canonical(name))
+        name, options = self.expand(name, options)
+        return from_fields(config, options, name)
 
     def _load_installed(self) -> None:
         """Run the entry points of installed packages once; they register their methods themselves."""

@@ -1,12 +1,16 @@
 """Attention Residuals: every sub-layer reads a softmax-weighted average of all earlier sub-layer outputs.
 
 Kimi Team: Attention Residuals, arXiv 2603.15031 (2026). Runs in Kimi-K3. Code agreed with: Kimi-K3's model file,
-flash-linear-attention, tokenbender/nanogpt-attnres-repro (all equal to 1e-14).
+flash-linear-attention, tokenbender/nanogpt-attnres-repro (all equal to 1e-14). With `heads` it is Multi-Head Attention
+Residuals (MHAR), arXiv 2607.27230 (2026), whose authors find 4 to 8 best; `mhar` is this method with 4.
 
     v_0 = embedding, v_i = f_i(h_i)                          sources: sub-layer outputs, not running sums
     r_i = ( mean(v_i²) + eps )^(-1/2)
     s_i = < w_l ⊙ g_l , v_i r_i >                            fixed query w_l against RMS-normalised keys
     h_l = Σ_i softmax_i(s) v_i                               values are the raw sources
+
+    MHAR: H contiguous groups of channels, each with a softmax of its own; r_i is still that of the full width
+    s_{i,h} = scale e^{-t_{l,h}} < (w_l ⊙ g_l)_h , (v_i r_i)_h >        h_{l,h} = Σ_i softmax_i(s_{·,h}) v_{i,h}
 
     block form: sources are b_0 = embedding, the sums b_n over runs of `block_size` sub-layers (Kimi-K3's sizes
     count Transformer layers), and the sum of the current run so far, if it has one (a partial is absent, not zero)
@@ -27,16 +31,21 @@ Because the queries do not depend on the input, a finished source gets its logit
 matrix product; `evaluation="two_phase"` also batches the reads of finished sources over a group of sites and merges
 the rest in by their log-sum-exp, which is the same algebra.
 
-Readings where the paper is silent: the input-dependent query is a map of the newest source; sigmoid weights are not
-normalised; input-independent scalars pass through the softmax; heads split query, keys and values into channel groups
-under one full-width RMS; the depth window counts sources besides the embedding and also holds for the final read.
+A head's logit has D/H terms where a single one has D, so heads also make the softmax flatter, and the newest version of
+the MHAR paper is said to credit that with most of the gain. Hence a temperature: `scale` is a constant one, the control
+of H heads is one head with 1/sqrt(H) times the scale (`controls` names it), and `temperature="learned"` adds t.
+
+Readings where the papers are silent: the input-dependent query is a map of the newest source; sigmoid weights are not
+normalised; input-independent scalars pass through the softmax; the learned temperature is ours, starts at one and is
+per site and head; the depth window counts sources besides the embedding and also holds for the final read. MHAR is
+held to wdlctc/hyper-connection-factory's equations, read, not run.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -77,9 +86,11 @@ class AttentionResidualsConfig(Options):
     key_norm: bool = True
     """RMS-normalise the keys."""
     heads: Count = 1
-    """Channel groups with weights of their own."""
+    """Channel groups with weights of their own; more than one is MHAR."""
     scale: float = 1.0
-    """Of the logits; the paper has none."""
+    """Of the logits, the inverse of a constant temperature; the papers have none."""
+    temperature: Literal["fixed", "learned"] = "fixed"
+    """Whether each site and head also learns a temperature of its softmax."""
     eps: NotNegative = 1e-6
     """Inside the keys' mean square; Kimi-K3 uses 1e-5."""
 
@@ -95,13 +106,15 @@ class AttentionResidualsConfig(Options):
                 raise ValueError(f"group ({self.group}) must be a multiple of block_size ({self.block_size})")
         if self.query == "none" and self.heads != 1:
             raise ValueError(f"scalar weights have no heads: query='none' needs heads=1, got {self.heads}")
+        if self.query == "none" and self.temperature == "learned":
+            raise ValueError("temperature='learned' with query='none' would scale weights that are learned already")
 
 
 class AttentionResiduals(AheadStream):
     """Softmax reads over sub-layer outputs."""
 
     source, goes_on = "increment", "own"
-    derives = ("query", "norm_weight")
+    derives = ("query", "norm_weight", "log_temperature")
 
     name = "attention_residuals"
     Config = AttentionResidualsConfig
@@ -114,7 +127,8 @@ class AttentionResiduals(AheadStream):
         {"window": 2},
         {"block_size": 2, "window": 2, "overflow": "sum", "read": "sum"},
         {"window": 3, "keep_first": False, "overflow": "sum"},
-        {"query": "input", "block_size": 2, "heads": 2},
+        {"query": "input", "block_size": 2, "heads": 2, "temperature": "learned"},
+        {"heads": 4, "scale": 0.5, "temperature": "learned"},
         {"query": "none", "read": "sum"},
         {"weighting": "sigmoid", "key_norm": False, "read": "sum"},
     )
@@ -152,8 +166,15 @@ class AttentionResiduals(AheadStream):
         self.parameter("query", rows, width, neutral=0.0, needed=config.query == "static")
         self.parameter("query_map", rows, width, width, neutral=0.0, decay=True, needed=config.query == "input")
         self.parameter("norm_weight", rows, width, start=1.0, neutral=1.0, needed=keyed)
+        self.parameter("log_temperature", rows, config.heads, needed=config.temperature == "learned")
         for row, read in enumerate(read for read in self.plan.reads if read is not None):
             self.parameter(f"scalars.{row}", read.total, neutral=0.0, needed=config.query == "none")
+
+    @classmethod
+    def controls(cls, config: AttentionResidualsConfig) -> tuple[dict[str, Any], ...]:
+        """For heads: one head, and one head whose softmax is as flat as theirs."""
+        flat = {"heads": 1, "scale": config.scale * config.heads**-0.5}
+        return ({"heads": 1}, flat) if config.heads > 1 else ()
 
     def _window(self, site: Site) -> Read | None:
         """What the window leaves at `site`; the partial, if there is one, counts as its newest source."""
@@ -170,7 +191,8 @@ class AttentionResiduals(AheadStream):
             return None
         u = widen(self.query) if self.config.scale == 1.0 else widen(self.query) * self.config.scale
         u = u if self.norm_weight is None else u * widen(self.norm_weight)
-        return u.unflatten(-1, (self.config.heads, -1))
+        u = u.unflatten(-1, (self.config.heads, -1))
+        return u if self.log_temperature is None else u * widen(-self.log_temperature).exp().unsqueeze(-1)
 
     def scale(self, site: Site) -> float:
         """The sum form reads as many times the average as there are sources."""
@@ -205,6 +227,8 @@ class AttentionResiduals(AheadStream):
         if self.config.key_norm:
             inverse = [torch.rsqrt(widen(s).square().mean(-1) + self.config.eps) for s in sources]
             dots = dots * torch.stack(inverse, dim=-1).unsqueeze(-2)
+        if self.log_temperature is not None:
+            dots = dots * widen(-self.log_temperature[row]).exp().unsqueeze(-1)
         return dots.unbind(-1)
 
     @property
@@ -267,6 +291,7 @@ class AttentionResiduals(AheadStream):
             assert learned is not None
             w = learned[row] if config.query == "static" else v[-1] @ learned[row].T
             logits = config.scale * (w * keys).unflatten(-1, heads).sum(-1)  # (S, B, T, H)
+            logits = logits if self.log_temperature is None else logits / self.log_temperature[row].exp()
         weights, full = (logits.softmax(0), len(v)) if config.weighting == "softmax" else (logits.sigmoid(), 2)
         weights = full * weights if config.read == "sum" else weights
         return (weights.unsqueeze(-1) * v.unflatten(-1, heads)).sum(0).flatten(-2)

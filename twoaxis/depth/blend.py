@@ -13,6 +13,8 @@ is zero raises instead of leaking NaN into a model that should not notice it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -92,7 +94,7 @@ class Blend(Stream):
                 finite, f"{self.method.name} read a non-finite {name} at site {site.index} behind a closed gate"
             )
             ways[name] = _lerp(plain, way, gate)
-        return Seen(**ways, aux=seen)
+        return Seen(**ways, aux=seen, kv=None if seen.kv is None else partial(_blended, seen.kv, gate))
 
     def _write(self, value: Both, site: Site, y: Tensor, seen: Seen, c: Seen) -> Both:
         return Both(value.plain + y, self.method.write(value.method, site, y, seen.aux, c))
@@ -130,6 +132,12 @@ class Blend(Stream):
         ways = sum(max(1, len(self.ways(site))) for site in self.layout.sites)
         own, width = self.method.flops(), self.layout.width
         return None if own is None else own + 3 * width * ways + width * len(self.layout.sublayers)
+
+
+def _blended(kv: Callable[..., Any], gate: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Any]:
+    """Keys and values between the attention's own and those that the method makes of them."""
+    changed_k, changed_v, aux = kv(q, k, v)
+    return _lerp(k, changed_k, gate), _lerp(v, changed_v, gate), aux
 
 
 def _lerp(plain: Tensor, way: Tensor, gate: Tensor) -> Tensor:

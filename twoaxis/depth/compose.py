@@ -76,14 +76,14 @@ class Composed(nn.Module):
         """The norm and the sub-layer of `site` on what it reads."""
         ways, takes, number = self._ways[site.index], self._takes[site.index], site.index
         given = {name: value for name, value in kwargs.items() if takes.keyword(name)} | self._bound[number]
-        if seen.values is not None and "values" not in takes.names:
+        if seen.kv is not None and "kv" not in takes.names:
             raise ValueError(
-                f"{self.stream.name} changes the values of the {site.kind} of block {site.block}: its function must "
-                "take the keyword values and attend to values(q, k, v) in place of its values"
+                f"{self.stream.name} changes keys and values in the {site.kind} of block {site.block}: its function "
+                "must take the keyword kv and attend to k, v = kv(q, k, v) in place of its own"
             )
 
         def function(c: Seen) -> Tensor:
-            more = given if c.values is None else given | {"values": c.values}
+            more = given if c.kv is None else given | {"kv": c.kv}
             return self._functions[number](*(getattr(c, way) for way in ways), **more)
 
         return apply_sublayer(normalise(seen, ways, self._norms[number]), function)
@@ -163,7 +163,9 @@ def _takes(fn: Any, ways: Sequence[str], skip: int = 0) -> _Takes:
         at < required or name.startswith(way)
         for way, (at, name) in zip(ways, list(enumerate(code.co_varnames[:count]))[skip:], strict=False)
     )
-    named = code.co_varnames[max(code.co_posonlyargcount, skip + len(ways)) : count + code.co_kwonlyargcount]
+    named = code.co_varnames[
+        max(code.co_posonlyargcount, min(skip + len(ways), count)) : count + code.co_kwonlyargcount
+    ]
     any_number, any_name = (bool(code.co_flags & flag) for flag in (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS))
     return _Takes(None if any_number else sum(fitting), frozenset(named), any_name)
 

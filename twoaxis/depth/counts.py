@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from twoaxis.base.meter import Meter, storage_bytes
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Applied, Cost, Seen, State, Stream
-from twoaxis.depth.walk import visit
+from twoaxis.depth.stream import Apply, Cost, Seen, State, Stream
+from twoaxis.depth.walk import apply_nothing, visit
 
 TOKENS = 1031
 """Tokens of a counting pass: prime, and many enough for the kernels of training and prefill."""
@@ -50,7 +50,7 @@ def count_flops(stream: Stream) -> int:
         meter = Meter(record=False)
         with meter:
             state = stream.open(_embedding(stream, tokens))
-            stream.close(visit(stream, state, stream.sites, _blank))
+            stream.close(visit(stream, state, stream.sites, _act(stream)))
         totals.append(meter.flops)
     return (totals[1] - totals[0]) // TOKENS - stream.layout.width * len(stream.sites)
 
@@ -68,7 +68,7 @@ def count_live(stream: Stream) -> int:
         def look(site: Site, state: State, seen: Seen, row: list[int] = row) -> None:
             row.append(_numbers(stream, state))
 
-        state = visit(stream, stream.open(_embedding(stream, tokens)), stream.sites, _blank, look)
+        state = visit(stream, stream.open(_embedding(stream, tokens)), stream.sites, _act(stream), look)
         rows.append([*row, _numbers(stream, state)])
     return max((many - few) // TOKENS for few, many in zip(*rows, strict=True))
 
@@ -78,12 +78,12 @@ def _kept(stream: Stream) -> int:
     windows = stream.memory_windows()
     if not windows:
         return 0
-    state = visit(stream, stream.open(_embedding(stream, max(windows) + 1), keep=True), stream.sites, _blank)
+    state = visit(stream, stream.open(_embedding(stream, max(windows) + 1), keep=True), stream.sites, _act(stream))
     return sum(t.numel() for ring in stream.memory(state) for piece in ring.pieces for t in piece)
 
 
-def _blank(site: Site, seen: Seen) -> Applied:
-    return Applied(seen._replace(aux=None), torch.empty_like(seen.x))
+def _act(stream: Stream) -> Apply:
+    return lambda site, seen: apply_nothing(stream, seen, torch.empty_like(seen.x))
 
 
 def _embedding(stream: Stream, tokens: int) -> Tensor:

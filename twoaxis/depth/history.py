@@ -1,6 +1,7 @@
 """The history family: sites read weighted sums of what earlier blocks or sub-layers made.
 
-    sources   0 = the embedding, 1, 2, ...    residuals at boundaries ("state"), or what was added since ("increment")
+    sources   0 = the embedding, 1, 2, ...    residuals at boundaries ("state"), or what was added since ("increment");
+              0, 1, ...                       or what attentions made, keys and values of one token ("kv")
 
     read      [first] [rest] numbers [part]  ── route: weights ──►  ways  ── enter ──►  x, q, k, v of the site
               pinned   what   one by   the run
@@ -21,6 +22,8 @@ keep:
     enter(way, read, view, site)       what a way becomes of its weighted sum           default: the sum
     inner(h, site)                     what a site sees that reads no source            default: the residual
     onward(h, site, y, seen)           the running residual after a write               default: the sum
+    exchange(q, k, v, view, site)      for "kv": keys and values in place of an         no default
+                                       attention's own, and what is kept as a source
 
 The state is a value, and gradients are autograd's own. What was made of parameters (`prepare`, `derive`) carries a
 stamp and is made anew where the stamp is another one: a pass that began without gradients, a deep copy of the stream,
@@ -30,6 +33,7 @@ parameters that were written to. The time to build a stream is linear in the num
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -139,11 +143,16 @@ class Softmax(NamedTuple):
     scale: float = 1.0
 
 
+Exchanged = tuple[Tensor, Tensor, tuple[Tensor, ...]]
+"""Keys and values for an attention, and what is kept of it as a source."""
+
+
 class HistoryStream(Stream):
     """A stream whose sites read weighted sums of sources. A subclass calls `follow` and defines `route`."""
 
-    source: Literal["state", "increment"] = "state"
-    """What a source is: the residual at a boundary, or what was added to it since the last one."""
+    source: Literal["state", "increment", "kv"] = "state"
+    """What a source is: the residual at a boundary, what was added to it since the last one, or what `exchange` keeps
+    of the attention before it."""
     goes_on: Literal["read", "own"] = "read"
     """Whether the residual inside a block continues from what was read, or from itself."""
     derives: tuple[str, ...] = ()
@@ -164,7 +173,7 @@ class HistoryStream(Stream):
         for site in sites:
             read = plan.reads[site.index]
             inside = self.goes_on == "read" and not site.first and self._origin[-1] != "plain"
-            origin = "x" if self.source == "state" or inside else "plain"
+            origin = "x" if self.source != "increment" or inside else "plain"
             self._origin.append("read" if read is not None and "x" in read.ways else origin)
         self._last_plain = max((i for i, origin in enumerate(self._origin) if origin == "plain"), default=-1)
         self._has_part = [False] * (len(sites) + 1)
@@ -183,6 +192,10 @@ class HistoryStream(Stream):
     def store(self, x: Tensor, number: int, own: Any) -> tuple[Tensor, ...]:
         """What is kept of a source: what sums run over, and whatever else; `own` is what `prepare` made."""
         return (x,)
+
+    def exchange(self, q: Tensor, k: Tensor, v: Tensor, view: View | None, site: Site) -> Exchanged:
+        """Keys and values for the attention at `site`; without a view, where it has no sources, they are its own."""
+        raise NotImplementedError(f"{type(self).__name__} does not define exchange")
 
     def derive(self, x: Tensor, number: int, boundary: int, own: Any) -> Any:
         """Made once per source for the sites from `boundary` on; `own` is what `prepare` made."""
@@ -242,6 +255,9 @@ class HistoryStream(Stream):
 
     def _read(self, value: History, site: Site) -> Seen:
         read, attention = self.plan.reads[site.index], self.attention.get(site.block)
+        if self.source == "kv":
+            takes_part = read is not None or site.index + 1 in self.plan.born
+            return Seen(self.inner(value, site), kv=partial(self._exchange, value, site) if takes_part else None)
         if read is None:
             x = self.inner(value, site)
             return Seen(x) if value.waiting is None or site != attention else Seen(x, *value.waiting)
@@ -254,6 +270,10 @@ class HistoryStream(Stream):
         waiting = Waiting(ways.get("q"), ways["k"], ways["v"])
         return Seen(x, *waiting) if site == attention else Seen(x, aux=waiting)
 
+    def _exchange(self, value: History, site: Site, q: Tensor, k: Tensor, v: Tensor) -> Exchanged:
+        there = self.plan.reads[site.index] is not None
+        return self.exchange(q, k, v, self.view(self._now(value, site.index), site) if there else None, site)
+
     def ways(self, site: Site) -> tuple[str, ...]:
         """q, k and v at the attention of a block that reads them separately; a parallel one also has its MLP's x."""
         if site != self.attention.get(site.block):
@@ -264,7 +284,7 @@ class HistoryStream(Stream):
     # Writes.
 
     def _open(self, x: Tensor, tokens: Tokens) -> History:
-        running = x if self._origin[0] == "x" or self.source == "state" else None
+        running = x if self._needs_x(0) else None
         h = History(running, x if self._last_plain >= 0 else None, own=self.prepare(), stamp=Stamp.of(self._used()))
         return self._push(h, x, 0) if 0 in self.plan.born else h
 
@@ -285,11 +305,16 @@ class HistoryStream(Stream):
         h = h._replace(x=x, plain=plain, rest=rest, part=None if whole else part, waiting=waiting, inside=inside)
         if site.index in plan.ends:
             h = self._forget(h, site.index)
+        if self.source == "kv":
+            lives = whole and plan.lives(plan.born[after], after)
+            if lives and c.aux is None:
+                raise ValueError(f"{self.name} reads keys and values of site {site.index}, which did not call seen.kv")
+            return h._replace(kept=(*h.kept, self._make(c.aux, plan.born[after], after, h.own))) if lives else h
         new = x if self.source == "state" else part
         return self._push(h, new, after) if whole and new is not None else h
 
     def _needs_x(self, boundary: int) -> bool:
-        return self.source == "state" or self._origin[boundary] == "x"
+        return self.source != "increment" or self._origin[boundary] == "x"
 
     def _push(self, h: History, x: Tensor | None, boundary: int) -> History:
         """Make `x` the source that is complete at `boundary`, if anybody will use it."""
@@ -399,7 +424,7 @@ class HistoryStream(Stream):
 
     def _weights(self, value: History, site: Site) -> Tensor | None:
         """(..., W, S) as `route` gives them, with heads (..., H, S); weights per channel as their mean."""
-        if self.plan.reads[site.index] is None:
+        if self.plan.reads[site.index] is None or self.source == "kv":  # those are the attention's business
             return None
         view = self.view(self._now(value, site.index), site)
         weights, sources = self.route(view, site), view.sources

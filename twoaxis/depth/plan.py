@@ -133,6 +133,26 @@ def attention_sites(layout: Layout) -> dict[int, Site]:
     return found
 
 
+def attention_plan(layout: Layout, uses: Callable[[Site], bool], stride: int = 1, window: int | None = None) -> Plan:
+    """Sources are keys and values of attentions, which later attentions read in place of ways.
+
+    Args:
+        layout: the sites.
+        uses: whether a site takes part.
+        stride: every `stride`-th attention that takes part is a source, from the first on.
+        window: how many of the last sources are read; None is all of them.
+    """
+    attentions = [s for s in attention_sites(layout).values() if uses(s)]
+    made = attentions[::stride]
+    reads = {}
+    for n, site in enumerate(attentions):
+        complete = -(-n // stride)
+        if complete:
+            reads[site.index] = Read(range(0 if window is None else max(0, complete - window), complete), ())
+    born = {site.index + 1: n for n, site in enumerate(made)}
+    return Plan(layout, born, reads, [f"keys and values of block {site.block}" for site in made])
+
+
 def qkv_ways(site: Site) -> tuple[str, ...]:
     """What a site with separate queries, keys and values normalises; a parallel one also has its MLP's input."""
     return ("q", "k", "v", "x") if site.kind == "parallel" else ("q", "k", "v")

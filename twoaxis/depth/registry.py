@@ -18,6 +18,7 @@ METHODS: dict[str, str | type[Stream]] = {
     "depth_attention": "twoaxis.depth.depth_attention:DepthAttention",
     "denseformer": "twoaxis.depth.denseformer:DenseFormer",
     "attention_residuals": "twoaxis.depth.attention_residuals:AttentionResiduals",
+    "delta_attention_residuals": "twoaxis.depth.delta_attention_residuals:DeltaAttentionResiduals",
     "deep_delta": "twoaxis.depth.deep_delta:DeepDelta",
     "hyper_connections": "twoaxis.depth.hyper_connections:HyperConnections",
     "manifold_hyper_connections": "twoaxis.depth.manifold_hyper_connections:ManifoldHyperConnections",
@@ -27,10 +28,14 @@ METHODS: dict[str, str | type[Stream]] = {
     "vertical_attention": "twoaxis.depth.vertical_attention:VerticalAttention",
     "deep_cross_attention": "twoaxis.depth.deep_cross_attention:DeepCrossAttention",
     "muddformer": "twoaxis.depth.muddformer:MuddFormer",
+    "lime": "twoaxis.depth.lime:Lime",
+    "depth_kv": "twoaxis.depth.depth_kv:DepthKV",
 }
 
 ALIASES = {
     "attnres": "attention_residuals",
+    "mhar": "attention_residuals:heads=4",
+    "deltaattnres": "delta_attention_residuals",
     "ddl": "deep_delta",
     "hc": "hyper_connections",
     "mhc": "manifold_hyper_connections",
@@ -39,7 +44,7 @@ ALIASES = {
     "dca": "deep_cross_attention",
     "mudd": "muddformer",
 }
-"""Short names that people use."""
+"""Names that people use, squeezed: in small letters, without what stands between words."""
 
 STREAMS: Registry[Stream] = Registry("stream", METHODS, ALIASES)
 

@@ -48,10 +48,10 @@ class Seen(NamedTuple):
         x: the residual way.
         q, k, v: the attention's ways, only where the method gives them separately.
         aux: opaque. In a read: what `read` computed and `write` needs. In the normalised read that `write` gets: what
-            `values` returned for it, None where it was not called.
-        values: function for an attention site whose values the method changes. It gets the queries, keys and values
-            after projection and rotary positions, and returns the values to attend to and to cache, and what the
-            write needs of them; the one that a sub-layer gets returns the values alone.
+            `kv` left for it, None where it was not called.
+        kv: function for an attention site whose keys and values the method changes. It gets the queries, keys and
+            values (..., heads, head width) after projection and rotary positions, and returns the keys and values to
+            attend to and to cache, and what the write needs of them; the one that a sub-layer gets returns the two.
     """
 
     x: Tensor
@@ -59,7 +59,7 @@ class Seen(NamedTuple):
     k: Tensor | None = None
     v: Tensor | None = None
     aux: Any = None
-    values: Callable[[Tensor, Tensor, Tensor], Any] | None = None
+    kv: Callable[[Tensor, Tensor, Tensor], Any] | None = None
 
 
 class Applied(NamedTuple):
@@ -209,6 +209,8 @@ class Stream(Declared):
     """Options that between them use every part of the method: what certificates and conformance tests run."""
     neutral_options: ClassVar[Mapping[str, Any]] = {}
     """Options that are plain exactly, for a pretrained model, in place of defaults that are so up to a factor."""
+    kv_heads: int | None = None
+    """How many key and value heads the attentions must have, where the method changes them and asks for a number."""
 
     def __init__(self, config: Any, layout: Layout) -> None:
         super().__init__()
@@ -380,7 +382,7 @@ class Stream(Declared):
             site: the site that was read.
             y: (..., D) the sub-layer's output without its residual.
             seen: what `read` returned.
-            c: the normalised read that the sub-layer got; its `aux` is what `seen.values` returned for the write.
+            c: the normalised read that the sub-layer got; its `aux` is what `seen.kv` returned for the write.
         """
         self._check(state, site)
         if site.kind == OUT:

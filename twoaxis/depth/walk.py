@@ -40,28 +40,48 @@ def visit(stream: Stream, state: State, sites: Iterable[Site], act: Apply, watch
 
 
 def apply_sublayer(c: Seen, sublayer: Callable[[Seen], Tensor]) -> Applied:
-    """A sub-layer on its normalised read, with what `values` leaves for the write.
+    """A sub-layer on its normalised read, with what `kv` leaves for the write.
 
     Args:
         c: the normalised read.
-        sublayer: gets `c`; where that has `values`, as a function of queries, keys and values that returns the values
-            alone. It calls it exactly once.
+        sublayer: gets `c`; where that has `kv`, as a function of queries, keys and values that returns the keys and
+            values alone. It calls it exactly once.
     """
-    if (values := c.values) is None:
+    if (kv := c.kv) is None:
         return Applied(c, sublayer(c))
     left: list[Any] = []
 
-    def change(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        v, aux = values(q, k, v)
+    def change(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        k, v, aux = kv(q, k, v)
         left.append(aux)
-        return v
+        return k, v
 
-    y = sublayer(c._replace(values=change))
+    y = sublayer(c._replace(kv=change))
     if len(left) != 1:
         raise ValueError(
-            f"the stream changes the values of an attention, which asked {len(left)} times for them, not once"
+            f"the stream changes the keys and values of an attention, which asked {len(left)} times, not once"
         )
     return Applied(c._replace(aux=left[0]), y)
+
+
+def apply_nothing(stream: Stream, seen: Seen, y: Tensor, heads: tuple[int, int] | None = None) -> Applied:
+    """What a sub-layer returns that is not there: its increment is `y`, its keys and values are blank.
+
+    Args:
+        stream: whose read it is.
+        seen: the read, which goes on as it is.
+        y: the increment.
+        heads: number and width of the keys and values; None is as many as the stream asks for, as wide as it is.
+    """
+    count = stream.kv_heads or 1
+    shape = (*seen.x.shape[:-1], *(heads or (count, seen.x.shape[-1] // count)))
+
+    def blank(c: Seen) -> Tensor:
+        if c.kv is not None:
+            c.kv(*(y.new_zeros(shape) for _ in range(3)))
+        return y
+
+    return apply_sublayer(without_aux(seen), blank)
 
 
 def without_aux(seen: Seen) -> Seen:

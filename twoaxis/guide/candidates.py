@@ -92,6 +92,15 @@ def _blocks(place: Place) -> str:
     return _with(f"attention_residuals:block_size={size}", "read=sum")(place)
 
 
+def _delta_blocks(place: Place) -> str:
+    size = 2 * max(1, round(place.shape.num_hidden_layers / SOURCES))
+    return _with(f"delta_attention_residuals:block_size={size}", "gate=zero")(place)
+
+
+def _lime(place: Place) -> str:
+    return f"lime:over=heads,kv_heads={place.shape.kv_heads}"
+
+
 def _heads(place: Place) -> int:
     """As many heads as attention has, or the nearest number below that divides the width into even heads."""
     width = place.shape.hidden_size
@@ -190,6 +199,31 @@ CANDIDATES: tuple[Candidate, ...] = (
         _with("attention_residuals", "read=sum"),
     ),
     Candidate(
+        *("attention_residuals", "heads", "stream", "retrieval"),
+        "the same with a softmax for each of four groups of channels (MHAR)",
+        _with("attention_residuals:heads=4", "read=sum"),
+    ),
+    Candidate(
+        *("delta_attention_residuals", "", "stream", "retrieval"),
+        "the residual goes on, and every sub-layer also attends over all earlier increments",
+        _with("delta_attention_residuals", "gate=zero"),
+    ),
+    Candidate(
+        *("delta_attention_residuals", "block", "stream", "retrieval"),
+        "the same over the increments of groups of sub-layers",
+        _delta_blocks,
+    ),
+    Candidate(
+        *("lime", "heads", "stream", "retrieval"),
+        "each attention reads learned mixtures of the keys and values of all layers so far",
+        _lime,
+    ),
+    Candidate(
+        *("depth_kv", "", "stream", "retrieval"),
+        "each attention's values are mixed with earlier layers' by its own queries and keys; it learns nothing more",
+        _plain("depth_kv"),
+    ),
+    Candidate(
         *("denseformer", "", "stream", "retrieval"),
         "a learned weighted sum of earlier block outputs, the same for all tokens",
         _denseformer,
@@ -243,6 +277,11 @@ CANDIDATES: tuple[Candidate, ...] = (
         *("canon", "", "mixer", "mixing"),
         "depthwise convolutions over four tokens at four points of every block, each with its residual",
         _plain("canon"),
+    ),
+    Candidate(
+        *("dynamic_conv", "", "mixer", "mixing"),
+        "convolutions over four tokens on queries, keys and values, with filters made of the current token",
+        _plain("dynamic_conv"),
     ),
 )
 """In no order that matters: the ranking gives one."""

@@ -85,7 +85,6 @@ class Methods(Options):
         """Take the options out of the spelling of a method; one that it has itself is its own."""
         spelled = getattr(self, axis)
         name, options = parse(spelled)
-        name = registry.canonical(name)
         own = field_types(registry.find(name).Config)
         for key in [key for key in COMMON if key in options and key not in own]:
             value = options.pop(key)
@@ -95,8 +94,9 @@ class Methods(Options):
             object.__setattr__(self, key, tuple(value) if isinstance(value, list) else value)
         if twice := sorted(set(options) & set(getattr(self, f"{axis}_options"))):
             raise ValueError(f"{twice[0]} is given in {axis} {spelled!r} and in {axis}_options; leave one out")
+        name, options = registry.expand(name, {**getattr(self, f"{axis}_options"), **options})
         object.__setattr__(self, axis, name)
-        object.__setattr__(self, f"{axis}_options", {**getattr(self, f"{axis}_options"), **options})
+        object.__setattr__(self, f"{axis}_options", options)
 
     def plain(self) -> Self:
         """The same without methods: the plain residual and no mixer."""

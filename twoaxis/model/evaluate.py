@@ -29,8 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.data.tokenizer import Encoded, Tokenizer, pieces
+from twoaxis.model.decoder import Decoder
 from twoaxis.model.loss import IGNORED
-from twoaxis.model.running import Model, device_of, logits_in_parts
+from twoaxis.model.running import LOGITS, Model, device_of, logits_in_parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -211,8 +212,11 @@ def batches(made: Iterator[tuple[int, Window]], batch: int) -> Iterator[list[tup
 
 
 def token_losses(model: Model, some: Sequence[Window]) -> Tensor:
-    """Nats of every counted token of some windows, in one pass."""
+    """Nats of every counted token of some windows, in one pass; in several where only a family's own head will do."""
     longest = max(len(window.ids) for window in some) - 1
+    together = max(1, LOGITS // (longest * model.config.vocab_size))
+    if not isinstance(model, Decoder) and len(some) > together:
+        return torch.cat([token_losses(model, some[at : at + together]) for at in range(0, len(some), together)])
     inputs = torch.zeros(len(some), longest, dtype=torch.long)
     targets = torch.full((len(some), longest), IGNORED)
     for row, window in enumerate(some):

@@ -36,7 +36,7 @@ from twoaxis.model import joins
 from twoaxis.model.cache import RingLayer, add_rings, nbytes_by_part, ring_layer
 from twoaxis.model.config import Methods
 from twoaxis.model.graft_config import TwoAxisConfig, as_fields
-from twoaxis.model.initialise import named_generator
+from twoaxis.model.initialise import initialise, named_generator
 from twoaxis.model.joins import Refused, Residual
 from twoaxis.model.loader import write_loader
 from twoaxis.model.survey import (
@@ -79,7 +79,8 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
         super().__init__(config)
         if not isinstance(config.text_config, PreTrainedConfig):
             raise ValueError("text_config must hold a family's configuration, like LlamaConfig(...)")
-        wanted = config.text_config._attn_implementation
+        wanted, scratch = config.text_config._attn_implementation, backbone is None
+        seed = int(torch.randint(0, 2**31, (1,), device="cpu"))  # before anything is built: it depends on no method
         if wanted is not None and "/" in wanted:
             raise ValueError(f"attn_implementation={wanted!r} would fetch code from a hub, which is never done here")
         if backbone is None:
@@ -121,6 +122,8 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
         wide = [name for group in self.stream.parameter_groups() if group.float32 for name in group.names]
         self._keep_in_fp32_modules_strict = {f"stream.{name}" for name in wide}
         self.post_init()
+        if scratch and next(backbone.parameters()).device.type != "meta":
+            self.initialise_(seed)
 
     # Building.
 
@@ -217,6 +220,17 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
             local.reset_parameters(std, named_generator(seed, name, next(local.parameters())))
             if neutral:
                 local.neutral_()
+
+    def initialise_(self, seed: int) -> None:
+        """Set every parameter as for a training from scratch, with our initial values; see `initialise`.
+
+        Args:
+            seed: of all of them; models of one seed share what they have in common.
+        """
+        layers, found = joins.find_layers(self.backbone), self.config.architecture.forms
+        path = next(name for name, module in self.named_modules() if module is layers)
+        ends = {f"{path}.{b}.{name}" for b, form in enumerate(found) for names in form.outputs for name in names}
+        initialise(self, seed, self.config.methods().init, outputs=ends)
 
     def init_weights(self) -> None:
         """Nothing is drawn here: the backbone has its numbers, and theirs would overwrite our mixers below it."""
@@ -595,8 +609,7 @@ def graft(
     if start == "neutral":
         after = made.eval()(tokens, use_cache=False).logits
         apart = difference(after, before)
-        exact = found.exact == made.stream.neutral == "bitwise"
-        if apart > (0.0 if exact else TOLERANCE[before.dtype]):
+        if apart > TOLERANCE[before.dtype]:
             raise Refused(
                 f"{methods.stream} on {type(model).__name__} changes the logits by {apart:.2g} of the largest"
             )

@@ -233,9 +233,9 @@ class Pass:
         if self.weights is not None:
             self.weights[state.index] = self.stream.weights(state, site)
         seen = self.stream.read(state, site)
-        if seen.values is not None:
+        if seen.kv is not None:
             raise Refused(
-                f"{self.stream.name} changes the values inside attention, which is the family's; use a Decoder"
+                f"{self.stream.name} changes keys and values inside attention, which is the family's; use a Decoder"
             )
         return seen
 

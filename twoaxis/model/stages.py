@@ -22,7 +22,7 @@ from torch import Tensor
 from twoaxis.base.meter import Meter, extent
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Applied, Seen
-from twoaxis.depth.walk import visit, without_aux
+from twoaxis.depth.walk import apply_nothing, visit
 from twoaxis.model.decoder import Trunk
 
 TOKEN = 8
@@ -136,17 +136,15 @@ def boundaries(trunk: Trunk, increments: torch.dtype | None = None) -> list[tupl
         trunk: on the meta device.
         increments: dtype of what sub-layers write, as under autocast; None is that of the embedding.
     """
-    stream, found = trunk.stream, []
-    x = torch.empty(1, 1, trunk.config.hidden_size, dtype=next(trunk.parameters()).dtype, device="meta")
+    stream, found, config = trunk.stream, [], trunk.config
+    x = torch.empty(1, 1, config.hidden_size, dtype=next(trunk.parameters()).dtype, device="meta")
 
     def act(site: Site, seen: Seen) -> Applied:
-        norm = trunk.site_norm(site)
-        c = without_aux(seen) if norm is None else norm(seen)
-        return Applied(c, torch.empty_like(x, dtype=increments))
+        return apply_nothing(stream, seen, torch.empty_like(x, dtype=increments), (config.kv_heads, config.head_size))
 
     with Meter(record=False):
         state = stream.open(x)
-        for block in range(trunk.config.num_hidden_layers):
+        for block in range(config.num_hidden_layers):
             found.append(stream.pack(state))
             state = visit(stream, state, stream.sites_of(block), act)
         return [*found, stream.pack(state)]

@@ -95,7 +95,7 @@ class SiteNorm(RMSNorm):
     def forward(self, seen: Seen) -> Seen:  # pyright: ignore[reportIncompatibleMethodOverride]
         """`seen` with its ways normalised; a way that is not given separately is the residual way."""
         if self.ways == ("x",):
-            return Seen(rms_norm(seen.x, self.weight, self.eps), values=seen.values)
+            return Seen(rms_norm(seen.x, self.weight, self.eps), kv=seen.kv)
         entries = {}
         for way in self.ways:
             tensor = getattr(seen, way)
@@ -218,7 +218,7 @@ class Attention(Host):
             # side by side, so that the small operations of a decoding step run once
             heads = [q.shape[-2], k.shape[-2]]
             q, k = rotate(torch.cat([q, k], dim=-2), info.rope).split(heads, dim=-2)
-        v = v if c.values is None else c.values(q, k, v)
+        k, v = (k, v) if c.kv is None else c.kv(q, k, v)
         if past is None:
             mixed = window_attention(q, k, v, self.window, axis=1, reach=info.reach, fused=info.fused)
             return self.o_proj(mixed.flatten(-2)), None

@@ -67,8 +67,7 @@ def parse_methods(
     """Name and options of a stream and of a mixer from their spellings; an alias becomes the name it stands for."""
     name, options = parse("standard" if stream is None else stream)
     mixer_name, mixer_options = (None, {}) if mixer is None else parse(mixer)
-    canonical = None if mixer_name is None else MIXERS.canonical(mixer_name)
-    return (STREAMS.canonical(name), options), (canonical, mixer_options)
+    return STREAMS.expand(name, options), (None, {}) if mixer_name is None else MIXERS.expand(mixer_name, mixer_options)
 
 
 def make_contender(stream: str | None = None, mixer: str | None = None) -> Contender:

@@ -15,7 +15,7 @@ import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from twoaxis.base.files import atomic_folder, check_empty, claim, remove_partial
 from twoaxis.pretrained.record import Record, write_record
@@ -175,7 +175,8 @@ def _convert(
     theirs = source.load(dtype)
     if source.model is not None:
         theirs = copy.deepcopy(theirs)
-        theirs = theirs if dtype is None else theirs.to(dtype)
+        if dtype is not None:
+            cast(Any, theirs).to(dtype)
     parameters = count(theirs)[0]
     say("running the source on text")
     expected = logits(theirs.eval(), sample)

@@ -15,8 +15,9 @@ MIXERS: Registry[LocalOperator] = Registry(
         "short_swa": "twoaxis.sequence.short_swa:ShortSWA",
         "short_conv": "twoaxis.sequence.short_conv:ShortConv",
         "canon": "twoaxis.sequence.canon:Canon",
+        "dynamic_conv": "twoaxis.sequence.dynamic_conv:DynamicConv",
     },
-    {"swa": "short_swa", "conv": "short_conv"},
+    {"swa": "short_swa", "conv": "short_conv", "dynamicshortconv": "dynamic_conv"},
 )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.files import file_sha256
 from twoaxis.base.registry import Registry
-from twoaxis.base.spec import parse, spell_value
+from twoaxis.base.spec import parse, spell, spell_value
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.variant import make_contender
 from twoaxis.sequence.registry import MIXERS
@@ -52,7 +52,8 @@ def _canonical(place: str, spelling: Any, registry: Registry[Any]) -> Any:
     """The spelling of a method with its name in place of an alias; fields of a run inside it are refused."""
     if spelling is None:
         return None
-    for key, value in parse(spelling)[1].items():
+    given = parse(spelling)[1]
+    for key, value in given.items():
         if key == "label":
             raise ValueError(f"{place} {spelling} has a label, which names a row of a comparison: leave it out")
         word, _, field = key.partition(".")
@@ -63,8 +64,9 @@ def _canonical(place: str, spelling: Any, registry: Registry[Any]) -> Any:
             else:
                 option = f"{option} {spell_value(value)}"
             raise ValueError(f"{place} {spelling} sets {key}, which only a comparison takes there: give --{option}")
-    name = spelling.partition(":")[0]
-    return registry.canonical(name.strip()) + spelling[len(name) :]
+    name, colon, rest = spelling.partition(":")
+    full, options = registry.expand(name.strip(), given)
+    return full + colon + rest if options == given else spell(full, options)
 
 
 def check(run: TrainConfig, vocabulary: int | None = None) -> None:

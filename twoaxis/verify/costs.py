@@ -6,6 +6,7 @@ leaves out, cancel.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +17,8 @@ from torch import Tensor
 from twoaxis.base.meter import Meter, storage_bytes
 from twoaxis.depth.compose import compose
 from twoaxis.depth.counts import count
-from twoaxis.depth.stream import Applied, Stream
-from twoaxis.depth.walk import visit
+from twoaxis.depth.stream import Stream
+from twoaxis.depth.walk import apply_nothing, visit
 from twoaxis.verify.claim import Result, claim, each_run, faults, worst
 from twoaxis.verify.subject import CHANNELS, Run, StreamSubject, Subject, tensors_of
 from twoaxis.verify.time import in_steps
@@ -73,9 +74,7 @@ def _operations(method: Stream, tokens: int) -> int:
     """Operations of the stream itself on `tokens` tokens."""
     x, count = torch.ones(1, tokens, method.layout.width, dtype=torch.float64), Meter(record=False)
     with count:
-        method.close(
-            visit(method, method.open(x), method.sites, lambda site, seen: Applied(seen._replace(aux=None), x))
-        )
+        method.close(visit(method, method.open(x), method.sites, lambda site, seen: apply_nothing(method, seen, x)))
     return count.flops
 
 
@@ -147,7 +146,8 @@ def memory_growth(subject: StreamSubject) -> Result:
 def _remembered(subject: StreamSubject, blocks: int, tokens: int, width: int) -> int:
     """Numbers in the distinct storages saved for the backward pass of the stream and cheap sub-layers."""
     method = subject.stream((("attention", "mlp"),) * blocks, width=width, dtype=torch.float32)
-    run = compose(method, [(site.kind, None, _cheap) for site in method.sites])
+    cheap = functools.partial(_cheap, method.kv_heads or 1)
+    run = compose(method, [(site.kind, None, cheap) for site in method.sites])
     held: list[Tensor] = []  # held on to, so that no address is used twice
 
     def keep(tensor: Tensor) -> Tensor:
@@ -161,5 +161,9 @@ def _remembered(subject: StreamSubject, blocks: int, tokens: int, width: int) ->
     return storage_bytes(held) // 4
 
 
-def _cheap(*ways: Tensor) -> Tensor:
-    return torch.tanh(sum(ways[1:], ways[0]))
+def _cheap(heads: int, *ways: Tensor, kv: Callable[..., Any] | None = None) -> Tensor:
+    y = torch.tanh(sum(ways[1:], ways[0]))
+    if kv is None:
+        return y
+    by_heads = [y.flip(-1).unflatten(-1, (heads, -1)) for _ in range(3)]
+    return torch.tanh(kv(*by_heads)[1].flatten(-2))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Applied, Seen, Stream
-from twoaxis.depth.walk import visit
+from twoaxis.depth.walk import apply_nothing, visit
 from twoaxis.verify.claim import Result, claim, deviation, each_run, faults, worst
 from twoaxis.verify.gradients import rows_at_fault
 from twoaxis.verify.subject import LAYOUTS, Run, StreamSubject
@@ -57,7 +57,7 @@ def _free_reads(method: Stream, x: Tensor, increments: list[Tensor]) -> list[Ten
 
     def act(site: Site, seen: Seen) -> Applied:
         reads.append(torch.cat(list(ways_of(seen).values()), dim=-1))
-        return Applied(seen._replace(aux=None), increments[site.index])
+        return apply_nothing(method, seen, increments[site.index])
 
     out = method.close(visit(method, method.open(x), method.sites, act))
     return [*reads, out]

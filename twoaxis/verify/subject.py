@@ -12,7 +12,7 @@ Everything is tiny and in float64 unless a claim is about something else, so tha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
@@ -235,7 +235,10 @@ class StreamSubject(Subject):
 
     def configs(self) -> Iterator[tuple[str, ModelConfig]]:
         """Small decoders around the stream."""
-        base = dataclasses.replace(SMALL, stream=self.name, stream_options=dict(self.options))
+        heads = self.stream().kv_heads or SMALL.kv_heads
+        base = dataclasses.replace(
+            SMALL, num_key_value_heads=heads, stream=self.name, stream_options=dict(self.options)
+        )
         yield "decoder", base
         if self.first:
             options = {"window": 3, "heads": 2, "start": "normal"}
@@ -328,16 +331,24 @@ def perturbed(module: Any, amount: float, generator: torch.Generator) -> Any:
 
 
 class ToySublayer(nn.Module):
-    """tanh of a sum of linear maps, one per way."""
+    """tanh of a sum of linear maps, one per way.
 
-    def __init__(self, weight: Tensor) -> None:
+    Where the stream changes keys and values, they are made of that sum, two queries for each, and the tanh is of both.
+    """
+
+    def __init__(self, weight: Tensor, heads: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight)
+        self.weight, self.heads = nn.Parameter(weight), heads
 
-    def forward(self, *ways: Tensor) -> Tensor:
+    def forward(self, *ways: Tensor, kv: Callable[..., Any] | None = None) -> Tensor:
         """The increment."""
         products = [way @ weight for way, weight in zip(ways, self.weight, strict=True)]
-        return torch.tanh(sum(products[1:], products[0]))
+        total = sum(products[1:], products[0])
+        if kv is not None:
+            q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (total, total.flip(-1), total.roll(1, -1)))
+            k, v = kv(torch.cat([q, q.sin()], dim=-2), k, v)
+            total = k.flatten(-2) + v.flatten(-2)
+        return torch.tanh(total)
 
 
 def toy_norm(x: Tensor) -> Tensor:
@@ -353,7 +364,7 @@ def with_toy_sublayers(method: Stream, seed: int, dtype: torch.dtype = torch.flo
         ways = len(method.ways(site))
         weight = torch.randn(ways, width, width, generator=generator, dtype=torch.float64) / (ways * width) ** 0.5
         norm = toy_norm if method.normed(site) else None
-        sublayers.append((site.kind, norm, ToySublayer(weight.to(dtype))))
+        sublayers.append((site.kind, norm, ToySublayer(weight.to(dtype), method.kv_heads or 2)))
     return compose(method, sublayers)
 
 

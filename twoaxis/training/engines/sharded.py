@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from twoaxis.model.decoder import Block
 from twoaxis.parallel.clip import scale_gradients, squared_norm
-from twoaxis.parallel.shard import gather_nothing, materialise, set_exchange, shard, whole_tensor
+from twoaxis.parallel.shard import gather_nothing, materialise, prepare_blocks, set_exchange, shard, whole_tensor
 from twoaxis.parallel.tensor import add_partial, spread_tensors
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.engines.degrees import Degrees
-from twoaxis.training.engines.engine import Batch, Engine, Losses
+from twoaxis.training.engines.engine import Engine, Losses
 from twoaxis.training.engines.place import Place
 from twoaxis.training.tensors import load_weights, save_model, weights
 
@@ -51,8 +52,6 @@ class ShardedEngine(Engine):
             mesh = self.mesh["dp", "fsdp"] if self.degrees.dp > 1 else self.mesh["fsdp"]
             shard(self.model, mesh, compile=self.run.compile)
         elif self.run.compile:
-            from twoaxis.parallel.shard import prepare_blocks
-
             prepare_blocks([m for m in self.model.modules() if isinstance(m, Block)], compile=True)
         materialise(self.model, self.device, whole)
         return self.model
@@ -85,9 +84,6 @@ class ShardedEngine(Engine):
         gather_nothing(self.model)
         return scores
 
-    def _logits(self, batch: Batch) -> Tensor | None:
-        return super()._logits(batch)
-
     def weights(self) -> dict[str, Tensor]:
         """Every weight whole, by name."""
         return {name: whole_tensor(tensor) for name, tensor in weights(self.model).items()}
@@ -101,16 +97,10 @@ def empty_and_whole(make: Callable[[], Any], run: TrainConfig, rank: int) -> tup
     """A run's model on the meta device, and in the first process its weights too, on the CPU."""
     if run.source is not None:  # it is read from files, which know no meta device
         whole = make()
-        return whole.to("meta") if rank else _meta_like(whole), None if rank else whole
+        return copy.deepcopy(whole).to("meta"), None if rank else whole
     with torch.device("meta"):
         empty = make()
     return empty, make() if rank == 0 else None
-
-
-def _meta_like(model: Any) -> Any:
-    import copy
-
-    return copy.deepcopy(model).to("meta")
 
 
 def export(engine: Engine, folder: Path, make: Callable[[], Any]) -> None:
