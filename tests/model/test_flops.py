@@ -21,6 +21,7 @@ from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.flops import Flops, count_parameters, forward_flops, training_flops
 from twoaxis.model.presets import PRESETS, preset
+from twoaxis.sequence.dynamic_conv import DynamicConv
 from twoaxis.sequence.registry import MIXERS
 
 B, T = 2, 12
@@ -127,7 +128,14 @@ def test_numbers_by_hand() -> None:
 def stream_products(config: ModelConfig) -> tuple[int, int]:
     """What torch counts in the stream alone, around sub-layers without matrix products."""
     made = config.make_stream()
-    run = compose(made, [(site.kind, None, lambda *ways: torch.tanh(torch.stack(ways).sum(0))) for site in made.sites])
+
+    def sublayer(*ways: Tensor, kv: Any = None) -> Tensor:
+        y = torch.tanh(torch.stack(ways).sum(0))
+        heads = (config.kv_heads, config.head_size)  # as the decoder has them
+        shaped = y[..., : heads[0] * heads[1]].unflatten(-1, heads)
+        return y if kv is None else y + kv(shaped, shaped, shaped)[1].sum((-2, -1))[..., None]
+
+    run = compose(made, [(site.kind, None, sublayer) for site in made.sites])
     x = torch.randn(B, T, config.hidden_size, requires_grad=True)
     with FlopCounterMode(display=False) as forward:
         out = run(x)
@@ -202,7 +210,7 @@ def inner_widths(width: int, options: Mapping[str, Any]) -> tuple[int, int]:
 @pytest.mark.parametrize("stream", ["standard", "muddformer"])
 @pytest.mark.parametrize(("name", "options"), MIXER_VARIANTS, ids=label)
 def test_mixers(name: str, options: dict[str, Any], stream: str) -> None:
-    """ShortSWA's products to the last one, with the keys its definition computes and masks; convolutions have none."""
+    """ShortSWA's products to the last one, masked keys included; of convolutions those that make filters have some."""
     tokens = 24
     config = ModelConfig(**SHAPE, mixer=name, mixer_options=options, mixer_blocks=(0, 2), stream=stream)
     charged = forward_flops(config, tokens)
@@ -211,7 +219,10 @@ def test_mixers(name: str, options: dict[str, Any], stream: str) -> None:
     own = forward - own_forward - B * tokens * charged.matrix
     assert backward - own_backward - 2 * B * tokens * charged.matrix == 2 * own
     if name != "short_swa":
-        assert own == 0
+        filters = [m for m in Decoder(config).modules() if isinstance(m, DynamicConv)]  # made of each token
+        made = [2 * sum(p.numel() for key, p in m.named_parameters() if key != "static") for m in filters]
+        ways = (1, 3) if options.get("where") == "branch" and stream == "muddformer" else (1,) * len(made)
+        assert own == B * tokens * sum(n * each for n, each in zip(ways, made, strict=False))
         assert charged.mixer > 0
         return
     queries, keys = inner_widths(16, options)
