@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from twoaxis.base.options import check_names
 from twoaxis.model.config import Methods, ModelConfig
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 GRAFT, FORMAT = "twoaxis", 1
 """What config.json of a graft has as `model_type` and as number of its layout."""
+OWN = ("model_type", "format", "architectures", "dtype", "text_config", "survey", "auto_map")
+"""Fields of a decoder's config.json beside its methods."""
 UNSEEN = "decoder"
 """In place of the digest of a family's layers: a decoder wrote this graft, and transformers has not seen it yet."""
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
@@ -160,6 +163,7 @@ def read_graft(document: dict[str, Any]) -> ModelConfig:
     if document.get("format") != FORMAT:
         raise ValueError(f"it is of format {document.get('format')!r}, this version reads {FORMAT}; save it anew")
     methods = {field.name for field in dataclasses.fields(Methods)}
+    check_names(document, [*OWN, *methods], "a decoder's config.json")
     given = Methods.from_dict({name: value for name, value in document.items() if name in methods})
     text = document.get("text_config")
     if not isinstance(text, dict):
