@@ -62,7 +62,7 @@ def test_every_method_is_a_contender_and_every_target_a_row_that_can_exist() -> 
     for target in TARGETS:
         if target.table in ("steps", "deep_memory", "memory_by_depth", "decoding"):
             assert target.row in CONTENDERS, target.row
-    assert config("standard", FULL).hidden == 2048
+    assert config("standard", FULL).intermediate_size == 2048
 
 
 def test_verdicts_say_yes_and_no() -> None:

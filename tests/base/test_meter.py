@@ -127,10 +127,10 @@ def test_a_wrong_count_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = []
 
     def leaky(model: nn.Module, tokens: Tensor) -> Tensor:
-        model.get_submodule("embedding").register_forward_hook(lambda *args: kept.append(args[2] + 1))
+        model.get_submodule("embed_tokens").register_forward_hook(lambda *args: kept.append(args[2] + 1))
         return next_token_loss(model, tokens)
 
-    assert metered({}, "meta", leaky)[0] == metered({}, "meta")[0] + 4 * BATCH * CONTEXT * SHAPE["width"]
+    assert metered({}, "meta", leaky)[0] == metered({}, "meta")[0] + 4 * BATCH * CONTEXT * SHAPE["hidden_size"]
     plain, _, events = metered({}, "meta")
     memo = {key: layouts and (layouts[0]._replace(dtype=torch.float64),) for key, layouts in memorised("silu")}
     assert memo

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ pytest.importorskip("transformers")
 from tests.support.commands import run
 from tests.support.foreign import byte_tokenizer
 from twoaxis.data.tokenizer import Bytes
+from twoaxis.model.decoder import Decoder
 from twoaxis.model.generate import generate
-from twoaxis.model.hf_model import TwoAxisForCausalLM
 from twoaxis.model.load import load_model
 from twoaxis.model.presets import preset
+from twoaxis.model.save import save_decoder
 
 PROMPT = "Grüße from the two axes"
 TEXT = "The residual stream only adds along depth. ÄÖÜ\r\n" * 6
@@ -42,7 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         mixer="canon",
     )
     path = tmp_path_factory.mktemp("model") / "saved"
-    TwoAxisForCausalLM(config).save_pretrained(path)
+    path.mkdir()
+    save_decoder(path, Decoder(config, 3))
     return path
 
 
@@ -57,7 +60,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def greedy(folder: Path, prompt: str, tokens: int) -> str:
     model: Any = load_model(folder, "cpu")
     ids = torch.tensor([list(prompt.encode())])
-    made = model.generate(ids, max_new_tokens=tokens, do_sample=False, use_cache=False)[0, ids.shape[1] :]
+    made = model.generate(ids, tokens)[0, ids.shape[1] :]
     return bytes(t for t in made.tolist() if t < 256).decode(errors="replace")
 
 
@@ -83,10 +86,9 @@ def test_generate_prints_what_the_model_generates(folder: Path) -> None:
 def test_the_cache_is_reported_by_part(folder: Path) -> None:
     model = load_model(folder, "cpu")
     made = generate(model, Bytes(260), PROMPT, tokens=10)
-    cache = model.make_cache()
     seen = len(PROMPT.encode()) + 9  # the last token has not been read
-    model(torch.zeros(1, seen, dtype=torch.long), past_key_values=cache)
-    assert made.cache_bytes == cache.nbytes_by_part()
+    _, past = model.step(torch.zeros(1, seen, dtype=torch.long), model.start())
+    assert made.cache_bytes == past.nbytes_by_part()
     assert all(size > 0 for size in made.cache_bytes.values())
     assert made.rate == 10 / made.seconds
 
@@ -118,7 +120,7 @@ def test_eval_prints_one_json_document(folder: Path, data: Path) -> None:
         for at in range(1, len(text)):
             start = 0 if at < 16 else -(-(at - 15) // 5) * 5
             with torch.no_grad():
-                logits = model(torch.tensor([list(text[start:at])])).logits[0, -1]
+                logits = model(torch.tensor([list(text[start:at])]))[0, -1]
             total -= logits.log_softmax(-1)[text[at]].item()
     assert found["loss"] == pytest.approx(total / found["tokens"], rel=1e-5)
     (line,) = done.err.splitlines()  # no bar where nobody watches
@@ -143,7 +145,7 @@ def test_the_folders_own_tokenizer(folder: Path, data: Path, tmp_path: Path) -> 
     done = run("generate", str(tmp_path), "--prompt", PROMPT, "--tokens", "12")
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
     model: Any = load_model(tmp_path, "cpu")
-    made = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
+    made = model.generate(ids, 12)[0, ids.shape[1] :]
     assert done.out == tokenizer.decode(made)
     assert f"prompt {ids.shape[1]} tokens" in done.err
     assert ids.shape[1] < len(PROMPT.encode())
@@ -169,9 +171,9 @@ def test_an_end_of_text_token_ends_it(folder: Path) -> None:
     model = load_model(folder, "cpu")
     whole = generate(model, Bytes(260), PROMPT, tokens=12)
     ids = torch.tensor([list(PROMPT.encode())])
-    made: list[int] = cast(Any, model).generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :].tolist()
+    made: list[int] = model.generate(ids, 12)[0, ids.shape[1] :].tolist()
     assert whole.tokens == 12
-    model.generation_config.eos_token_id = made[3]
+    model.config = dataclasses.replace(model.config, eos_token_id=made[3])
     said: list[str] = []
     short = generate(model, Bytes(260), PROMPT, tokens=12, say=said.append)
     assert short.tokens == made.index(made[3]) + 1
@@ -179,7 +181,7 @@ def test_an_end_of_text_token_ends_it(folder: Path) -> None:
 
 
 def test_a_model_that_has_diverged_says_so(folder: Path) -> None:
-    model = load_model(folder, "cpu")
+    model: Any = load_model(folder, "cpu")
     with torch.no_grad():
         model.lm_head.weight[0, 0] = math.nan
     for temperature in (0.0, 1.0):

@@ -54,7 +54,7 @@ MISTAKES = [
     (("--stream", "deep_delta:label=x"), "has a label, which names a row of a comparison: leave it out"),
     (("--stream", "deep_delta:vlaue_channels=2"), "did you mean 'value_channels'"),
     (("--model", "hidden_size"), "--model hidden_size changes nothing"),
-    (("--model", "hiden_size=32"), "no field 'hiden_size' (did you mean 'hidden_size'?)"),
+    (("--model", "hiden_size=32"), "no option 'hiden_size' (did you mean 'hidden_size'?)"),
     (("--model", "vocab_size=5"), "the data has 49 tokens, model.vocab_size is 5"),
     (("--tokens", "5"), "steps (1) and tokens (5) are both given; give one of them"),
     (("--stepps", "3"), "--steps"),

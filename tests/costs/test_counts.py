@@ -14,11 +14,11 @@ from tests.costs.helpers import FIRST, FIRST_MIXERS, Fields, label
 from twoaxis.base.meter import ATTENTION, Call, Meter, extent
 from twoaxis.costs.calibrate import counted, passes
 from twoaxis.costs.costs import cost
-from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.fuse import Kernel
 from twoaxis.costs.trace import SiteTraffic, meta_model, trace_step, trace_training
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
+from twoaxis.model.deployment import Deployment
 from twoaxis.model.flops import forward_flops, training_flops
 from twoaxis.model.variant import Contender
 
@@ -98,7 +98,7 @@ def test_each_part_gets_its_own_backward_pass(stream: str, spared: bool, recompu
 
 def test_a_blend_of_many_blocks_is_counted() -> None:
     """As when advice is asked for a pretrained model: the method's state and the plain residual beside it."""
-    shape, deployment = dataclasses.replace(SHAPE, blocks=6), Deployment(context=8)
+    shape, deployment = dataclasses.replace(SHAPE, num_hidden_layers=6), Deployment(context=8)
     alone, blended = (
         cost(shape, Contender(label="it", stream="hyper_connections", model={"blend": blend}), deployment)
         for blend in (False, True)

@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from tests.costs.helpers import MIXER_VARIANTS, STREAM_VARIANTS, WIDE_DELTA, Fields, label
 from twoaxis.base.meter import Meter
 from twoaxis.costs.costs import cost
-from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.fuse import Part, highest
 from twoaxis.costs.memory import _activations, device_memory, in_flight
 from twoaxis.costs.trace import meta_model, trace_training
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
+from twoaxis.model.deployment import Deployment
 from twoaxis.model.flops import count_parameters
 from twoaxis.model.loss import next_token_loss
 from twoaxis.model.stages import plan

@@ -47,14 +47,14 @@ def test_the_papers_equations(stages: int, virtual: int) -> None:
 @given(stages=st.sampled_from([2, 3, 4, 6]))
 def test_streams_of_one_form_send_the_same_everywhere(stages: int) -> None:
     for fields, vectors in (({}, 1), ({"stream": "hyper_connections"}, 4)):
-        found = plan(meta_model(dataclasses.replace(SHAPE, blocks=12, **fields), "bfloat16"), stages)
+        found = plan(meta_model(dataclasses.replace(SHAPE, num_hidden_layers=12, **fields), "bfloat16"), stages)
         assert {b.naive for b in found.boundaries} == {vectors * 16 * 2}
         assert found.cached == found.naive
 
 
 @pytest.mark.parametrize("fields", FIRST, ids=label)
 def test_caching_never_costs_and_needs_virtual_stages(fields: Fields) -> None:
-    trunk = meta_model(dataclasses.replace(SHAPE, blocks=8, **fields), "bfloat16")
+    trunk = meta_model(dataclasses.replace(SHAPE, num_hidden_layers=8, **fields), "bfloat16")
     once, twice = plan(trunk, 4), plan(trunk, 2, 2)
     assert once.cached == once.naive
     assert twice.cached <= twice.naive == once.naive

@@ -9,12 +9,12 @@ import torch
 
 from tests.costs.helpers import FIRST, FIRST_MIXERS, WIDE_DELTA, Fields, label
 from twoaxis.costs.costs import cost
-from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.trace import lengthened, meta_model, trace_step
 from twoaxis.depth.counts import count
 from twoaxis.depth.walk import apply_nothing
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
+from twoaxis.model.deployment import Deployment
 from twoaxis.model.stages import boundaries
 from twoaxis.model.variant import Contender
 
@@ -52,22 +52,6 @@ def test_a_lengthened_past_is_that_of_a_long_one(fields: Fields) -> None:
     ours, real = lengthened(trace_step(blank, 1, 9).past, 50), trace_step(blank, 1, 50).past
     assert [(ring.seen, ring.stored) for ring in ours.rings()] == [(ring.seen, ring.stored) for ring in real.rings()]
     assert ours.seen == real.seen == 50
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("fields", [WIDE_DELTA, {"mixer": "short_swa", "mixer_options": {"window": 4}}], ids=label)
-def test_bytes_kept_are_those_of_the_transformers_cache(fields: Fields) -> None:
-    pytest.importorskip("transformers")
-    from twoaxis.model.hf_config import TwoAxisConfig
-    from twoaxis.model.hf_model import TwoAxisForCausalLM
-
-    config = TwoAxisConfig(vocab_size=40, hidden_size=16, num_hidden_layers=3, num_attention_heads=4, **fields)
-    model = TwoAxisForCausalLM(config)
-    cache = model(torch.zeros(2, 19, dtype=torch.long), use_cache=True).past_key_values
-    deployment = Deployment(context=19, batch=2, dtype="float32")
-    found = cost(config.decoder_config(), Contender(label="it", **fields), deployment)
-    assert found.kept._asdict() == cache.nbytes_by_part()
-    assert found.kept.total == cache.nbytes()
 
 
 def test_short_swa_at_a_long_context_by_hand() -> None:

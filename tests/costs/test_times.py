@@ -12,7 +12,6 @@ import torch
 from twoaxis.base.meter import ATTENTION, Meter
 from twoaxis.costs.calibrate import calibrate, errors, methods
 from twoaxis.costs.costs import Costs, cost
-from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.fuse import Kernel, Part, Work, work_by
 from twoaxis.costs.hardware import find_profile
 from twoaxis.costs.measured import Table, interpolate, kernel_seconds, product_flops
@@ -20,6 +19,7 @@ from twoaxis.costs.roofline import work_seconds
 from twoaxis.costs.trace import meta_model, trace_training
 from twoaxis.kernels.dispatch import device_of, target
 from twoaxis.model.config import ModelConfig
+from twoaxis.model.deployment import Deployment
 
 SHAPE = ModelConfig(vocab_size=1000, hidden_size=512, num_hidden_layers=8, num_attention_heads=8)
 
@@ -142,7 +142,7 @@ def test_calibration_of_one_method(tmp_path: Any) -> None:
     profile = find_profile(str(tmp_path / "here.json"))
     assert profile.kind == "cpu"
     assert profile.bandwidth > 1e8
-    small = dataclasses.replace(SHAPE, width=64, blocks=2)
+    small = dataclasses.replace(SHAPE, hidden_size=64, num_hidden_layers=2)
     deployment = Deployment(hardware=str(tmp_path / "here.json"), context=64, dtype="float32")
     taken = cost(small, "denseformer", deployment)
     assert 1.0 < taken.train.naive < 3.0

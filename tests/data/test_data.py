@@ -22,9 +22,9 @@ from twoaxis.data.options import DataOptions
 from twoaxis.data.packing import epoch_starts
 from twoaxis.data.tasks import make_task
 from twoaxis.data.tokenizer import Encoded
+from twoaxis.model.config import ModelConfig
+from twoaxis.model.decoder import Decoder
 from twoaxis.model.evaluate import evaluate
-from twoaxis.model.hf_config import TwoAxisConfig
-from twoaxis.model.hf_model import TwoAxisForCausalLM
 
 
 @pytest.fixture
@@ -104,10 +104,10 @@ def test_bits_per_byte_are_those_of_eval(tmp_path: Path, folder: Path) -> None:
     data = load(tmp_path, folder, tokenizer="bpe:300", eval_examples=5)
     torch.manual_seed(0)
     shape: dict[str, Any] = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    model: Any = TwoAxisForCausalLM(TwoAxisConfig(**shape, num_attention_heads=2, initializer_range=0.3)).double()
+    model: Any = Decoder(ModelConfig(**shape, num_attention_heads=2, initializer_range=0.3)).double()
     rows = data.held_out(5)
     batch = ids(rows)
-    logits = model(batch).logits[:, :-1]
+    logits = model(batch)[:, :-1]
     loss = torch.nn.functional.cross_entropy(logits.reshape(-1, 300), batch[:, 1:].reshape(-1)).item()
     encoded = []
     for number in range(5):

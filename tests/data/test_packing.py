@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.data.text_samples import load, write_folder
 from twoaxis.data.packing import Rows, count_rows, epoch_starts, held_out_starts, splitmix64
-from twoaxis.model.hf_config import TwoAxisConfig
-from twoaxis.model.hf_model import TwoAxisForCausalLM
+from twoaxis.model.config import ModelConfig
+from twoaxis.model.decoder import Decoder
 
 
 def test_the_generator_is_splitmix64() -> None:
@@ -108,11 +108,11 @@ def test_rows_go_to_other_processes(tmp_path: Path) -> None:
         assert torch.equal(together, torch.stack([examples[n]["input_ids"] for n in range(len(examples))]))
 
 
-def small_model() -> TwoAxisForCausalLM:
+def small_model() -> Decoder:
     torch.manual_seed(2)
     shape: dict[str, Any] = {"vocab_size": 256, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
     shape |= {"num_attention_heads": 2, "initializer_range": 0.3, "mixer": "canon", "max_position_embeddings": 64}
-    return TwoAxisForCausalLM(TwoAxisConfig(**shape)).double().eval()
+    return Decoder(ModelConfig(**shape)).double().eval()
 
 
 def test_isolated_documents_do_not_see_each_other(tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ def test_isolated_documents_do_not_see_each_other(tmp_path: Path) -> None:
         cuts = sorted({0, *begins})
         assert positions.tolist() == [n - max(c for c in cuts if c <= n) for n in range(48)]
         with torch.no_grad():
-            packed = model(ids[None], position_ids=positions[None]).logits[0]
+            packed = model(ids[None], position_ids=positions[None])[0]
             for begin, stop in zip(cuts, [*cuts[1:], 48], strict=True):
-                alone = model(ids[None, begin:stop]).logits[0]
+                alone = model(ids[None, begin:stop])[0]
                 assert torch.allclose(packed[begin:stop], alone, atol=1e-12)
                 checked += 1
     assert checked > 8

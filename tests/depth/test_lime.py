@@ -28,7 +28,8 @@ class Theirs(nn.Module):
         self.norm, self.layer, self.attends = norm, layer, attends
 
     def forward(self, *ways: Tensor) -> Tensor:
-        x = self.norm(torch.stack(ways) if len(ways) > 1 else ways[0])
+        x = torch.stack(ways)
+        x = self.norm(x if len(x) > 1 else x[0])
         return self.layer(x, causal=True) if self.attends else self.layer(x)
 
 

@@ -130,12 +130,15 @@ LABELS: list[tuple[str, str]] = [
 @contextlib.contextmanager
 def frozen_start() -> Iterator[None]:
     """Models that are made inside start with the weights of the frozen commit, by which tensors were called there."""
-    initial = import_module("twoaxis.model.initialise")
+    initial: Any = import_module("twoaxis.model.initialise")
     drawn = initial.named_generator
 
     def draw(seed: int, name: str, like: Tensor) -> Any:
         for pattern, replacement in LABELS:
             name = re.sub(pattern, replacement, name)
+        with torch.random.fork_rng(devices=[]):  # a model took its seed from torch's generator there
+            torch.manual_seed(seed)
+            seed = int(torch.randint(0, 2**31, (1,)))
         return drawn(seed, name, like)
 
     initial.named_generator = draw

@@ -18,15 +18,17 @@ import pytest
 from tests.support import processes
 from tests.support.commands import call, run
 from twoaxis import cli, preset
-from twoaxis.costs.deployment import Deployment
-from twoaxis.costs.shapes import find_shape, with_method
 from twoaxis.guide.advise import Advice, Question, advise, paper_says
 from twoaxis.guide.answer import BEGINNINGS, document, sentence, verdict
 from twoaxis.guide.candidates import CANDIDATES, Place, for_goal
 from twoaxis.guide.evidence import DATA, Evidence, read_evidence
 from twoaxis.guide.interview import QUESTIONS, interview
 from twoaxis.guide.next_steps import deployment_flags, next_steps
-from twoaxis.model.variant import make_contender
+from twoaxis.model.decoder import Decoder
+from twoaxis.model.deployment import Deployment
+from twoaxis.model.presets import find_shape
+from twoaxis.model.save import save_decoder
+from twoaxis.model.variant import make_contender, with_method
 from twoaxis.pretrained.start import read_method
 
 HERE = Deployment(context=64)
@@ -225,7 +227,8 @@ def test_next_commands_parse_and_their_methods_exist(monkeypatch: pytest.MonkeyP
 
 def test_the_model_of_a_retrofit_is_the_folder_that_was_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "my model"
-    preset("nano").save_pretrained(folder)
+    folder.mkdir()
+    save_decoder(folder, Decoder(preset("nano")))
     advice = advise(Question(shape=str(folder), start="retrofit", goal="mixing", deployment=HERE))
     probe, _, retrofit, *_ = next_steps(advice, 2)
     source, *options = parse(monkeypatch, probe.text)

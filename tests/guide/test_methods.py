@@ -160,7 +160,7 @@ def test_a_shape_that_does_not_suit_a_method_is_reported() -> None:
 
 @pytest.mark.parametrize(("width", "heads"), [(768, 12), (64, 1), (30, 1), (200, 2), (4096, 64)])
 def test_heads_left_open_divide_the_width(width: int, heads: int) -> None:
-    assert entries.make_shape(width=width).heads == heads
+    assert entries.make_shape(width=width).num_attention_heads == heads
 
 
 # Options.

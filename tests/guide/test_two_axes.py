@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from twoaxis.costs.shapes import find_shape
 from twoaxis.guide import two_axes
 from twoaxis.guide.line_svg import Line, Panel, draw, linear_ticks, log_ticks
 from twoaxis.guide.two_axes_page import figures, filled
 from twoaxis.model.config import ModelConfig
+from twoaxis.model.presets import find_shape
 from twoaxis.ring import Ring
 from twoaxis.sequence.short_swa import ShortSWA
 
@@ -112,7 +112,7 @@ def test_tiles_by_brute_force() -> None:
 
 
 def test_state_by_depth() -> None:
-    width, size = find_shape(two_axes.SHAPE).width, two_axes.SIZE
+    width, size = find_shape(two_axes.SHAPE).hidden_size, two_axes.SIZE
     for row in stored()["by_depth"]:
         assert row["plain"] == row["sequence"] == width * size
         assert row["depth"] == (1 + 2 * two_axes.WINDOW) * width * size
@@ -122,7 +122,7 @@ def test_state_by_depth() -> None:
 
 
 def test_pipelines_send_the_window() -> None:
-    width, size = find_shape(two_axes.SHAPE).width, two_axes.SIZE
+    width, size = find_shape(two_axes.SHAPE).hidden_size, two_axes.SIZE
     for row in stored()["by_stages"]:
         boundaries = row["stages"] - 1
         assert row["plain"]["naive"] == row["sequence"]["naive"] == boundaries * width * size

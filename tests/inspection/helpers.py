@@ -9,12 +9,11 @@ import torch
 import twoaxis
 from twoaxis.data.tokenizer import Bytes
 from twoaxis.inspection.inspection import Inspection, inspect
-from twoaxis.model.hf_model import TwoAxisForCausalLM
 
 PROMPT = 'Grüße </script><b id="x">&amp;\n'
 
 
-def make(**changes: Any) -> TwoAxisForCausalLM:
+def make(**changes: Any) -> twoaxis.Decoder:
     """A byte-level model whose stream and mixers are off their initial values."""
     torch.manual_seed(3)
     shape: dict[str, Any] = {
@@ -23,10 +22,12 @@ def make(**changes: Any) -> TwoAxisForCausalLM:
         "intermediate_size": 48,
         "initializer_range": 0.2,
     }
-    model = TwoAxisForCausalLM(twoaxis.preset("nano", **(shape | {"max_position_embeddings": 64} | changes))).eval()
+    model = twoaxis.Decoder(
+        twoaxis.preset("nano", **(shape | {"max_position_embeddings": 64} | changes)), seed=3
+    ).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if ".stream." in name:
+            if name.startswith("stream."):
                 parameter += 0.2 * torch.randn(parameter.shape)
     return model
 

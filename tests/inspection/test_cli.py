@@ -16,12 +16,14 @@ from transformers import PreTrainedTokenizerFast
 from tests.inspection.helpers import PROMPT, make
 from tests.support import commands
 from tests.support.commands import Done
+from twoaxis.model.save import save_decoder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "saved"
-    make(stream="attention_residuals").save_pretrained(path)
+    path.mkdir()
+    save_decoder(path, make(stream="attention_residuals"))
     return path
 
 
@@ -72,7 +74,7 @@ def test_mistakes_end_in_one_line(folder: Path, tmp_path: Path) -> None:
             "has no tokenizer (tokenizer.json, tokenizer_config.json); if its tokens are bytes, say --bytes",
         ),
         ((model, "--bytes", "--prompt", "x" * 65), "the prompt has 65 tokens, the model is made for 64"),
-        ((str(tmp_path / "empty"), *text), "has no config.json; give a folder that save_pretrained"),
+        ((str(tmp_path / "empty"), *text), "has no config.json; give a folder that holds a twoaxis model"),
         ((str(tmp_path / "nowhere"), *text), "there is no folder"),
         ((model, *text, "--beside", str(tmp_path / "nowhere")), "there is no folder"),
         ((model, *text, "--bytes", "--out", str(tmp_path / "file")), "exists and is not an empty folder"),

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import functools
 import math
+import tracemalloc
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("transformers")
-
-from twoaxis.data.tokenizer import Encoded
+from twoaxis.data.tokenizer import Bytes, Encoded
 from twoaxis.model import evaluate as measuring
-from twoaxis.model.evaluate import Window, cut, evaluate, pick_context, windows
-from twoaxis.model.hf_config import TwoAxisConfig
-from twoaxis.model.hf_model import TwoAxisForCausalLM
+from twoaxis.model import running
+from twoaxis.model.config import ModelConfig
+from twoaxis.model.decoder import Decoder
+from twoaxis.model.evaluate import encode_pieces, evaluate, pick_context, windows
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 23,
@@ -35,15 +37,24 @@ METHODS: dict[str, dict[str, Any]] = {
         "stream": "deep_delta",
         "stream_options": {"value_channels": 2, "compress": "token", "expand": "conv"},
         "mixer": "canon",
-        "attention_windows": [3, None],
+        "attention_windows": (3, None),
     },
 }
 
 
+LINE = "a line of text\n"
+
+
+class Small(Bytes):
+    """Bytes that a model of 23 tokens knows."""
+
+    def encode(self, texts: Sequence[str], *, sizes: bool = False, prompt: bool = False) -> list[Encoded]:
+        return [Encoded(e.ids % 23, e.sizes) for e in super().encode(texts, sizes=sizes, prompt=prompt)]
+
+
 @functools.cache
-def model_of(method: str) -> TwoAxisForCausalLM:
-    torch.manual_seed(1)
-    return TwoAxisForCausalLM(TwoAxisConfig(**SHAPE, **METHODS[method])).double().eval()
+def model_of(method: str) -> Decoder:
+    return Decoder(ModelConfig(**SHAPE, **METHODS[method]), 1).double().eval()
 
 
 def document(length: int, seed: int) -> Encoded:
@@ -52,13 +63,13 @@ def document(length: int, seed: int) -> Encoded:
     return Encoded(tokens.numpy(), torch.randint(0, 5, (length,), generator=generator).numpy())
 
 
-def nats(model: TwoAxisForCausalLM, seen: list[int], token: int) -> float:
+def nats(model: Decoder, seen: list[int], token: int) -> float:
     """What the last of `seen` costs to go on with `token`, from a pass of its own."""
     with torch.no_grad():
-        return -model(torch.tensor([seen]), use_cache=False).logits[0, -1].log_softmax(-1)[token].item()
+        return -model(torch.tensor([seen]))[0, -1].log_softmax(-1)[token].item()
 
 
-def by_hand(model: TwoAxisForCausalLM, tokens: list[int], context: int, stride: int) -> float:
+def by_hand(model: Decoder, tokens: list[int], context: int, stride: int) -> float:
     total = 0.0
     for at in range(1, len(tokens)):
         moves = 0
@@ -96,28 +107,60 @@ def test_every_token_by_itself(method: str, lengths: list[int], context: int, ba
 @given(length=st.integers(0, 60), context=st.integers(2, 20), data=st.data())
 def test_windows_count_each_token_once(length: int, context: int, data: st.DataObject) -> None:
     stride = data.draw(st.integers(1, context - 1))
-    made = list(windows(length, context, stride))
-    assert [at for w in made for at in range(w.first, w.stop)] == list(range(1, length))
+    cuts = sorted(data.draw(st.lists(st.integers(0, length), max_size=4)))
+    places = np.arange(length)  # tokens that say where they stand
+    whole = Encoded(places, places)
+    made = list(windows(whole, context, stride))
+    assert [at for w in made for at in w.ids[w.first :].tolist()] == list(range(1, length))
     for window in made:
-        assert window.stop - window.start <= context
-        for at in range(window.first, window.stop):
-            assert at - window.start <= context - 1
-            assert at - window.start >= min(at, context - stride)
+        assert np.array_equal(window.ids, window.sizes)
+        start, stop = window.ids[0], window.ids[-1] + 1
+        assert stop - start <= context
+        for at in range(start + window.first, stop):
+            assert at - start <= context - 1
+            assert at - start >= min(at, context - stride)
+    parts = (Encoded(part, part) for part in np.split(places, cuts))
+    for a, b in zip(windows(parts, context, stride), made, strict=True):
+        assert a.first == b.first
+        assert np.array_equal(a.ids, b.ids)
 
 
 def test_windows_of_the_drawing() -> None:
-    assert list(windows(10, 6, 4)) == [Window(0, 6, 1), Window(4, 10, 6)]
-    assert list(windows(11, 6, 4)) == [Window(0, 6, 1), Window(4, 10, 6), Window(8, 11, 10)]
-    assert list(windows(1, 6, 4)) == []
+    def spans(length: int) -> list[tuple[int, int, int]]:
+        made = windows(Encoded(np.arange(length), np.arange(length)), 6, 4)
+        return [(int(w.ids[0]), int(w.ids[-1]) + 1, int(w.ids[w.first])) for w in made]
+
+    assert spans(10) == [(0, 6, 1), (4, 10, 6)]
+    assert spans(11) == [(0, 6, 1), (4, 10, 6), (8, 11, 10)]
+    assert spans(1) == []
+
+
+def test_a_long_text_is_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "PIECE", 16)
+    text = "one line\nanother line\n" * 9
+    (whole,) = Bytes().encode([text], sizes=True, prompt=True)
+    parts = list(encode_pieces(Bytes(), text))
+    assert len(parts) > 9
+    assert np.array_equal(np.concatenate([part.ids for part in parts]), whole.ids)
+    assert np.array_equal(np.concatenate([part.sizes for part in parts]), whole.sizes)
+
+
+def test_memory_does_not_grow_with_the_text() -> None:
+    def peak(lines: int) -> int:
+        tracemalloc.start()
+        evaluate(model_of("plain"), (encode_pieces(Small(), LINE * 100) for _ in range(lines)), context=8, stride=7)
+        top = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return top
+
+    assert peak(16) < 1.5 * peak(2)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_text_that_fits_is_one_forward(method: str) -> None:
     model, one = model_of(method), document(20, 5)
     ids = torch.from_numpy(one.ids)[None]
-    out = model(ids, labels=ids)
-    expected = torch.nn.functional.cross_entropy(out.logits[0, :-1], ids[0, 1:]).item()
-    assert out.loss.item() == pytest.approx(expected, rel=1e-6)  # transformers' own loss is in float32
+    expected = torch.nn.functional.cross_entropy(model(ids)[0, :-1], ids[0, 1:]).item()
     for context, stride in ((20, 3), (20, 19), (50, 1), (None, None)):
         assert evaluate(model, [one], context=context, stride=stride).loss == pytest.approx(expected, rel=1e-12)
     assert evaluate(model, [one], context=10, stride=5).loss != pytest.approx(expected, rel=1e-6)
@@ -126,7 +169,7 @@ def test_a_text_that_fits_is_one_forward(method: str) -> None:
 def test_a_smaller_vocabulary_chunk_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, documents = model_of("plain"), [document(30, 1), document(12, 2)]
     whole = evaluate(model, documents, context=8, stride=4)
-    monkeypatch.setattr(measuring, "LOGITS", 50)  # two rows at a time
+    monkeypatch.setattr(running, "LOGITS", 50)  # two tokens at a time
     assert evaluate(model, documents, context=8, stride=4).loss == pytest.approx(whole.loss, rel=1e-13)
 
 
@@ -137,9 +180,8 @@ def test_max_tokens_counts_the_first_ones() -> None:
     found = evaluate(model, documents, context=6, stride=3, max_tokens=12)
     assert found.tokens == 12
     assert found._replace(seconds=0.0) == expected._replace(seconds=0.0)
-    assert measuring.count_tokens(documents, 12) == 12
-    assert measuring.count_tokens(documents, 500) == measuring.count_tokens(documents) == 19
-    assert [len(d.ids) for d in cut(documents, 8)] == [9]
+    assert evaluate(model, documents, context=6, stride=3, max_tokens=8).documents == 1
+    assert evaluate(model, documents, context=6, stride=3, max_tokens=500).tokens == 19
 
 
 def test_watching_adds_up_and_the_mode_is_put_back() -> None:
@@ -158,10 +200,9 @@ def test_watching_adds_up_and_the_mode_is_put_back() -> None:
 
 
 def test_bfloat16_losses_are_summed_wide() -> None:
-    torch.manual_seed(1)
-    model = TwoAxisForCausalLM(TwoAxisConfig(**SHAPE)).bfloat16().eval()
+    model = Decoder(ModelConfig(**SHAPE), 1).bfloat16().eval()
     one = document(20, 5)
-    logits = model(torch.from_numpy(one.ids)[None]).logits[0, :-1].float()
+    logits = model(torch.from_numpy(one.ids)[None])[0, :-1].float()
     expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(one.ids[1:])).item()
     assert evaluate(model, [one]).loss == pytest.approx(expected, rel=1e-5)
 
@@ -172,7 +213,7 @@ def test_defaults_of_the_context() -> None:
     assert pick_context(model, 2, None) == (2, 1)
     assert pick_context(model, 100, 99) == (100, 99)
     longer: dict[str, Any] = SHAPE | {"max_position_embeddings": 5000}
-    long = TwoAxisForCausalLM(TwoAxisConfig(**longer))
+    long = Decoder(ModelConfig(**longer))
     assert pick_context(long, None, None) == (1024, 512)
 
 
@@ -192,8 +233,8 @@ def test_impossible_options(options: dict[str, Any], message: str) -> None:
 
 
 def test_a_model_that_has_diverged_has_no_loss() -> None:
-    torch.manual_seed(0)
-    model = TwoAxisForCausalLM(TwoAxisConfig(**SHAPE))
+    model = Decoder(ModelConfig(**SHAPE))
+    assert model.lm_head is not None
     with torch.no_grad():
         model.lm_head.weight[0, 0] = math.nan
     with pytest.raises(ValueError, match="the loss over 8 tokens is nan"):

@@ -21,6 +21,7 @@ from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.flops import Flops, count_parameters, forward_flops, training_flops
 from twoaxis.model.presets import PRESETS, preset
+from twoaxis.sequence.dynamic_conv import DynamicConv
 from twoaxis.sequence.registry import MIXERS
 
 B, T = 2, 12
@@ -127,7 +128,14 @@ def test_numbers_by_hand() -> None:
 def stream_products(config: ModelConfig) -> tuple[int, int]:
     """What torch counts in the stream alone, around sub-layers without matrix products."""
     made = config.make_stream()
-    run = compose(made, [(site.kind, None, lambda *ways: torch.tanh(torch.stack(ways).sum(0))) for site in made.sites])
+
+    def sublayer(*ways: Tensor, kv: Any = None) -> Tensor:
+        y = torch.tanh(torch.stack(ways).sum(0))
+        heads = (config.kv_heads, config.head_size)  # as the decoder has them
+        shaped = y[..., : heads[0] * heads[1]].unflatten(-1, heads)
+        return y if kv is None else y + kv(shaped, shaped, shaped)[1].sum((-2, -1))[..., None]
+
+    run = compose(made, [(site.kind, None, sublayer) for site in made.sites])
     x = torch.randn(B, T, config.hidden_size, requires_grad=True)
     with FlopCounterMode(display=False) as forward:
         out = run(x)
@@ -202,7 +210,7 @@ def inner_widths(width: int, options: Mapping[str, Any]) -> tuple[int, int]:
 @pytest.mark.parametrize("stream", ["standard", "muddformer"])
 @pytest.mark.parametrize(("name", "options"), MIXER_VARIANTS, ids=label)
 def test_mixers(name: str, options: dict[str, Any], stream: str) -> None:
-    """ShortSWA's products to the last one, with the keys its definition computes and masks; convolutions have none."""
+    """ShortSWA's products to the last one, masked keys included; of convolutions those that make filters have some."""
     tokens = 24
     config = ModelConfig(**SHAPE, mixer=name, mixer_options=options, mixer_blocks=(0, 2), stream=stream)
     charged = forward_flops(config, tokens)
@@ -211,7 +219,10 @@ def test_mixers(name: str, options: dict[str, Any], stream: str) -> None:
     own = forward - own_forward - B * tokens * charged.matrix
     assert backward - own_backward - 2 * B * tokens * charged.matrix == 2 * own
     if name != "short_swa":
-        assert own == 0
+        filters = [m for m in Decoder(config).modules() if isinstance(m, DynamicConv)]  # made of each token
+        made = [2 * sum(p.numel() for key, p in m.named_parameters() if key != "static") for m in filters]
+        ways = (1, 3) if options.get("where") == "branch" and stream == "muddformer" else (1,) * len(made)
+        assert own == B * tokens * sum(n * each for n, each in zip(ways, made, strict=False))
         assert charged.mixer > 0
         return
     queries, keys = inner_widths(16, options)
@@ -267,13 +278,15 @@ def hf_step(model: Any, tokens: Tensor) -> int:
 @pytest.mark.parametrize(("windows", "every"), [(None, 1), ([5, None, None, 7], 1), ([5, None, 3, 7], 3)])
 def test_transformers_model_with_and_without_checkpointing(windows: list[int | None] | None, every: int) -> None:
     pytest.importorskip("transformers")
+    from tests.model.hf_helpers import as_hf
     from twoaxis.model.hf_model import TwoAxisForCausalLM
 
     config = preset("nano", intermediate_size=40, hidden_size=32, head_dim=8, attention_windows=windows)
-    config._attn_implementation = "eager"
-    model = TwoAxisForCausalLM(config).train()
+    theirs = as_hf(config, head_dim=8)
+    theirs._attn_implementation = "eager"
+    model = TwoAxisForCausalLM(theirs).train()
     tokens = torch.arange(2 * 16).view(2, 16)
-    masked, chosen = masked_keys(config.decoder_config(), 16), range(0, 4, every)
+    masked, chosen = masked_keys(config, 16), range(0, 4, every)
     again = sum(4 * 32 * (16 - min((windows or [None] * 4)[b] or 16, 16)) for b in chosen)
     assert hf_step(model, tokens) == 2 * training_flops(config, 16).sequence + 2 * 16 * 3 * masked
     model.gradient_checkpointing_enable(every_n_layers=every)
@@ -290,12 +303,12 @@ def test_rule_of_thumb(name: str) -> None:
     pytest.importorskip("transformers")
     config = preset(name)
     found, trained = count_parameters(config), training_flops(config, 1024)
-    shape = config.decoder_config()
+    shape = config
     idle = found.norms + (0 if shape.tie_word_embeddings else found.embedding)
     idle += shape.num_hidden_layers * 2 * shape.head_size * shape.qk_norm
     idle += (
         shape.num_hidden_layers
-        * (shape.num_attention_heads + 2 * (shape.kv_heads or 0))
+        * (shape.num_attention_heads + 2 * shape.kv_heads)
         * shape.head_size
         * shape.attention_bias
     )
@@ -307,14 +320,11 @@ def test_rule_of_thumb(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_parameters_of_presets(name: str) -> None:
-    pytest.importorskip("transformers")
-    from twoaxis.model.hf_model import TwoAxisForCausalLM
-
     for changes in ({}, {"stream": "muddformer", "mixer": "canon", "tie_word_embeddings": False}):
         config = preset(name, **changes)
         small = PRESETS[name].parameters < 10**7
         with torch.device("cpu" if small else "meta"):
-            model = TwoAxisForCausalLM(config)
+            model = Decoder(config)
         found = count_parameters(config)
         assert found.total == sum(p.numel() for p in model.parameters())
         if not changes:
@@ -350,4 +360,4 @@ def part_of(key: str) -> str:
         return "norms"
     if {"before", "inside", "mixer"} & {*rest}:
         return "mixer"
-    return "attention" if "attention" in rest else "mlp"
+    return "attention" if "self_attn" in rest else "mlp"

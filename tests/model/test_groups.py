@@ -114,11 +114,11 @@ def test_what_is_in_each_model() -> None:
 
 def test_rates_multiply_and_frozen_parameters_are_left_out() -> None:
     model = make_model(small(stream="deep_delta"), 29)
-    model.model.embed_tokens.weight.requires_grad_(False)
-    up, norm = "model.trunk.layers.0.mlp.up_proj.weight", "model.trunk.norm.weight"
+    model.embed_tokens.weight.requires_grad_(False)
+    up, norm = "layers.0.mlp.up_proj.weight", "norm.weight"
     groups = param_groups(model, lr=0.5, weight_decay=0.3, rates={up: 0.1, norm: 0.1})
     of = {name: group for group in groups for name in group["names"]}
-    assert "model.embed_tokens.weight" not in of
+    assert "embed_tokens.weight" not in of
     assert {name for name, group in of.items() if group["lr"] == 0.05} == {up, norm}
     assert (of[up]["weight_decay"], of[norm]["weight_decay"]) == (0.3, 0.0)
     assert all(group["peak_lr"] == group["lr"] for group in groups)
@@ -134,14 +134,14 @@ def test_rates_multiply_and_frozen_parameters_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda groups: groups[1:], "model.trunk.stream.[a-z_.]+ is in no parameter group"),
-        (lambda groups: (*groups, groups[0]), "model.trunk.stream.[a-z_.]+ is in two parameter groups"),
-        (lambda groups: (*groups, ParameterGroup(("ghost",))), "names model.trunk.stream.ghost, which it lacks"),
+        (lambda groups: groups[1:], "stream.[a-z_.]+ is in no parameter group"),
+        (lambda groups: (*groups, groups[0]), "stream.[a-z_.]+ is in two parameter groups"),
+        (lambda groups: (*groups, ParameterGroup(("ghost",))), "names stream.ghost, which it lacks"),
     ],
 )
 def test_groups_of_a_stream_that_do_not_fit(change: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(small(stream="deep_delta"), 29)
-    stream = model.model.trunk.stream
+    stream = model.stream
     changed = change(stream.parameter_groups())
     monkeypatch.setattr(stream, "parameter_groups", lambda: changed)
     with pytest.raises(ValueError, match=message):
@@ -156,15 +156,15 @@ def test_names_and_patterns() -> None:
         trainable(model, which, **new)
         return {name for name, p in model.named_parameters() if p.requires_grad}
 
-    stream = {name for name in everything if name.startswith("model.trunk.stream.")}
-    assert learning("model.trunk.stream") == learning("model.trunk.stream.*") == stream
-    assert len(learning(["*.self_attn.q_proj.*", "model.trunk.layers.0.input_layernorm"])) == 2 + 1
-    assert learning(["new", "model.embed_tokens.weight"], new=sorted(stream)) == stream | {"model.embed_tokens.weight"}
+    stream = {name for name in everything if name.startswith("stream.")}
+    assert learning("stream") == learning("stream.*") == stream
+    assert len(learning(["*.self_attn.q_proj.*", "layers.0.input_layernorm"])) == 2 + 1
+    assert learning(["new", "embed_tokens.weight"], new=sorted(stream)) == stream | {"embed_tokens.weight"}
     assert learning("all") == set(everything)
     assert select(model, "all") == everything
     for word, hint in {
-        "model.trunk.streem": "did you mean 'model.trunk.stream'?",
-        "model.embed_tokens.wieght": "did you mean 'model.embed_tokens.weight'?",
+        "streem": "did you mean 'stream'?",
+        "embed_tokens.wieght": "did you mean 'model.embed_tokens.weight'?",
         "nwe": "did you mean 'new'?",
     }.items():
         with pytest.raises(ValueError, match="no parameter is called") as caught:

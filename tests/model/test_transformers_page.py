@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("transformers")
 
 from twoaxis import mixer_names, stream_names
+from twoaxis.model.decoder import Decoder
 from twoaxis.model.hf_config import TwoAxisConfig
 from twoaxis.model.hf_model import TwoAxisForCausalLM
 from twoaxis.model.presets import PRESETS, preset
@@ -48,10 +49,9 @@ def test_bytes_between_tokens(row: list[str]) -> None:
     kind = "stream" if name in stream_names() else "mixer"
     config = preset("llama-3-8b", **{kind: name, f"{kind}_options": options})
     with torch.device("meta"):
-        model = TwoAxisForCausalLM(config).bfloat16()
-        cache = model.make_cache()
-        model.model(torch.zeros(1, 8192, dtype=torch.long), past_key_values=cache)
-    parts = cache.nbytes_by_part()
+        model = Decoder(config).bfloat16()
+        _, past = model.step(torch.zeros(1, 8192, dtype=torch.long), model.start(), logits_to_keep=1)
+    parts = past.nbytes_by_part()
     assert [f"{parts[part]:,}" for part in ("attention", "local", "stream")] == row[1:]
 
 
@@ -74,10 +74,9 @@ def test_measuring_without_numbers_is_measuring() -> None:
     for device in ("meta", "cpu"):
         with torch.device(device):
             config = preset("nano", stream="deep_delta", stream_options={"value_channels": 2, "compress": "token"})
-            model = TwoAxisForCausalLM(config)
-            cache = model.make_cache()
-            model(torch.zeros(1, 20, dtype=torch.long), past_key_values=cache)
-        sizes.append(cache.nbytes_by_part())
+            model = Decoder(config)
+            _, past = model.step(torch.zeros(1, 20, dtype=torch.long), model.start())
+        sizes.append(past.nbytes_by_part())
     assert sizes[0] == sizes[1]
     assert sizes[0]["stream"] > 0
 
@@ -91,8 +90,8 @@ def test_presets() -> None:
             f"{PRESETS[name].parameters:,}",
             f"{config.hidden_size:,}",
             f"{config.num_hidden_layers}",
-            f"{config.num_attention_heads} x {config.head_dim}",
-            f"{config.num_key_value_heads}",
+            f"{config.num_attention_heads} x {config.head_size}",
+            f"{config.kv_heads}",
         ], name
 
 

@@ -39,7 +39,7 @@ def test_branch_is_the_input_plus_the_residual_form(options: dict[str, Any]) -> 
 
 
 def test_residual_form_is_the_papers_block() -> None:
-    model = small_decoder(mixer="short_swa", mixer_options={"window": 3, "heads": 2}, blocks=1)
+    model = small_decoder(mixer="short_swa", mixer_options={"window": 3, "heads": 2}, num_hidden_layers=1)
     assert [site.kind for site in model.stream.sites] == ["mixer", "attention", "mlp"]
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     h = model.embed(ids)

@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 from tests.support.foreign import byte_llama
 from tests.training.runs import SHAPE, Broken, Uneven, small, stop_at
 from twoaxis.model.load import load_model
+from twoaxis.model.save import save_decoder
 from twoaxis.pretrained.retrofit import retrofit
 from twoaxis.training.setup import make_optimizer
 from twoaxis.training.tensors import weights
@@ -71,8 +72,8 @@ def test_changed_source_is_refused(tmp_path: Path) -> None:
         train(run, tmp_path / "second", on_step=stop_at(2))
     changed = load_model(tmp_path / "first" / "model")
     with torch.no_grad():
-        changed.get_parameter("model.trunk.norm.weight").add_(1e-3)
-    changed.save_pretrained(tmp_path / "first" / "model")
+        changed.get_parameter("norm.weight").add_(1e-3)
+    save_decoder(tmp_path / "first" / "model", changed)
     with pytest.raises(ValueError, match=r"the model that the run in .*second started from has changed"):
         train(run, tmp_path / "second")
 
@@ -88,14 +89,14 @@ def test_other_versions_are_said(tmp_path: Path, capfd: pytest.CaptureFixture[st
 def test_going_on_from_a_saved_model(tmp_path: Path) -> None:
     train(small(stream="deep_delta", save_model=True), tmp_path / "first")
     source = str(tmp_path / "first" / "model")
-    run = small(model={}, source=source, train="model.trunk.stream.*,lm_head", steps=4, save_model=True)
+    run = small(model={}, source=source, train="stream.*,lm_head", steps=4, save_model=True)
     with pytest.raises(ValueError, match="no parameter is called 'lm_head'"):  # it is tied to the embedding
         train(run, tmp_path / "no")
-    run = dataclasses.replace(run, train="model.trunk.stream.*,model.trunk.norm")
+    run = dataclasses.replace(run, train="stream.*,norm")
     result = train(run, tmp_path / "second")
     before, after = weights(load_model(source)), weights(load_model(tmp_path / "second" / "model"))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert moved == {n for n in before if n.startswith("model.trunk.stream.") or n == "model.trunk.norm.weight"}
+    assert moved == {n for n in before if n.startswith("stream.") or n == "norm.weight"}
     assert result.parameters == sum(before[name].numel() for name in moved)
     for changes, message in (
         ({"stream": "denseformer", "model": SHAPE}, "stream, model cannot be chosen with a model to go on from"),

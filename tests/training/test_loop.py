@@ -24,6 +24,7 @@ from twoaxis.data.load import load_data
 from twoaxis.model.flops import training_flops
 from twoaxis.model.load import load_model
 from twoaxis.model.loss import labelled, score, summed_loss
+from twoaxis.model.running import logits_of
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.counters import Counters
 from twoaxis.training.engines.engine import Engine, load_batch
@@ -53,7 +54,7 @@ def by_hand(run: TrainConfig, data: Any) -> tuple[nn.Module, list[float], list[f
     for step in range(1, run.total_steps + 1):
         batch = load_batch(examples, range((step - 1) * run.batch, step * run.batch), HERE.device)
         labels = batch.pop("labels")[:, 1:]
-        logits = model(**batch, use_cache=False).logits[:, :-1]
+        logits = logits_of(model(**batch, use_cache=False))[:, :-1]
         loss = nn.functional.cross_entropy(logits[labels != -100], labels[labels != -100])
         loss.backward()
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), run.clip or math.inf).item())
@@ -187,14 +188,13 @@ def test_the_saved_model_is_the_one_that_was_measured(tmp_path: Path) -> None:
     result = train(run, tmp_path)
     model = load_model(tmp_path / "model", "cpu")
     assert weights_digest(weights(model)) == result.weights
-    assert model.config.use_cache is True
     assert not list((tmp_path / "model").glob("*.bin"))
     total, right, count = 0.0, 0, 0
     examples = load_data(run).held_out(run.eval_examples)
     for index in range(len(examples)):  # pyright: ignore[reportArgumentType]
         item = examples[index]
         with torch.no_grad():
-            found = model(item["input_ids"][None]).logits[0, :-1].log_softmax(-1)
+            found = model(item["input_ids"][None])[0, :-1].log_softmax(-1)
         for position, label in enumerate(item["labels"][1:].tolist()):
             if label != -100:
                 total, count = total - found[position, label].item(), count + 1
@@ -232,14 +232,14 @@ def test_contenders_of_a_seed_start_alike() -> None:
     plain, *others = (weights(make_model(small(**fields, model=SHAPE), 29)) for fields in METHODS.values())
     for other in others:
         shared = set(plain) & set(other)
-        assert {"model.embed_tokens.weight", "model.trunk.layers.1.mlp.gate_proj.weight"} <= shared
+        assert {"embed_tokens.weight", "layers.1.mlp.gate_proj.weight"} <= shared
         alike = [name for name in shared if plain[name].shape == other[name].shape]
         same = [name for name in alike if torch.equal(plain[name], other[name])]
         # what a paper rescales (output projections) may differ
         assert all(name.endswith((".o_proj.weight", ".down_proj.weight")) for name in set(alike) - set(same))
     moved = weights(make_model(small(init_seed=7), 29))
     assert set(moved) == set(plain)
-    assert not torch.equal(moved["model.embed_tokens.weight"], plain["model.embed_tokens.weight"])
+    assert not torch.equal(moved["embed_tokens.weight"], plain["embed_tokens.weight"])
 
 
 def test_evaluation_and_saving_leave_no_trace(tmp_path: Path) -> None:

@@ -169,14 +169,12 @@ def test_parts_of_a_decoder() -> None:
     assert frozen.gradients == 4 * sum(p.numel() for p in list(model.parameters())[:2])
 
 
-def test_transformers_model_and_recomputed_blocks() -> None:
-    pytest.importorskip("transformers")
-    from twoaxis.model.hf_model import TwoAxisForCausalLM
+def test_recomputed_blocks() -> None:
     from twoaxis.model.presets import preset
 
     for tied in (True, False):
         config = preset("nano", hidden_size=32, intermediate_size=96, tie_word_embeddings=tied)
-        model = TwoAxisForCausalLM(config)
+        model = Decoder(config)
         found = peak_memory(model, 2, 64)
         held = {p.data_ptr(): 4 * p.numel() for p in [*model.parameters(), *model.buffers()]}
         assert found.parameters == sum(held.values())

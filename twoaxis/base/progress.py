@@ -22,13 +22,15 @@ class Progress:
 
     Args:
         what: name of the work.
-        total: units of it.
+        total: units of it; None where nobody knows.
         unit: what they are.
         initial: units that were done before, as when work is resumed; they count for the bar, not for the speed.
         console: of rich; None is stderr.
     """
 
-    def __init__(self, what: str, total: int, unit: str, *, initial: int = 0, console: Console | None = None) -> None:
+    def __init__(
+        self, what: str, total: int | None, unit: str, *, initial: int = 0, console: Console | None = None
+    ) -> None:
         self.what, self.total, self.unit = what, total, unit
         self.done, self.initial, self.note = initial, initial, ""
         self.begun = self._printed = time.perf_counter()
@@ -68,10 +70,13 @@ class Progress:
         self.note = note
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, total=self.total, note=note)
-        elif (now := time.perf_counter()) - self._printed >= INTERVAL and self.done < self.total:
+        elif (now := time.perf_counter()) - self._printed >= INTERVAL and self.done != self.total:
             self._printed = now
-            left = self.seconds * (self.total - self.done) / max(1, self.done - self.initial)
-            self.say(f"{self.what}: {self.done / self.total:.0%}, about {duration(left)} left{self._behind()}")
+            so_far = f"{self.done:,} {self.unit}"
+            if self.total is not None:
+                left = self.seconds * (self.total - self.done) / max(1, self.done - self.initial)
+                so_far = f"{self.done / self.total:.0%}, about {duration(left)} left"
+            self.say(f"{self.what}: {so_far}{self._behind()}")
 
     def say(self, text: str) -> None:
         """Print a line of its own, above the bar if there is one."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from twoaxis.costs.deployment import ONE_DEVICE, Deployment
+from twoaxis.model.deployment import ONE_DEVICE, Deployment
 
 if TYPE_CHECKING:
     from twoaxis.show.document import Shown

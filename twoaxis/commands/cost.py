@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from twoaxis.costs.deployment import ONE_DEVICE, Deployment
+from twoaxis.model.deployment import ONE_DEVICE, Deployment
 
 if TYPE_CHECKING:
     from twoaxis.show.document import Shown
@@ -80,7 +80,7 @@ def _predict(shape: str, pairs: list[Pair], deployment: Deployment, sites: bool,
     from twoaxis.base.progress import Progress
     from twoaxis.costs.costs import cost as predict
     from twoaxis.costs.document import document, to_json
-    from twoaxis.costs.shapes import find_shape
+    from twoaxis.model.presets import find_shape
     from twoaxis.model.variant import make_contender
     from twoaxis.show.document import Shown
 

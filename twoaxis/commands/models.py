@@ -15,7 +15,7 @@ from twoaxis.show.document import Code, Document, Facts, Showable, Shown
 if TYPE_CHECKING:
     from twoaxis.data.tokenizer import Tokenizer
     from twoaxis.model.generate import Generated
-    from twoaxis.model.hf_model import TwoAxisForCausalLM
+    from twoaxis.model.running import Model
 
 
 def generate(
@@ -33,7 +33,7 @@ def generate(
     """Continue a prompt with a saved model; the text goes to stdout as it is made, everything else to stderr.
 
     Args:
-        folder: Folder that save_pretrained wrote.
+        folder: Folder of a saved model.
         prompt: Text to continue; - reads it from stdin, up to its last line end.
         tokens: How many tokens to make, unless the text ends before.
         temperature: Of the sampling; 0 takes the likeliest token.
@@ -104,13 +104,12 @@ def read_prompt(prompt: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def open_model(folder: str, device: str | None, as_bytes: bool) -> tuple[TwoAxisForCausalLM, Tokenizer]:
+def open_model(folder: str, device: str | None, as_bytes: bool) -> tuple[Model, Tokenizer]:
     """The model of a folder and its tokenizer."""
     from twoaxis.data.tokenizer import load_tokenizer
     from twoaxis.model import load
 
-    load.quiet()
-    model = load.load_model(folder, device)
+    model: Any = load.load_model(folder, device)
     return model, load_tokenizer("bytes" if as_bytes else folder, model.config.vocab_size)
 
 
@@ -128,7 +127,7 @@ def evaluate(
     """Measure loss, perplexity and bits per byte of a saved model on text.
 
     Args:
-        folder: Folder that save_pretrained wrote.
+        folder: Folder of a saved model.
         data: Text files and folders, jsonl and parquet files, hf:DATASET or stdlib; each file or record is a document.
         context: Tokens of a window. None is what the model is made for, but at most 1024.
         stride: Tokens by which windows move on; each token is counted once. None is half of the context.
@@ -147,22 +146,20 @@ def evaluate(
     if not data:
         raise ValueError("there is nothing to evaluate: name text files or folders with --data")
     skipped: Skipped = Counter()
-    texts = [document.text for document in read_sources(data, "text", skipped)]
-    if passed := skipped_text(skipped):
-        print(f"passed over: {passed}", file=sys.stderr)
     model, tokenizer = open_model(folder, device, as_bytes)
-    context, stride = measuring.pick_context(model, context, stride)
-    encoded = tokenizer.encode(texts, sizes=True, prompt=True)
-    with Progress("eval", measuring.count_tokens(encoded, max_tokens), "tokens") as bar:
+    documents = (measuring.encode_pieces(tokenizer, each.text) for each in read_sources(data, "text", skipped))
+    with Progress("eval", max_tokens, "tokens") as bar:
         found = measuring.evaluate(
             model,
-            encoded,
+            documents,
             context=context,
             stride=stride,
             batch=batch,
             max_tokens=max_tokens,
             watch=lambda tokens, loss: bar.advance(tokens, f"loss {loss:.4f}"),
         )
+    if passed := skipped_text(skipped):
+        print(f"passed over: {passed}", file=sys.stderr)
     made_with = {name: version for name, version in versions().items() if name in ("twoaxis", "torch")}
     asked = {"model": folder, "data": list(data), "tokenizer": tokenizer.name}
     rows = (

@@ -75,8 +75,8 @@ def plan_training(run: TrainConfig, vocabulary: int) -> TrainPlan:
     import torch
 
     from twoaxis.costs.costs import cost
-    from twoaxis.costs.deployment import Deployment
     from twoaxis.model.decoder import Decoder
+    from twoaxis.model.deployment import Deployment
     from twoaxis.model.variant import make_contender
     from twoaxis.training.engines.degrees import Degrees, read_degrees
     from twoaxis.training.engines.place import world
@@ -85,7 +85,7 @@ def plan_training(run: TrainConfig, vocabulary: int) -> TrainPlan:
     if run.source is not None:
         raise ValueError(f"dry_run plans models that are described; {run.source} is a saved one")
     degrees = read_degrees(run, world() if run.parallel is None else Degrees.read(run.parallel, None).world)
-    config = model_config(run, vocabulary).decoder_config()
+    config = model_config(run, vocabulary)
     rows = run.batch // (run.accumulate * degrees.shares * degrees.pieces)
     deployment = Deployment(
         tensor_parallel=degrees.tp,

@@ -164,7 +164,7 @@ def _count(config: TrainConfig, vocabulary: int) -> tuple[int, int]:
 
     key = _decides(config, vocabulary)
     if key not in _COUNTS:
-        shape = model_config(config, vocabulary).decoder_config()
+        shape = model_config(config, vocabulary)
         with torch.device("meta"):
             trunk = Trunk(shape)
         flops = training_flops(shape, config.context, recompute=config.recompute, trunk=trunk).total
@@ -256,6 +256,8 @@ def _speeds(
         first.setdefault(model, key)
     configs = {key: dataclasses.replace(counted[key].config, **same) for key in first.values()}
     rounds = measure(configs, vocabulary)
+    if not rounds:
+        return {}
     base = rounds[first[models[plan.baseline_key]]]
     unit = 1.0 if before is None or before.tokens_per_second is None else before.tokens_per_second / base.median
     speeds = {}

@@ -20,7 +20,7 @@ from twoaxis.base.spec import spell
 from twoaxis.model.variant import COMMON, Contender, make_contender
 
 if TYPE_CHECKING:
-    from twoaxis.model.hf_config import TwoAxisConfig
+    from twoaxis.model.config import ModelConfig
     from twoaxis.training.config import TrainConfig
 
 MATCHED = {"wider": "intermediate_size", "deeper": "num_hidden_layers"}
@@ -38,7 +38,7 @@ WORTH = 0.01
 """Part of the baseline's parameters that a method must add before `controls` gives the baseline as many."""
 PLUS = " + "
 
-Configure = Callable[[Contender, dict[str, Any]], "TwoAxisConfig"]
+Configure = Callable[[Contender, dict[str, Any]], "ModelConfig"]
 """The model of a contender with some fields replaced."""
 
 
@@ -242,8 +242,8 @@ def _ablations(contender: Contender) -> Iterator[Contender]:
         yield dataclasses.replace(changed, label=spelled_out(changed) if plain else f"{contender.label}, {spelled}")
 
 
-def _present(config: TwoAxisConfig, field: str) -> int:
+def _present(config: ModelConfig, field: str) -> int:
     if field == "num_hidden_layers":
         return config.num_hidden_layers
-    shape = dataclasses.replace(config.decoder_config(), hidden_ramp=False)
+    shape = dataclasses.replace(config, hidden_ramp=False)
     return shape.hidden_width(0)

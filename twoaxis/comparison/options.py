@@ -73,7 +73,7 @@ class Size(Options):
     preset: str
     """The shape it starts from."""
     model: dict[str, Any] = field(default_factory=dict)
-    """Fields of `TwoAxisConfig` that replace the preset's."""
+    """Fields of `ModelConfig` that replace the preset's."""
     steps: Count | None = None
     """Its own number of steps; None is the comparison's."""
     tokens: Count | None = None
@@ -176,7 +176,7 @@ def parse_seeds(given: Any, first: int = 0) -> tuple[int, ...]:
 def parse_sizes(text: str, preset: str) -> tuple[Size, ...]:
     """Sizes from their spelling, see above.
 
-    A part is a preset's name, a field of `TwoAxisConfig` or its short name (width, blocks, heads, kv_heads, hidden),
+    A part is a preset's name, a field of `ModelConfig` or its short name (width, blocks, heads, kv_heads, hidden),
     or steps or tokens. A changed width keeps the width of a head and makes the MLP 8/3 as wide, unless these are given.
 
     Args:

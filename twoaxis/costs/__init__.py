@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from twoaxis.costs.costs import Costs, cost
-    from twoaxis.costs.deployment import Deployment
-    from twoaxis.costs.shapes import find_shape
+    from twoaxis.model.deployment import Deployment
+    from twoaxis.model.presets import find_shape
 
-_HOMES = {"Costs": "costs", "cost": "costs", "Deployment": "deployment", "find_shape": "shapes"}
+_HOMES = {
+    "Costs": "costs.costs",
+    "cost": "costs.costs",
+    "Deployment": "model.deployment",
+    "find_shape": "model.presets",
+}
 """Public names and the modules they live in, loaded when asked for: torch comes with them."""
 
 __all__ = ["Costs", "Deployment", "cost", "find_shape"]
@@ -23,5 +28,5 @@ __all__ = ["Costs", "Deployment", "cost", "find_shape"]
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(f"twoaxis.costs.{_HOMES[name]}"), name)
+        return getattr(import_module(f"twoaxis.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

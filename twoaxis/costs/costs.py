@@ -13,11 +13,9 @@ from __future__ import annotations
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.hardware import Profile, find_profile
 from twoaxis.costs.memory import SIZES, DeviceMemory, device_memory
 from twoaxis.costs.roofline import Seconds, Times, infer_seconds, train_seconds
-from twoaxis.costs.shapes import find_shape, with_method
 from twoaxis.costs.trace import (
     Kept,
     SiteTraffic,
@@ -30,9 +28,11 @@ from twoaxis.costs.trace import (
 )
 from twoaxis.depth.counts import count_live
 from twoaxis.model.config import ModelConfig
+from twoaxis.model.deployment import Deployment
 from twoaxis.model.flops import Flops, Parameters, count_parameters, forward_flops, training_flops
+from twoaxis.model.presets import find_shape
 from twoaxis.model.stages import Pipeline, plan
-from twoaxis.model.variant import Contender, make_contender
+from twoaxis.model.variant import Contender, make_contender, with_method
 
 
 class Traffic(NamedTuple):

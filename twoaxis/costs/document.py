@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from twoaxis.costs.costs import Costs
-from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.hardware import Profile, find_profile
 from twoaxis.costs.roofline import Seconds
+from twoaxis.model.deployment import Deployment
 from twoaxis.show.document import Block, Column, Document, Heading, Items, Prose, Table, table
 from twoaxis.show.numbers import NOTHING, increase, seconds, si, whole
 from twoaxis.show.numbers import times as ratio

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.trace import TrainTrace
 from twoaxis.model.config import ModelConfig
+from twoaxis.model.deployment import Deployment
 from twoaxis.model.flops import Parameters
 from twoaxis.model.stages import Pipeline
 

@@ -10,15 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.memory import SIZES
-from twoaxis.costs.shapes import with_method
 from twoaxis.costs.trace import Kept, lengthened, meta_model, trace_step
 from twoaxis.depth.counts import count_live
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import ModelConfig
+from twoaxis.model.deployment import Deployment
 from twoaxis.model.stages import plan
-from twoaxis.model.variant import Contender
+from twoaxis.model.variant import Contender, with_method
 from twoaxis.sequence.registry import MIXERS
 from twoaxis.show.numbers import si
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.fuse import Kernel, Work
 from twoaxis.costs.hardware import Profile
 from twoaxis.costs.measured import Table, kernel_seconds
 from twoaxis.costs.memory import SIZES
 from twoaxis.costs.trace import StepTrace, TrainTrace
 from twoaxis.model.config import ModelConfig
+from twoaxis.model.deployment import Deployment
 from twoaxis.model.stages import Pipeline
 
 

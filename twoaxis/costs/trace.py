@@ -145,10 +145,7 @@ class StepTrace(NamedTuple):
     @property
     def kept(self) -> Kept:
         """Bytes of what is remembered."""
-        rings = [ring for of_site in self.past.sublayers for ring in of_site]
-        attention = sum(ring.nbytes() for ring in rings if ring.window is None)
-        local = sum(ring.nbytes() for ring in rings) - attention
-        return Kept(attention, local, sum(ring.nbytes() for ring in self.past.stream))
+        return Kept(**self.past.nbytes_by_part())
 
 
 def _of(parts: dict[Any, Work], kind: str) -> list[Work]:

@@ -102,7 +102,7 @@ def _load_pretrained(spec: str | Path) -> Any:
             "(--tokenizer bytes in training), else save its tokenizer there"
         )
     # transformers looks for the class of the folder's model first and warns of one that it does not know, such as ours.
-    config = PreTrainedConfig() if local and _model_type(path) == "twoaxis" else None
+    config = PreTrainedConfig() if local and str(_model_type(path)).startswith("twoaxis") else None
     try:
         source = str(path) if local else str(spec)
         return AutoTokenizer.from_pretrained(source, config=config, local_files_only=local, trust_remote_code=False)
@@ -145,12 +145,12 @@ def train_bpe(texts: Iterable[str], size: int) -> Pretrained:
     return Pretrained(wrapped, f"bpe:{size}")
 
 
-def pieces(text: str) -> Iterator[str]:
-    """A text in parts of at most `PIECE` characters, cut at line ends where there are any."""
-    begin = 0
-    while len(text) - begin > PIECE:
-        line = text.rfind("\n", begin, begin + PIECE)
-        stop = line + 1 if line > begin else begin + PIECE
+def pieces(text: str, size: int | None = None) -> Iterator[str]:
+    """A text in parts of at most `size` characters, None is `PIECE`, cut at line ends where there are any."""
+    begin, size = 0, size or PIECE
+    while len(text) - begin > size:
+        line = text.rfind("\n", begin, begin + size)
+        stop = line + 1 if line > begin else begin + size
         yield text[begin:stop]
         begin = stop
     yield text[begin:]
@@ -166,11 +166,13 @@ class Bytes:
         name: what it is called.
         key: stands for everything that can change a token.
         end: the token that ends a document, or None.
+        begin: the tokens that begin one.
     """
 
     name = "bytes"
     key = "bytes"
     end: int | None = 0
+    begin: Sequence[int] = ()
 
     def __init__(self, vocab_size: int = 256) -> None:
         if vocab_size < 256:
@@ -227,7 +229,7 @@ class Pretrained:
         self.vocab_size: int = len(tokenizer) if vocab_size is None else vocab_size
         self.end: int | None = tokenizer.eos_token_id
         begin = tokenizer.bos_token_id
-        self.begin: list[int] = [begin] if begin is not None and begin in tokenizer("").input_ids else []
+        self.begin: Sequence[int] = [begin] if begin is not None and begin in tokenizer("").input_ids else []
 
     @property
     def key(self) -> str:

@@ -18,13 +18,13 @@ from typing import Literal, NamedTuple
 
 from twoaxis.base.options import NotNegative, Options, Share
 from twoaxis.costs.costs import Costs, cost
-from twoaxis.costs.deployment import Deployment
 from twoaxis.costs.hardware import find_profile
-from twoaxis.costs.shapes import find_shape
 from twoaxis.guide.candidates import PAPER, Candidate, Goal, Place, Start, for_goal
 from twoaxis.guide.evidence import SEEDS, Evidence, Record, Trust, read_evidence
 from twoaxis.model.config import ModelConfig
+from twoaxis.model.deployment import Deployment
 from twoaxis.model.flops import count_parameters
+from twoaxis.model.presets import find_shape
 from twoaxis.model.variant import Contender
 
 FAR = 10.0
@@ -172,7 +172,7 @@ def _neutral(shape: ModelConfig, contender: Contender) -> str:
     """The neutral class of a stream on a shape."""
     import torch
 
-    from twoaxis.costs.shapes import with_method
+    from twoaxis.model.variant import with_method
 
     with torch.device("meta"):
         return with_method(shape, contender).make_stream().neutral

@@ -62,7 +62,7 @@ def count(line: str) -> int:
 
 def a_shape(line: str) -> str:
     """A shape that exists."""
-    from twoaxis.costs.shapes import find_shape
+    from twoaxis.model.presets import find_shape
 
     find_shape(line)
     return line

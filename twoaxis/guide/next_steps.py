@@ -7,10 +7,10 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from twoaxis.costs.deployment import Deployment
-from twoaxis.costs.shapes import find_shape
 from twoaxis.guide.advise import Advice, Choice
 from twoaxis.guide.candidates import Place
+from twoaxis.model.deployment import Deployment
+from twoaxis.model.presets import find_shape
 
 SMALL = "tiny"
 """The preset on which the short list is compared: hours on a laptop, minutes on a GPU."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from twoaxis.costs.costs import Costs, cost
-from twoaxis.costs.deployment import Deployment
-from twoaxis.costs.shapes import find_shape
 from twoaxis.costs.trace import meta_model, trace_step
 from twoaxis.depth.counts import count_live
 from twoaxis.model.config import ModelConfig
+from twoaxis.model.deployment import Deployment
 from twoaxis.model.flops import count_parameters, forward_flops
+from twoaxis.model.presets import find_shape
 from twoaxis.model.stages import Pipeline, plan
 from twoaxis.show.document import Column, Table, table
 

@@ -318,7 +318,7 @@ def measure_models(rounds: int, say: Callable[[str], None]) -> list[dict[str, An
 
 def counted() -> dict[str, Any]:
     """Everything that needs no clock."""
-    from twoaxis.costs.shapes import find_shape
+    from twoaxis.model.presets import find_shape
 
     base = find_shape(SHAPE)
     return {

@@ -259,6 +259,13 @@ class ModelConfig(Methods):
         body = ("parallel",) if self.parallel_block else ("attention", "mlp")
         return self.with_mixer([body] * self.num_hidden_layers)
 
+    def check_stream(self) -> None:
+        """Refuse a stream that this shape cannot have; nothing is allocated."""
+        import torch
+
+        with torch.device("meta"):
+            self.make_stream()
+
     def make_stream(self, *, width: int | None = None, kinds: Kinds | None = None) -> Stream:
         """The residual stream for this shape."""
         return super().make_stream(width=width or self.hidden_size, kinds=kinds or self.kinds())

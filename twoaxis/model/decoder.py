@@ -76,6 +76,15 @@ class Past(NamedTuple):
         """Bytes held."""
         return sum(ring.nbytes() for ring in self.rings())
 
+    def nbytes_by_part(self) -> dict[str, int]:
+        """Bytes of what grows with the sequence, of local windows and convolutions, and of the residual stream."""
+        rings = [ring for of_site in self.sublayers for ring in of_site]
+        return {
+            "attention": sum(ring.nbytes() for ring in rings if ring.window is None),
+            "local": sum(ring.nbytes() for ring in rings if ring.window is not None),
+            "stream": sum(ring.nbytes() for ring in self.stream),
+        }
+
 
 NORMS = {"attention": "input_layernorm", "parallel": "input_layernorm", "mlp": "post_attention_layernorm"}
 """Names of the pre-norms of a block's own sites, by kind."""
@@ -274,11 +283,20 @@ class Decoder(Trunk):
         recompute = self._recompute if self.recompute_every and self.training else None
         return self.run(self.embed(tokens), None, self.info(tokens, 0, reach), recompute=recompute)[0]
 
-    def step(self, tokens: Tensor, past: Past, *, reach: Tensor | None = None) -> tuple[Tensor, Past]:
-        """Logits of the next tokens, any number of them, and the memory after them."""
+    def step(
+        self, tokens: Tensor, past: Past, *, reach: Tensor | None = None, logits_to_keep: int = 0
+    ) -> tuple[Tensor, Past]:
+        """Logits of the next tokens, any number of them, and the memory after them.
+
+        Args:
+            tokens: (B, T) integers.
+            past: what the tokens before them left; `start` is the beginning.
+            reach: as in `forward`.
+            logits_to_keep: how many of the last positions get logits; 0 is all of them.
+        """
         out, after = self.run(self.embed(tokens), past, self.info(tokens, past.seen, reach))
         assert after is not None
-        return self.logits(out), after
+        return self.logits(out[:, -logits_to_keep:]), after
 
     def gradient_checkpointing_enable(self, every_n_layers: int = 1) -> None:
         """Make the activations of every n-th block anew in the backward pass, from the first on."""

@@ -11,39 +11,59 @@ token more to go by and costs `context / stride` passes over the text.
 Bits per byte divide the same loss by the bytes of UTF-8 that exactly the counted tokens stand for, so that models
 with different tokenizers compare. A document's first token has nothing to be predicted from: unless the tokenizer
 puts a beginning-of-text token in front of it, neither it nor its bytes count.
+
+Documents are taken as they come and in pieces, so that a text of any length needs the same memory.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.data.tokenizer import Encoded
+from twoaxis.data.tokenizer import Encoded, Tokenizer, pieces
+from twoaxis.model.decoder import Decoder
+from twoaxis.model.loss import IGNORED
+from twoaxis.model.running import LOGITS, Model, device_of, logits_in_parts
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-    from twoaxis.model.hf_model import TwoAxisForCausalLM
-
-LOGITS = 2**25
-"""Logits made at a time: 128 MiB in float32, whatever the vocabulary."""
 DEFAULT_CONTEXT = 1024
 """Longest context that is taken when none is given."""
+PIECE = 2**17
+"""Characters of a document that are encoded at a time: a tokenizer needs some three hundred bytes for each."""
+SORTED = 64
+"""Passes whose windows are collected, so that those of one length run together."""
+
+Document = Encoded | Iterable[Encoded]
+"""The tokens of a document, whole or in consecutive pieces; see `encode_pieces`."""
 
 
 class Window(NamedTuple):
-    """Tokens `start` to `stop - 1` of a document, of which those from `first` on are counted."""
+    """Tokens that are run together, of which those from `first` on are counted.
 
-    start: int
-    stop: int
+    Attributes:
+        ids: the tokens.
+        sizes: bytes that each stands for.
+        first: how many of them are there to be seen only: counted by the window before, or a document's first.
+    """
+
+    ids: NDArray[np.int64]
+    sizes: NDArray[np.int64]
     first: int
+
+    @property
+    def counted(self) -> int:
+        """How many tokens are counted."""
+        return len(self.ids) - self.first
 
 
 class Evaluation(NamedTuple):
@@ -82,36 +102,45 @@ class Evaluation(NamedTuple):
         return self._asdict() | {"perplexity": finite, "tokens_per_second": self.rate}
 
 
-def windows(length: int, context: int, stride: int) -> Iterator[Window]:
-    """The windows over a document of `length` tokens; see the drawing above."""
-    start, stop, first = 0, min(context, length), 1
-    while first < length:
-        yield Window(start, stop, first)
-        start, first = start + stride, stop
-        stop = min(start + context, length)
+def encode_pieces(tokenizer: Tokenizer, text: str) -> Iterator[Encoded]:
+    """The tokens of a document a piece after the other, cut at line ends."""
+    for number, piece in enumerate(pieces(text, PIECE)):
+        (encoded,) = tokenizer.encode([piece], sizes=True, prompt=True)
+        begin = len(tokenizer.begin) if number else 0  # one beginning of text is enough
+        yield Encoded(encoded.ids[begin:], encoded.sizes[begin:])
 
 
-def cut(documents: Sequence[Encoded], max_tokens: int | None) -> list[Encoded]:
-    """The documents up to the token with which `max_tokens` are counted; those with nothing to count left out."""
-    left = sum(len(d.ids) for d in documents) if max_tokens is None else max_tokens
-    kept = []
-    for document in documents:
-        counted = min(len(document.ids) - 1, left)
-        if counted > 0:
-            kept.append(Encoded(document.ids[: counted + 1], document.sizes[: counted + 1]))
-            left -= counted
-    return kept
+def windows(document: Document, context: int, stride: int) -> Iterator[Window]:
+    """The windows over a document; see the drawing above."""
+    waiting = iter([document] if isinstance(document, Encoded) else document)
+    ids, sizes, first = np.zeros(0, np.int64), np.zeros(0, np.int64), 1
+    while True:
+        while len(ids) < context and (piece := next(waiting, None)) is not None:
+            ids, sizes = np.concatenate([ids, piece.ids]), np.concatenate([sizes, piece.sizes])
+        if len(ids) <= first:
+            return
+        stop = min(context, len(ids))
+        yield Window(ids[:stop], sizes[:stop], first)
+        ids, sizes, first = ids[stride:], sizes[stride:], stop - stride
 
 
-def count_tokens(documents: Sequence[Encoded], max_tokens: int | None = None) -> int:
-    """How many tokens `evaluate` will count."""
-    return sum(len(d.ids) - 1 for d in cut(documents, max_tokens))
+def jobs(documents: Iterable[Document], context: int, stride: int, most: int | None) -> Iterator[tuple[int, Window]]:
+    """The windows over all documents with the number of each document, up to the one with which `most` are counted."""
+    left = math.inf if most is None else most
+    for number, document in enumerate(documents):
+        for window in windows(document, context, stride):
+            kept = int(min(window.counted, left)) + window.first
+            yield number, Window(window.ids[:kept], window.sizes[:kept], window.first)
+            left -= kept - window.first
+            if left == 0:
+                return
 
 
-def pick_context(model: TwoAxisForCausalLM, context: int | None, stride: int | None) -> tuple[int, int]:
+def pick_context(model: Model, context: int | None, stride: int | None) -> tuple[int, int]:
     """Context and stride with their defaults: what the model is made for but at most 1024, and half of the context."""
     if context is None:
-        context = min(DEFAULT_CONTEXT, model.config.max_position_embeddings)
+        limit: int = model.config.max_position_embeddings
+        context = min(DEFAULT_CONTEXT, limit)
     if context < 2:
         raise ValueError(f"context must be at least 2, a token and the one it predicts, got {context}")
     stride = max(1, context // 2) if stride is None else stride
@@ -125,8 +154,8 @@ def pick_context(model: TwoAxisForCausalLM, context: int | None, stride: int | N
 
 @torch.inference_mode()
 def evaluate(
-    model: TwoAxisForCausalLM,
-    documents: Sequence[Encoded],
+    model: Model,
+    documents: Iterable[Document],
     *,
     context: int | None = None,
     stride: int | None = None,
@@ -138,7 +167,7 @@ def evaluate(
 
     Args:
         model: the model; its mode, training or not, is put back.
-        documents: from a tokenizer's `encode`, with sizes; windows never cross from one to another.
+        documents: tokens with their sizes, read once; windows never cross from one to another.
         context: tokens of a window; see `pick_context`.
         stride: tokens between the starts of two windows.
         batch: windows per pass. It changes the speed only, up to rounding.
@@ -149,66 +178,58 @@ def evaluate(
     for name, given in (("batch", batch), ("max_tokens", max_tokens)):
         if given is not None and given < 1:
             raise ValueError(f"{name} must be at least 1, got {given}")
-    documents = cut(documents, max_tokens)
-    if not documents:
-        raise ValueError("there is nothing to predict: every document has fewer than two tokens")
-    jobs = [(document, window) for document in documents for window in windows(len(document.ids), context, stride)]
-    jobs.sort(key=lambda job: job[1].start - job[1].stop)  # alike in length side by side, the longest first
     was_training = model.training
     model.eval()
-    started, sums, tokens = time.perf_counter(), [], 0
+    started, sums, tokens, size, counted = time.perf_counter(), [], 0, 0, set()
     try:
-        for at in range(0, len(jobs), batch):
-            losses = token_losses(model, [(d.ids, w) for d, w in jobs[at : at + batch]])
+        for some in batches(jobs(documents, context, stride, max_tokens), batch):
+            losses = token_losses(model, [window for _, window in some])
             sums.append(losses.sum(dtype=torch.float64).item())
             tokens += len(losses)
+            size += sum(int(window.sizes[window.first :].sum()) for _, window in some)
+            counted |= {number for number, _ in some}
             if watch is not None:
                 watch(len(losses), math.fsum(sums) / tokens)
     finally:
         model.train(was_training)
     seconds = time.perf_counter() - started
+    if not tokens:
+        raise ValueError("there is nothing to predict: every document has fewer than two tokens")
     total = math.fsum(sums)
     if not math.isfinite(total):
         raise ValueError(f"the loss over {tokens} tokens is {total}: the model has diverged, or its weights are broken")
-    size = sum(int(document.sizes[1:].sum()) for document in documents)
     if size == 0:
         raise ValueError(f"the {tokens} counted tokens stand for no bytes; give a longer text")
     bits = total / math.log(2) / size
-    return Evaluation(
-        total / tokens, _exp(total / tokens), bits, tokens, size, len(documents), context, stride, seconds
-    )
+    return Evaluation(total / tokens, _exp(total / tokens), bits, tokens, size, len(counted), context, stride, seconds)
 
 
-def token_losses(model: TwoAxisForCausalLM, jobs: Sequence[tuple[NDArray[np.int64], Window]]) -> Tensor:
-    """Nats of every counted token of some windows, in one pass.
+def batches(made: Iterator[tuple[int, Window]], batch: int) -> Iterator[list[tuple[int, Window]]]:
+    """Windows in groups of `batch`, those of like length side by side, the longest first."""
+    while some := list(itertools.islice(made, SORTED * batch)):
+        some.sort(key=lambda job: -len(job[1].ids))
+        yield from (some[at : at + batch] for at in range(0, len(some), batch))
 
-    Args:
-        model: the model.
-        jobs: a document's tokens and a window of it.
-    """
-    longest = max(window.stop - window.start for _, window in jobs) - 1
-    inputs = torch.zeros(len(jobs), longest, dtype=torch.long)
-    places, targets = torch.zeros(len(jobs), longest, dtype=torch.bool), []
-    for row, (tokens, window) in enumerate(jobs):
-        seen = tokens[window.start : window.stop - 1]
-        inputs[row, : len(seen)] = torch.from_numpy(seen)  # what stands after them is never looked at: reads are causal
-        places[row, window.first - 1 - window.start : len(seen)] = True
-        targets.append(torch.from_numpy(tokens[window.first : window.stop]))
-    device = model.device
-    if not hasattr(model, "lm_head"):  # a family's head may scale or cap its logits: it runs as it is, by windows
-        together = max(1, LOGITS // (longest * model.config.vocab_size))
-        found = []
-        for first in range(0, len(jobs), together):
-            part = slice(first, first + together)
-            logits = model(input_ids=inputs[part].to(device), use_cache=False).logits[places[part].to(device)]
-            found.append(F.cross_entropy(_widen(logits), torch.cat(targets[part]).to(device), reduction="none"))
-        return torch.cat(found)
-    hidden: Tensor = model.model(input_ids=inputs.to(device), use_cache=False).last_hidden_state[places.to(device)]
-    rows = max(1, LOGITS // model.config.vocab_size)
-    losses = [
-        F.cross_entropy(_widen(model.lm_head(part)), wanted, reduction="none")
-        for part, wanted in zip(hidden.split(rows), torch.cat(targets).to(device).split(rows), strict=True)
-    ]
+
+def token_losses(model: Model, some: Sequence[Window]) -> Tensor:
+    """Nats of every counted token of some windows, in one pass; in several where only a family's own head will do."""
+    longest = max(len(window.ids) for window in some) - 1
+    together = max(1, LOGITS // (longest * model.config.vocab_size))
+    if not isinstance(model, Decoder) and len(some) > together:
+        return torch.cat([token_losses(model, some[at : at + together]) for at in range(0, len(some), together)])
+    inputs = torch.zeros(len(some), longest, dtype=torch.long)
+    targets = torch.full((len(some), longest), IGNORED)
+    for row, window in enumerate(some):
+        seen = len(window.ids) - 1
+        inputs[row, :seen] = torch.from_numpy(window.ids[:-1])  # what stands after them is never looked at: it is later
+        targets[row, window.first - 1 : seen] = torch.from_numpy(window.ids[window.first :])
+    inputs, targets = inputs.to(device_of(model)), targets.to(device_of(model))
+    losses, place = [], 0
+    for logits in logits_in_parts(model, inputs):
+        wanted = targets[:, place : place + logits.shape[1]]
+        place += logits.shape[1]
+        chosen = wanted != IGNORED
+        losses.append(F.cross_entropy(_widen(logits[chosen]), wanted[chosen], reduction="none"))
     return torch.cat(losses)
 
 

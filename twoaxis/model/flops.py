@@ -43,7 +43,7 @@ or Sinkhorn's iterations; and the optimiser, which costs nothing per token.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import nn
@@ -54,9 +54,6 @@ from twoaxis.model.decoder import Trunk
 from twoaxis.model.family import FAMILIES
 from twoaxis.model.sublayers import MLP, Attention, MixerSublayer, SiteNorm
 from twoaxis.sequence.mixer import LocalOperator
-
-if TYPE_CHECKING:
-    from twoaxis.model.hf_config import TwoAxisConfig
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -135,7 +132,7 @@ class Parameters(NamedTuple):
         return sum(self)
 
 
-def forward_flops(config: TwoAxisConfig | ModelConfig, tokens: int, *, trunk: Trunk | None = None) -> Flops:
+def forward_flops(config: ModelConfig, tokens: int, *, trunk: Trunk | None = None) -> Flops:
     """Operations per token of a forward pass. Nothing is allocated, whatever the size.
 
     Args:
@@ -152,9 +149,7 @@ def forward_flops(config: TwoAxisConfig | ModelConfig, tokens: int, *, trunk: Tr
     )
 
 
-def training_flops(
-    config: TwoAxisConfig | ModelConfig, tokens: int, *, recompute: int = 0, trunk: Trunk | None = None
-) -> Flops:
+def training_flops(config: ModelConfig, tokens: int, *, recompute: int = 0, trunk: Trunk | None = None) -> Flops:
     """Operations per token of a forward and backward pass in which all parameters learn.
 
     Args:
@@ -178,11 +173,12 @@ def step_flops(model: Any, tokens: int, *, recompute: int = 0) -> int:
     """Operations per token of a training step of a model; 6 per parameter in families that have no decoder of ours."""
     family = getattr(getattr(model.config, "text_config", None), "model_type", None)
     if family is None or family in FAMILIES:
-        return training_flops(model.config, tokens, recompute=recompute).total
+        config = model.config if isinstance(model.config, ModelConfig) else model.config.decoder_config()
+        return training_flops(config, tokens, recompute=recompute).total
     return 6 * sum(parameter.numel() for parameter in model.parameters())
 
 
-def count_parameters(config: TwoAxisConfig | ModelConfig, *, trunk: Trunk | None = None) -> Parameters:
+def count_parameters(config: ModelConfig, *, trunk: Trunk | None = None) -> Parameters:
     """Parameters by part, exact. Nothing is allocated, whatever the size.
 
     Args:
@@ -206,13 +202,12 @@ def count_parameters(config: TwoAxisConfig | ModelConfig, *, trunk: Trunk | None
     )
 
 
-def _trunk(config: TwoAxisConfig | ModelConfig, trunk: Trunk | None) -> tuple[ModelConfig, Trunk]:
+def _trunk(config: ModelConfig, trunk: Trunk | None) -> tuple[ModelConfig, Trunk]:
     """The model's modules without their numbers: what is counted is what is built."""
-    shape = config if isinstance(config, ModelConfig) else config.decoder_config()
     if trunk is not None:
-        return shape, trunk
+        return config, trunk
     with torch.device("meta"):
-        return shape, Trunk(shape)
+        return config, Trunk(config)
 
 
 def _block_flops(trunk: Trunk, block: int, tokens: int) -> Flops:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
-from transformers.generation.streamers import BaseStreamer
 
 from twoaxis.data.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from twoaxis.model.hf_model import TwoAxisForCausalLM
+from twoaxis.model.running import Model, Session, device_of
 
 
 class Generated(NamedTuple):
@@ -41,8 +37,9 @@ class Generated(NamedTuple):
         return self.tokens / self.seconds
 
 
+@torch.inference_mode()
 def generate(
-    model: TwoAxisForCausalLM,
+    model: Model,
     tokenizer: Tokenizer,
     prompt: str,
     *,
@@ -66,27 +63,51 @@ def generate(
     """
     check(prompt, tokens, temperature, top_p)
     (encoded,) = tokenizer.encode([prompt], prompt=True)
-    ids = torch.from_numpy(encoded.ids)[None].to(model.device)
-    cache = model.make_cache()
-    streamer = _Streamer(tokenizer, say)
-    sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p or 1.0, "top_k": 0}
-    ends = model.generation_config.eos_token_id
-    torch.manual_seed(seed)
-    started = time.perf_counter()
-    cast(Any, model).generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=tokens,
-        num_beams=1,
-        pad_token_id=0 if ends is None else (ends[0] if isinstance(ends, list) else ends),
-        past_key_values=cache,
-        streamer=streamer,
-        logits_processor=LogitsProcessorList([_Finite()]),
-        **(sampling if temperature > 0 else {"do_sample": False}),
-    )
+    ids = torch.from_numpy(encoded.ids)[None].to(device_of(model))
+    session, decode, ends = Session(model), tokenizer.stream(), end_tokens(model)
+    generator = torch.Generator(device=ids.device).manual_seed(seed)
+    made, count, started = [], 0, time.perf_counter()
+    new = ids
+    for count in range(1, tokens + 1):
+        logits = session.next_logits(new)[0].float()
+        if bool(logits.isnan().any()):
+            raise ValueError(f"the model's logits after {ids.shape[1] + count - 1} tokens are not numbers")
+        new = pick(logits, temperature, top_p, generator).view(1, 1)
+        token = int(new)
+        made.append("" if token in ends else decode(token))
+        if say is not None and made[-1]:
+            say(made[-1])
+        if token in ends:
+            break
+    made.append(decode(None))
+    if say is not None and made[-1]:
+        say(made[-1])
     seconds = time.perf_counter() - started
-    sizes = cast(Any, model).cache_bytes(cache) if hasattr(model, "cache_bytes") else cast(Any, cache).nbytes_by_part()
-    return Generated("".join(streamer.said), streamer.count, ids.shape[1], seconds, sizes)
+    return Generated("".join(made), count, ids.shape[1], seconds, session.nbytes_by_part())
+
+
+def pick(logits: Tensor, temperature: float, top_p: float | None, generator: torch.Generator) -> Tensor:
+    """The next token: the likeliest, or one that is drawn.
+
+    Args:
+        logits: (vocabulary).
+        temperature: 0 takes the likeliest.
+        top_p: see `generate`.
+        generator: of the draw.
+    """
+    if temperature == 0:
+        return logits.argmax()
+    shares, order = (logits / temperature).softmax(-1).sort(descending=True)
+    if top_p is not None:
+        shares = shares * (shares.cumsum(-1) - shares < top_p)  # the first one that reaches it belongs to them
+    return order[torch.multinomial(shares, 1, generator=generator)]
+
+
+def end_tokens(model: Model) -> set[int]:
+    """The tokens that end a text; a model of transformers may name them in its generation settings."""
+    settings = getattr(model, "generation_config", None)
+    ends = model.config.eos_token_id if settings is None else settings.eos_token_id
+    return set(ends) if isinstance(ends, list | tuple) else set() if ends is None else {ends}
 
 
 def check(prompt: str, tokens: int, temperature: float, top_p: float | None) -> None:
@@ -101,36 +122,3 @@ def check(prompt: str, tokens: int, temperature: float, top_p: float | None) -> 
         raise ValueError(f"top_p must be in (0, 1], got {top_p}")
     if top_p is not None and temperature == 0:
         raise ValueError(f"top_p={top_p} has no effect at temperature 0; give a temperature such as 0.8")
-
-
-class _Streamer(BaseStreamer):
-    """Gets the prompt, then each token."""
-
-    def __init__(self, tokenizer: Tokenizer, say: Callable[[str], None] | None) -> None:
-        self.stream = tokenizer.stream()
-        self.say = say
-        self.said: list[str] = []
-        self.count = -1  # the first call brings the prompt
-
-    def put(self, value: Tensor) -> None:
-        self.count += 1
-        if self.count > 0:
-            self._out("".join(self.stream(token) for token in value.flatten().tolist()))
-
-    def end(self) -> None:
-        self._out(self.stream(None))
-
-    def _out(self, piece: str) -> None:
-        if piece:
-            self.said.append(piece)
-            if self.say is not None:
-                self.say(piece)
-
-
-class _Finite(LogitsProcessor):
-    """Stops a model that has diverged, whose likeliest token would mean nothing."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if bool(scores.isnan().any()):
-            raise ValueError(f"the model's logits after {input_ids.shape[1]} tokens are not numbers")
-        return scores

@@ -157,9 +157,4 @@ class TwoAxisCache(Cache):
 
     def nbytes_by_part(self) -> dict[str, int]:
         """Bytes of what grows with the sequence, of local windows and convolutions, and of the residual stream."""
-        rings = [ring for of_site in self.past.sublayers for ring in of_site]
-        return {
-            "attention": sum(ring.nbytes() for ring in rings if ring.window is None),
-            "local": sum(ring.nbytes() for ring in rings if ring.window is not None),
-            "stream": sum(ring.nbytes() for ring in self.past.stream),
-        }
+        return self.past.nbytes_by_part()

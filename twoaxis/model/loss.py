@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from twoaxis.model.running import logits_of
+
 IGNORED = -100
 """Label of a token that does not count."""
 
@@ -76,5 +78,5 @@ def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
         tokens: (B, context + 1).
     """
     given, target = tokens[:, :-1], tokens[:, 1:]
-    logits = model(given, use_cache=False).logits if hasattr(model, "generation_config") else model(given)
+    logits = logits_of(model(given, use_cache=False))
     return F.cross_entropy(logits.flatten(0, 1), target.flatten())

@@ -9,16 +9,16 @@ deep_delta:update=write,label=write only       a name for tables
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
 from twoaxis.base.files import short_hash
+from twoaxis.base.registry import did_you_mean
 from twoaxis.base.spec import parse, spell
 from twoaxis.depth.registry import STREAMS
+from twoaxis.model.config import COMMON, SHORT, ModelConfig
 from twoaxis.sequence.registry import MIXERS
-
-COMMON = ("placement", "blend", "init", "mixer_blocks")
-"""Options of every method that are fields of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Contender:
     mixer_options: dict[str, Any] = field(default_factory=dict)
     """Its own options."""
     model: dict[str, Any] = field(default_factory=dict)
-    """Changed fields of `TwoAxisConfig`, placement, blend and init among them."""
+    """Changed fields of `ModelConfig`, placement, blend and init among them."""
     train: dict[str, Any] = field(default_factory=dict)
     """Changed fields of `TrainConfig`."""
 
@@ -50,7 +50,7 @@ class Contender:
         return short_hash({name: value for name, value in self.to_dict().items() if name != "label"})
 
     def model_fields(self) -> dict[str, Any]:
-        """The fields of `TwoAxisConfig` it sets."""
+        """The fields of `ModelConfig` it sets."""
         fields: dict[str, Any] = {"stream": self.stream, **self.model}
         if self.stream_options:
             fields["stream_options"] = dict(self.stream_options)
@@ -101,3 +101,22 @@ def make_contender(stream: str | None = None, mixer: str | None = None) -> Conte
         model=model,
         train=train,
     )
+
+
+def with_method(shape: ModelConfig, method: Contender) -> ModelConfig:
+    """A shape with the stream and the mixer of a contender in place of its own.
+
+    Args:
+        shape: the backbone.
+        method: fields of the training mean nothing here and are refused.
+    """
+    if method.train:
+        raise ValueError(f"{method.label}: train.{next(iter(method.train))} changes the training, not the model")
+    known = {field.name for field in dataclasses.fields(shape)} | set(SHORT)
+    for key in method.model:
+        if key not in known:
+            raise ValueError(f"{method.label}: a decoder has no field {key!r}{did_you_mean(key, sorted(known))}")
+    changed = {SHORT.get(key, key): value for key, value in method.model_fields().items()}
+    if method.mixer is None:
+        changed.pop("mixer_blocks", None)
+    return ModelConfig.from_dict({**shape.plain().to_dict(), **changed}, method.label)

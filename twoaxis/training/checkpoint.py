@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from twoaxis.base.files import atomic_folder, file_errors, file_sha256, read_json, write_bytes, write_json, write_text
+from twoaxis.model.save import save_tensors
 from twoaxis.training.tensors import (
     load_optimizer,
     load_weights,
@@ -34,7 +35,6 @@ from twoaxis.training.tensors import (
     moments,
     optimizer_tensors,
     read_parts,
-    save_tensors,
     weights,
     write_parts,
 )

@@ -29,7 +29,7 @@ class ModelOptions(Options):
     mixer: str | None = None
     """Local mixer, as NAME[:option=value,...]."""
     model: dict[str, Any] = field(default_factory=dict)
-    """Fields of TwoAxisConfig that replace the preset's."""
+    """Fields of ModelConfig that replace the preset's."""
     source: str | None = None
     """Folder of a saved model to go on from, in place of a preset."""
     train: str = "all"

@@ -17,8 +17,8 @@ from twoaxis.training.config import TrainConfig
 if TYPE_CHECKING:
     import torch
 
-    from twoaxis.model.hf_config import TwoAxisConfig
-    from twoaxis.model.hf_model import TwoAxisForCausalLM
+    from twoaxis.model.config import ModelConfig
+    from twoaxis.model.running import Model
 
 ANY = 2**20
 """Stands for a vocabulary that is not known yet."""
@@ -93,7 +93,7 @@ def check(run: TrainConfig, vocabulary: int | None = None) -> None:
         )
 
 
-def model_config(run: TrainConfig, vocabulary: int, end: int | None = None) -> TwoAxisConfig:
+def model_config(run: TrainConfig, vocabulary: int, end: int | None = None) -> ModelConfig:
     """The configuration of a run's model.
 
     Args:
@@ -111,10 +111,12 @@ def model_config(run: TrainConfig, vocabulary: int, end: int | None = None) -> T
     fields |= run.model
     if isinstance(fields["vocab_size"], int) and fields["vocab_size"] < vocabulary:
         raise ValueError(f"the data has {vocabulary} tokens, model.vocab_size is {fields['vocab_size']}")
-    return preset(run.preset, **fields)
+    config = preset(run.preset, **fields)
+    config.check_stream()
+    return config
 
 
-def make_model(run: TrainConfig, vocabulary: int, end: int | None = None) -> TwoAxisForCausalLM:
+def make_model(run: TrainConfig, vocabulary: int, end: int | None = None) -> Model:
     """The model of a run before its first step, in float32 on the CPU; parameters that do not learn are frozen.
 
     All runs of one `init_seed` share the initial values of everything their models have in common.
@@ -128,26 +130,21 @@ def make_model(run: TrainConfig, vocabulary: int, end: int | None = None) -> Two
     if run.source is not None:
         model = _load(run, run.source, vocabulary)
     else:
-        import torch
+        from twoaxis.model.decoder import Decoder
 
-        from twoaxis.model.hf_model import TwoAxisForCausalLM
-
-        shape = model_config(run, vocabulary, end)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(run.seed if run.init_seed is None else run.init_seed)
-            model = TwoAxisForCausalLM(shape)
+        model = Decoder(model_config(run, vocabulary, end), run.seed if run.init_seed is None else run.init_seed)
     if run.recompute:
         model.gradient_checkpointing_enable(every_n_layers=run.recompute)
     return model
 
 
-def _load(run: TrainConfig, source: str, vocabulary: int) -> TwoAxisForCausalLM:
+def _load(run: TrainConfig, source: str, vocabulary: int) -> Model:
     """The saved model that a run starts from."""
     from twoaxis.model.groups import trainable
     from twoaxis.model.load import load_model
     from twoaxis.pretrained.record import new_parameters
 
-    model = load_model(source, "cpu").float()
+    model: Any = load_model(source, "cpu").float()
     if model.config.vocab_size < vocabulary:
         raise ValueError(
             f"the data has {vocabulary} tokens, the model in {source} {model.config.vocab_size}: use its own tokenizer"

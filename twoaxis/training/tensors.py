@@ -10,18 +10,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from twoaxis.base.files import file_errors
+from twoaxis.model.decoder import Decoder
+from twoaxis.model.save import save_decoder, system_errors
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -88,28 +85,12 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: 
 
 
 def save_model(folder: Path, model: Any) -> None:
-    """`save_pretrained` into a folder; a file that the system refuses is a `FileError` that names it."""
-    with _system_errors(folder / "model.safetensors"):
+    """A model into a folder of its own; a file that the system refuses is a `FileError` that names it."""
+    if isinstance(model, Decoder):
+        save_decoder(folder, model)
+        return
+    with system_errors(folder / "model.safetensors"):
         model.save_pretrained(folder)
-
-
-def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a safetensors file; one that the system refuses is a `FileError` that names it."""
-    with _system_errors(path):
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-
-
-@contextlib.contextmanager
-def _system_errors(path: Path) -> Iterator[None]:
-    """Turn the refusals that safetensors words itself into the system's."""
-    with file_errors(path):
-        try:
-            yield
-        except SafetensorError as error:
-            number = re.search(r"os error (\d+)", str(error))
-            if number is None:
-                raise
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:

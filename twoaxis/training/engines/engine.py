@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from twoaxis.model.loss import IGNORED, auxiliary_loss, labelled, score, summed_loss
+from twoaxis.model.running import logits_of
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.engines.place import Place
 from twoaxis.training.tensors import save_model, weights
@@ -145,7 +146,7 @@ class Engine:
                 with autocast(self.run, self.device):
                     output = self.replica(**inputs, use_cache=False)
                     # gradients are averaged over the shares, and the shares are to be added
-                    loss = summed_loss(output.logits, batch["labels"]) / tokens * self.shares
+                    loss = summed_loss(logits_of(output), batch["labels"]) / tokens * self.shares
                 total += loss.detach()
                 extra = auxiliary_loss(self.model, output)
                 if extra is not None:
@@ -193,7 +194,7 @@ class Engine:
     def _logits(self, batch: Batch) -> Tensor | None:
         """The logits of a batch; None in a process that does not get them."""
         with autocast(self.run, self.device):
-            return self.model(**batch, use_cache=False).logits
+            return logits_of(self.model(**batch, use_cache=False))
 
     @property
     def parameters(self) -> tuple[int, int]:

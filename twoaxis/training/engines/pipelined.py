@@ -54,7 +54,7 @@ class PipelinedEngine(Engine):
         data = self.mesh["dp", "fsdp"] if self.degrees.dp > 1 else self.mesh["fsdp"]
         run, degrees = self.run, self.degrees
         self.pipeline = Pipeline(
-            as_decoder(self.model),
+            self.model,
             schedule=degrees.kind,
             stages=degrees.pp,
             virtual=degrees.virtual,
@@ -143,22 +143,6 @@ class PipelinedEngine(Engine):
     def export(self, folder: Path) -> None:
         """Write the whole model; see `Engine.export`."""
         export(self, folder, self.make)
-
-
-def as_decoder(model: Any) -> Any:
-    """The decoder in a model that was built around one; its modules are the same."""
-    from twoaxis.model.decoder import Decoder
-
-    inner: Any = getattr(model, "model", None)
-    if isinstance(model, Decoder) or not hasattr(inner, "trunk"):
-        return model
-    with torch.device("meta"):
-        made = Decoder(inner.trunk.config)
-    made.stream, made.layers, made.norm = inner.trunk.stream, inner.trunk.layers, inner.trunk.norm
-    made.embed_tokens = inner.embed_tokens
-    if made.lm_head is not None:
-        made.lm_head = model.lm_head
-    return made
 
 
 def keep_only(model: nn.Module, kept: Sequence[nn.Module]) -> None:

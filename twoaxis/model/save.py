@@ -1,0 +1,99 @@
+"""A decoder in a folder: config.json and safetensors, written and read without transformers.
+
+    config.json          {"model_type": "twoaxis_decoder", "format": 1, ...} and the fields of `ModelConfig`
+    model.safetensors    every weight, by the names in `Decoder`
+
+A file that is missing, damaged or of another shape is a `ValueError` that names it and the field.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from twoaxis.base.files import file_errors, read_json, write_json
+from twoaxis.model.config import ModelConfig
+from twoaxis.model.decoder import Decoder
+
+DECODER = "twoaxis_decoder"
+"""The `model_type` of a folder that holds a decoder."""
+FORMAT = 1
+"""Number in config.json; a folder with another one is refused."""
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def save_decoder(folder: str | Path, model: Decoder) -> None:
+    """Write a decoder into a folder that is there."""
+    write_json(Path(folder) / CONFIG, {"model_type": DECODER, "format": FORMAT, **model.config.to_dict()})
+    save_tensors(Path(folder) / WEIGHTS, {name: p.detach() for name, p in model.named_parameters()})
+
+
+def load_decoder(folder: str | Path) -> Decoder:
+    """The decoder of a folder, on the CPU, in the dtype it was saved in."""
+    path = Path(folder)
+    with torch.device("meta"):
+        model = Decoder(read_config(path / CONFIG))
+    tensors = load_tensors(path / WEIGHTS)
+    here = dict(model.named_parameters())
+    faults = {
+        "missing": sorted(set(here) - set(tensors)),
+        "unexpected": sorted(set(tensors) - set(here)),
+        "of another shape": sorted(
+            f"{name} {tuple(tensor.shape)}, the model has {tuple(here[name].shape)}"
+            for name, tensor in tensors.items()
+            if name in here and tensor.shape != here[name].shape
+        ),
+        "not of floating point": sorted(name for name, tensor in tensors.items() if not tensor.is_floating_point()),
+    }
+    if found := [f"{what}: {', '.join(names)}" for what, names in faults.items() if names]:
+        raise ValueError(f"{path / WEIGHTS} does not fit its {CONFIG}; {'; '.join(found)}")
+    model.load_state_dict(tensors, assign=True)
+    return model
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The configuration in a decoder's folder."""
+    document = read_json(path)
+    if not isinstance(document, dict) or document.get("model_type") != DECODER:
+        raise ValueError(f"{path} is not the configuration of a decoder: its model_type is not {DECODER!r}")
+    if document.get("format") != FORMAT:
+        raise ValueError(f"{path} is of format {document.get('format')!r}, this version reads {FORMAT}; save it anew")
+    fields = {name: value for name, value in document.items() if name not in ("model_type", "format")}
+    return ModelConfig.from_dict(fields, str(path))
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a safetensors file; one that the system refuses is a `FileError` that names it."""
+    with system_errors(path):
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file; one that is damaged is a `ValueError` that names it."""
+    with file_errors(path, "read"):
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"the weights in {path} cannot be read: {str(error).splitlines()[0]}") from error
+
+
+@contextlib.contextmanager
+def system_errors(path: Path) -> Iterator[Any]:
+    """Turn the refusals that safetensors words itself into the system's."""
+    with file_errors(path):
+        try:
+            yield
+        except SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
