@@ -13,9 +13,8 @@ import torch
 pytest.importorskip("transformers")
 
 from twoaxis import mixer_names, stream_names
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.hf_config import TwoAxisConfig
-from twoaxis.model.hf_model import TwoAxisForCausalLM
 from twoaxis.model.presets import PRESETS, preset
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "transformers.md").read_text()
@@ -112,6 +111,6 @@ def test_every_key_is_on_the_page(changes: dict[str, Any]) -> None:
         spelled = spelled.replace(r"\.\.\.\.", r"\..+")
         patterns.append(re.compile(re.sub(r"\\\.weight$", r"\\.(?:weight|bias)", spelled)))
     with torch.device("meta"):
-        keys = TwoAxisForCausalLM(TwoAxisConfig(hidden_size=16, num_hidden_layers=2, **changes)).state_dict()
+        keys = Decoder(ModelConfig(hidden_size=16, num_hidden_layers=2, **changes)).state_dict()
     for key in keys:
         assert sum(pattern.fullmatch(key) is not None for pattern in patterns) == 1, key
