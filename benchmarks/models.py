@@ -65,9 +65,9 @@ def deep_memory(scale: Scale) -> Table:
     """Peak activation memory at twice the depth."""
     blocks = 2 * scale.blocks
     rows: dict[str, dict[str, float]] = {}
-    base = activation_peak(Decoder(config("standard", scale, blocks=blocks)), scale.length)
+    base = activation_peak(Decoder(config("standard", scale, num_hidden_layers=blocks)), scale.length)
     for name in DEEP:
-        peak = activation_peak(Decoder(config(name, scale, blocks=blocks)), scale.length)
+        peak = activation_peak(Decoder(config(name, scale, num_hidden_layers=blocks)), scale.length)
         rows[name] = {"memory": peak / base}
     return Table(f"Peak activation memory at {blocks} blocks against `standard`", "Shape as above.", rows)
 
@@ -77,7 +77,10 @@ def memory_by_depth(scale: Scale) -> Table:
     small = scale._replace(width=96, heads=3, hidden=256, vocabulary=256, length=64)
     names = [name for name, options in CONTENDERS.items() if "mixer" not in options]
     found = {
-        name: [activation_peak(Decoder(config(name, small, blocks=blocks)), small.length) for blocks in scale.depths]
+        name: [
+            activation_peak(Decoder(config(name, small, num_hidden_layers=blocks)), small.length)
+            for blocks in scale.depths
+        ]
         for name in names
     }
     rows = {}

@@ -264,7 +264,7 @@ def test_a_bias_of_another_dtype_is_cast() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", None])
-@pytest.mark.parametrize("options", [{}, {"windows": (16, None)}, {"mixer": "short_swa"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"attention_windows": (16, None)}, {"mixer": "short_swa"}], ids=str)
 def test_the_memory_of_a_decoder_is_linear_in_its_tokens(options: dict[str, Any], device: str | None) -> None:
     """With documents, both passes; counted on shapes without numbers."""
     shape: dict[str, Any] = {

@@ -31,13 +31,17 @@ def test_run_fields_are_those_of_a_run() -> None:
 
 
 def test_only_what_is_typed_is_passed() -> None:
-    assert parse(train, "train", ["--out", "x"]) == ({"out": "x", "config": None}, Common(False, False, ()))
+    assert parse(train, "train", ["--out", "x"]) == (
+        {"out": "x", "config": None, "dry_run": False},
+        Common(False, False, ()),
+    )
     line = "--out x --steps 2k --tokens None --model a=1,b=2 --model c=3 --no-save-model --from dir --data a b"
     fields, common = parse(train, "train", [*line.split(), "--seed", "0", "--json", "--use", "f.py", "--use", "g.py"])
     assert common == Common(True, False, ("f.py", "g.py"))
     assert fields == {
         "out": "x",
         "config": None,
+        "dry_run": False,
         "steps": 2000,
         "tokens": None,
         "model": ("a=1,b=2", "c=3"),

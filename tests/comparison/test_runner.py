@@ -27,7 +27,7 @@ from twoaxis.comparison.plan import Plan
 from twoaxis.comparison.run import WORK, Runs, prepare
 from twoaxis.comparison.runner.launchers import LocalLauncher, default_jobs
 from twoaxis.comparison.runner.watch import Watch, failure, read_progress
-from twoaxis.comparison.runner.worker import FAILED, OUTPUT, PROGRESS, Progress, explain
+from twoaxis.comparison.runner.worker import FAILED, OUTPUT, PROGRESS, Progress, explain, in_child
 from twoaxis.training.results import load_result
 from twoaxis.training.train import train
 
@@ -224,3 +224,10 @@ def test_files_with_methods_of_ones_own(tmp_path: Path) -> None:
     use_files([own])
     own.write_text("raise KeyError('not run twice')")
     use_files([own])
+
+
+def test_what_a_child_returns_and_what_becomes_of_its_crashes() -> None:
+    assert in_child(lambda: {"a": (1, 2.5)}) == {"a": [1, 2.5]}
+    assert in_child(lambda: 1 / 0) is None
+    assert in_child(lambda: os._exit(3)) is None
+    assert in_child(lambda: os.kill(os.getpid(), signal.SIGSEGV)) is None

@@ -212,6 +212,8 @@ def test_a_look_counts_when_all_it_is_about_have_ended() -> None:
     assert second.high == pytest.approx(t_quantile(1 - 0.05 / 2 / 2, 3) * (second.error or 0))
     begun = at([9.0, 9.0, 9.0])[1]  # three of the four more: nothing is looked at
     assert (begun.seeds, begun.wanted, begun.high) == ((0, 1, 2, 3), 8, second.high)
+    ahead = judge(base, {"b": by_seed(noisy * 2), "c": by_seed(noisy)}, seeds=seeds, looks=looks)
+    assert (ahead["b"].seeds, ahead["b"].wanted, ahead["c"].wanted) == ((0, 1, 2, 3), 8, 8)  # c has yet to catch up
     ended = at([0.5, -0.5, 0.4, -0.4])[1]
     assert (ended.seeds, ended.wanted) == (tuple(range(8)), 16)
     assert ended.high == pytest.approx(t_quantile(1 - 0.05 / 4 / 2, 7) * (ended.error or 0))

@@ -80,7 +80,7 @@ def test_the_fingerprint_changes_with_the_tokens_only(tmp_path: Path, folder: Pa
 def test_bytes_per_token_are_those_of_the_predicted_tokens(
     tmp_path: Path, folder: Path, tokenizer: str, isolate: bool
 ) -> None:
-    data: Any = load(tmp_path, folder, tokenizer=tokenizer, isolate=isolate, eval_examples=7)
+    data: Any = load(tmp_path, folder, tokenizer=tokenizer, isolate=isolate, eval_examples=7, final_examples=7)
     tokens = size = 0
     for number in range(7):
         item = data.held_out(7)[number]
@@ -101,7 +101,7 @@ def test_bytes_per_token_are_those_of_the_predicted_tokens(
 
 
 def test_bits_per_byte_are_those_of_eval(tmp_path: Path, folder: Path) -> None:
-    data = load(tmp_path, folder, tokenizer="bpe:300", eval_examples=5)
+    data = load(tmp_path, folder, tokenizer="bpe:300", eval_examples=5, final_examples=5)
     torch.manual_seed(0)
     shape: dict[str, Any] = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     model: Any = Decoder(ModelConfig(**shape, num_attention_heads=2, initializer_range=0.3)).double()

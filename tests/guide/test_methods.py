@@ -314,8 +314,8 @@ def test_page_of_one_method(row: entries.Entry, capsys: pytest.CaptureFixture[st
         (("--columns", "windw"), "unknown column 'windw' (did you mean 'window'?)"),
         (("--json", "--columns", "year"), "--columns belongs to the map"),
         (("--json", "--markdown"), "two forms of one result"),
-        (("--width", "100", "--heads", "3"), "heads (3) must divide the width (100)"),
-        (("--blocks", "0"), "blocks must be at least 1, got 0"),
+        (("--width", "100", "--heads", "3"), "num_attention_heads (3) must divide hidden_size (100)"),
+        (("--blocks", "0"), "num_hidden_layers must be at least 1, got 0"),
     ],
 )
 def test_mistakes(arguments: tuple[str, ...], message: str) -> None:

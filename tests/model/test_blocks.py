@@ -11,7 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from tests.support.decoders import build, instances, sample_tokens
 from twoaxis.model.config import ModelConfig
@@ -39,7 +41,7 @@ def outcome(model: Decoder, tokens: Tensor) -> list[Tensor]:
     logits = model(tokens)
     logits.square().mean().backward()
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-    return [logits.detach(), *(g.full_tensor() if hasattr(g, "full_tensor") else g for g in grads)]
+    return [logits.detach(), *(g.full_tensor() if isinstance(g, DTensor) else g for g in grads)]
 
 
 @pytest.mark.parametrize("config", EVERY)
@@ -71,7 +73,7 @@ def test_each_block_shards(config: ModelConfig) -> None:
     """FSDP2 on every block and on the rest: a state passes through its hooks, and gradients are those without it."""
     model, tokens = build(config, 2, perturb=0.1), sample_tokens(1)
     plain = outcome(model, tokens)
-    mesh = dist.init_device_mesh("cpu", (1,))
+    mesh = init_device_mesh("cpu", (1,))
     for block in model.layers:
         fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
     fully_shard(model, mesh=mesh)

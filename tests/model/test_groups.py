@@ -164,7 +164,7 @@ def test_names_and_patterns() -> None:
     assert select(model, "all") == everything
     for word, hint in {
         "streem": "did you mean 'stream'?",
-        "embed_tokens.wieght": "did you mean 'model.embed_tokens.weight'?",
+        "embed_tokens.wieght": "did you mean 'embed_tokens.weight'?",
         "nwe": "did you mean 'new'?",
     }.items():
         with pytest.raises(ValueError, match="no parameter is called") as caught:

@@ -235,7 +235,7 @@ def test_no_bit_of_a_checkpoint_changes_unnoticed(half: Path) -> None:
     saving.read_checkpoint(checkpoint, key)
 
 
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING = "embed_tokens.weight"
 FOREIGN: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "a moment of another shape": (saving.OPTIMIZER, f"{EMBEDDING}/exp_avg", lambda tensor: tensor[:1]),
     "a count of another shape": (saving.OPTIMIZER, f"{EMBEDDING}/step", lambda tensor: tensor.expand(2).clone()),

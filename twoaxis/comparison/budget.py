@@ -256,6 +256,8 @@ def _speeds(
         first.setdefault(model, key)
     configs = {key: dataclasses.replace(counted[key].config, **same) for key in first.values()}
     rounds = measure(configs, vocabulary)
+    if not rounds:
+        return {}
     base = rounds[first[models[plan.baseline_key]]]
     unit = 1.0 if before is None or before.tokens_per_second is None else before.tokens_per_second / base.median
     speeds = {}

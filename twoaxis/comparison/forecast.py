@@ -61,6 +61,8 @@ class Forecast(Showable):
     """About, for all that is left."""
     bytes: int
     """In the end."""
+    most: str = ""
+    """What stands before a number of runs that may be fewer."""
 
     @property
     def runs(self) -> int:
@@ -90,8 +92,8 @@ class Forecast(Showable):
         )
         left = self.runs - self.finished
         closing = (
-            f"{self.runs:,} runs, {self.finished:,} of them finished, {left:,} to do, {self.jobs} at once: about "
-            f"{seconds(self.seconds)}, {si(self.bytes)} on disk. Nothing was written to {self.folder}."
+            f"{self.most}{self.runs:,} runs, {self.finished:,} of them finished, {left:,} to do, {self.jobs} at once: "
+            f"about {seconds(self.seconds)}, {si(self.bytes)} on disk. Nothing was written to {self.folder}."
         )
         items = (Items(resolved),) if resolved else ()
         return Document("", (table(heads, body), *items, Prose(closing)))
@@ -139,7 +141,8 @@ def forecast(plan: Plan, out: str | Path, jobs: int, measure: Measure) -> Foreca
     each = [row.seconds / max(1, row.runs + row.rates - row.finished) for row in found]
     total = sum(row.seconds for row in found)
     size = sum(row.bytes for row in found)
-    return Forecast(folder=str(out), rows=tuple(found), jobs=jobs, seconds=max([total / jobs, *each]), bytes=size)
+    most, left = "At most " if plan.until else "", max([total / jobs, *each])
+    return Forecast(folder=str(out), rows=tuple(found), jobs=jobs, seconds=left, bytes=size, most=most)
 
 
 def _row(plan: Plan, out: Path, row: Row, speed: float) -> ForecastRow:

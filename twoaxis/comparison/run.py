@@ -30,7 +30,7 @@ from twoaxis.comparison.options import command_line, merge, parse
 from twoaxis.comparison.plan import PLAN, Plan, Row, Run, data_label
 from twoaxis.comparison.runner.launchers import Launcher, LocalLauncher, default_jobs
 from twoaxis.comparison.runner.watch import Failure, Watch
-from twoaxis.comparison.runner.worker import Beat, only_gpu
+from twoaxis.comparison.runner.worker import Beat, in_child, only_gpu
 from twoaxis.training.results import RESULT, Result
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def compare(
     out = Path(out)
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
-    if Plan.load(out) is None:
+    if (stored := Plan.load(out)) is None:
         Plan.new(options)  # what makes no sense is refused before there is a folder
     console = Console(stderr=True, highlight=False) if console is None else console
 
@@ -154,7 +154,13 @@ def compare(
 
     def measured(configs: Mapping[str, Any], vocabulary: int) -> dict[str, Rounds]:
         say(f"measuring the throughput of {len(configs)} contenders in turns")
-        return measure_speeds(configs, vocabulary)
+        if (options.get("match") if stored is None else stored.match) == "time":
+            return measure_speeds(configs, vocabulary)
+        # A contender that crashes would take this process along, and its run is where that is to be told.
+        found = in_child(lambda: {key: its.values for key, its in measure_speeds(configs, vocabulary).items()})
+        if found is None:
+            say("it could not be measured: a contender fails; throughput will be that of the runs themselves")
+        return {key: Rounds(tuple(values)) for key, values in (found or {}).items()}
 
     launcher = LocalLauncher() if launcher is None else launcher
     with contextlib.ExitStack() as stack:

@@ -113,7 +113,7 @@ class DepthAttention(HistoryStream):
             raise ValueError(f"heads ({heads}) must divide the width ({width}), or give head_width")
         self.goes_on = "read" if add else "own"
         self.head_width = config.head_width or width // heads
-        self.kv_heads = config.kv_heads or heads
+        self.key_heads = config.kv_heads or heads
         reading = [site.index for site in layout.sites if self._reads(site)]
         self.rows = {index: 0 if config.shared else row for row, index in enumerate(reading)}
         """Which projections a reading site uses."""
@@ -127,7 +127,7 @@ class DepthAttention(HistoryStream):
             reader = reader if reader >= index else next(ahead)
             self.key_rows.append(self.rows[reader])
         sets = min(len(reading), 1) if config.shared else len(reading)
-        inner, kv = heads * self.head_width, self.kv_heads * self.head_width
+        inner, kv = heads * self.head_width, self.key_heads * self.head_width
         start = Normal(width**-0.5)
         for name, size in (("query", inner), ("key", kv), ("value", kv)):
             self.parameter(name, sets, size, width, start=start, decay=True, float32=False)
@@ -157,13 +157,14 @@ class DepthAttention(HistoryStream):
     def store(self, x: Tensor, number: int, own: Projections) -> tuple[Tensor, ...]:
         """Values and keys of a state, (..., Hkv, D)."""
         row = self.key_rows[number]
-        return tuple(F.linear(x, w[row]).unflatten(-1, (self.kv_heads, -1)) for w in (own.value, own.key))
+        return tuple(F.linear(x, w[row]).unflatten(-1, (self.key_heads, -1)) for w in (own.value, own.key))
 
     def _attention(self, view: View, site: Site) -> Tensor:
         """The softmax over the states, (..., Hkv, G, S)."""
         x = view.state.x
         assert x is not None
-        q = F.linear(x, view.state.own.query[self.rows[site.index]]).unflatten(-1, (self.kv_heads, -1, self.head_width))
+        heads = (self.key_heads, -1, self.head_width)
+        q = F.linear(x, view.state.own.query[self.rows[site.index]]).unflatten(-1, heads)
         keys = [source.also[0] for source in view.kept]
         return (source_dots(q, keys) * self.head_width**-0.5).softmax(-1)
 
@@ -204,7 +205,7 @@ class DepthAttention(HistoryStream):
 
     def flops(self) -> int:
         """Four projections per reading site and state, a dot product and a multiply-add per head and state, the sum."""
-        width, inner, kv = self.layout.width, self.config.heads * self.head_width, self.kv_heads * self.head_width
+        width, inner, kv = self.layout.width, self.config.heads * self.head_width, self.key_heads * self.head_width
         counts = [read.total for read in self.plan.reads if read is not None]
         projections = 4 * width * (inner * len(counts) + kv * len(self.key_rows))
         return projections + 4 * inner * sum(counts) + width * len(counts) * (self.config.inject == "add")

@@ -121,6 +121,8 @@ def windows(document: Document, context: int, stride: int) -> Iterator[Window]:
             return
         stop = min(context, len(ids))
         yield Window(ids[:stop], sizes[:stop], first)
+        if stop < context:  # the document's end
+            return
         ids, sizes, first = ids[stride:], sizes[stride:], stop - stride
 
 

@@ -163,7 +163,7 @@ def read_graft(document: dict[str, Any]) -> ModelConfig:
     if document.get("format") != FORMAT:
         raise ValueError(f"it is of format {document.get('format')!r}, this version reads {FORMAT}; save it anew")
     methods = {field.name for field in dataclasses.fields(Methods)}
-    check_names(document, [*OWN, *methods], "a decoder's config.json")
+    check_names(document, dict.fromkeys((*OWN, *methods)), "a decoder's config.json")
     given = Methods.from_dict({name: value for name, value in document.items() if name in methods})
     text = document.get("text_config")
     if not isinstance(text, dict):
