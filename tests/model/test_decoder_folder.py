@@ -56,7 +56,7 @@ def test_a_saved_decoder_is_a_decoder_here_and_a_graft_in_transformers(name: str
     assert isinstance(again, Decoder)
     assert torch.equal(again(TOKENS), model(TOKENS))
     theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(theirs) is TwoAxisForCausalLM
+    assert type(theirs).__name__ == "TwoAxisForCausalLM"
     assert difference(logits(theirs, TOKENS), model(TOKENS)) < 1e-5
     text = theirs.generate(TOKENS, max_new_tokens=5, num_beams=2, do_sample=False, pad_token_id=0)
     assert text.shape == (2, 19)
