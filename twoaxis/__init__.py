@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from twoaxis.model.config import Methods as Methods
     from twoaxis.model.config import ModelConfig as ModelConfig
     from twoaxis.model.decoder import Decoder as Decoder
-    from twoaxis.model.hf_cache import TwoAxisCache as TwoAxisCache
-    from twoaxis.model.hf_config import TwoAxisConfig as TwoAxisConfig
-    from twoaxis.model.hf_model import TwoAxisForCausalLM as TwoAxisForCausalLM
-    from twoaxis.model.hf_model import TwoAxisModel as TwoAxisModel
+    from twoaxis.model.graft import TwoAxisForCausalLM as TwoAxisForCausalLM
+    from twoaxis.model.graft import TwoAxisModel as TwoAxisModel
+    from twoaxis.model.graft import graft as graft
+    from twoaxis.model.graft_config import TwoAxisConfig as TwoAxisConfig
     from twoaxis.model.presets import preset as preset
     from twoaxis.model.presets import preset_names as preset_names
     from twoaxis.pretrained.retrofit import retrofit as retrofit
@@ -67,14 +67,14 @@ _HOMES = {
     "Site": "twoaxis.depth.site",
     "State": "twoaxis.depth.stream",
     "Stream": "twoaxis.depth.stream",
-    "TwoAxisCache": "twoaxis.model.hf_cache",
-    "TwoAxisConfig": "twoaxis.model.hf_config",
-    "TwoAxisForCausalLM": "twoaxis.model.hf_model",
-    "TwoAxisModel": "twoaxis.model.hf_model",
+    "TwoAxisConfig": "twoaxis.model.graft_config",
+    "TwoAxisForCausalLM": "twoaxis.model.graft",
+    "TwoAxisModel": "twoaxis.model.graft",
     "check": "twoaxis.commands.check",
     "compare": "twoaxis.commands.compare",
     "compose": "twoaxis.depth.compose",
     "document_reach": "twoaxis.window",
+    "graft": "twoaxis.model.graft",
     "inspect": "twoaxis.inspection.inspection",
     "methods": "twoaxis.commands.methods",
     "mixer": "twoaxis.sequence.registry",

@@ -280,6 +280,16 @@ def retrofit(model: Any, out: Path, stream: str, mixer: str | None) -> None:
 
 def save_model(folder: Path, fields: dict[str, Any], weights: dict[str, Tensor] | None) -> dict[str, Tensor]:
     """Save a small language model with these fields of a preset; the weights it has, or the given ones."""
+    if not frozen():
+        from twoaxis.model.save import save_decoder
+
+        model = find("Decoder")(find("preset")("nano", **fields), 3)
+        if weights is not None:
+            bare = {re.sub(r"^model\.(trunk\.)?", "", parameter(name)): tensor for name, tensor in weights.items()}
+            load_parameters(model, bare)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_decoder(folder, model)
+        return {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     torch.manual_seed(3)
     model = find("TwoAxisForCausalLM")(find("preset")("nano", **fields))
     if weights is not None:

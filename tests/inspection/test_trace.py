@@ -153,8 +153,8 @@ def test_transformers_models_hidden_states_and_depth_weights() -> None:
     }
     for stream in ("attention_residuals", "hyper_connections", "deep_delta", "standard"):
         torch.manual_seed(0)
-        config = twoaxis.TwoAxisConfig(**shape, initializer_range=0.3, stream=stream)
-        model = twoaxis.TwoAxisForCausalLM(config).double().eval()
+        text = {**shape, "model_type": "llama", "initializer_range": 0.3}
+        model = twoaxis.TwoAxisForCausalLM(twoaxis.TwoAxisConfig(text_config=text, stream=stream)).double().eval()
         tokens = sample_tokens(5)
         plain = model(tokens, output_hidden_states=True, output_depth_weights=True)
         with twoaxis.trace(model) as seen:
@@ -166,9 +166,6 @@ def test_transformers_models_hidden_states_and_depth_weights() -> None:
         for look, weights in zip(seen, plain.depth_weights, strict=True):
             assert (look.weights is None) == (weights is None)
             assert weights is None or torch.equal(look.weights, weights)  # type: ignore[arg-type]
-        with twoaxis.trace(model.model) as base:
-            model.model(tokens, output_hidden_states=True, output_depth_weights=True)
-        assert all(torch.equal(a.norm, b.norm) for a, b in zip(seen, base, strict=True))
 
 
 def test_generation_is_one_pass_per_chunk_and_mixers_remember() -> None:
@@ -222,10 +219,9 @@ def test_tokens_can_be_chosen() -> None:
 def test_checkpointed_blocks_are_recorded_once() -> None:
     pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = twoaxis.TwoAxisConfig(
-        vocab_size=61, hidden_size=16, intermediate_size=24, num_attention_heads=2, num_hidden_layers=2
-    )
-    model = twoaxis.TwoAxisForCausalLM(config).train()
+    text = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+    text |= {"model_type": "llama", "num_hidden_layers": 2}
+    model = twoaxis.TwoAxisForCausalLM(twoaxis.TwoAxisConfig(text_config=text)).train()
     model.gradient_checkpointing_enable()
     tokens = sample_tokens(8)
     with twoaxis.trace(model) as seen:

@@ -72,6 +72,24 @@ def test_initial_values() -> None:
     assert len({*first.values()}) == len(first), "every tensor draws numbers of its own"
 
 
+def test_paired_starts_every_stream_with_the_same_output_projections() -> None:
+    wide = dataclasses.replace(SMALL, stream="hyper_connections", stream_options={"streams": 4})
+    plain, paper = Decoder(SMALL, 5).state_dict(), Decoder(wide, 5).state_dict()
+    paired = Decoder(dataclasses.replace(wide, init="paired"), 5).state_dict()
+    scaled = [name for name in plain if name.endswith((".o_proj.weight", ".down_proj.weight"))]
+    assert len(scaled) == 2 * SMALL.num_hidden_layers
+    for name in scaled:
+        assert torch.equal(paired[name], plain[name])
+        assert torch.allclose(paper[name], 2 * plain[name])
+
+
+def test_a_window_bounds_what_attention_remembers() -> None:
+    model = Decoder(dataclasses.replace(SMALL, attention_windows=(3, None, 1)))
+    _, past = model.step(torch.zeros(2, 20, dtype=torch.long), model.start())
+    each = 2 * 2 * SMALL.kv_heads * SMALL.head_size * 4  # bytes of two rows' keys and values for one token
+    assert past.nbytes_by_part() == {"attention": 20 * each, "local": 2 * each, "stream": 0}
+
+
 def test_each_way_has_a_scale_of_its_own() -> None:
     norm, x, k = SiteNorm(("q", "k", "v"), 8, 1e-3), torch.randn(2, 3, 8), torch.randn(2, 3, 8)
     with torch.no_grad():

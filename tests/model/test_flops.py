@@ -275,16 +275,14 @@ def hf_step(model: Any, tokens: Tensor) -> int:
     return count.get_total_flops()
 
 
-@pytest.mark.parametrize(("windows", "every"), [(None, 1), ([5, None, None, 7], 1), ([5, None, 3, 7], 3)])
+@pytest.mark.parametrize(("windows", "every"), [(None, 1), ([5, None, None, 5], 1), ([5, None, 5, 5], 3)])
 def test_transformers_model_with_and_without_checkpointing(windows: list[int | None] | None, every: int) -> None:
     pytest.importorskip("transformers")
-    from tests.model.hf_helpers import as_hf
-    from twoaxis.model.hf_model import TwoAxisForCausalLM
+    from twoaxis.model.family import to_family
+    from twoaxis.model.graft import TwoAxisConfig, TwoAxisForCausalLM
 
     config = preset("nano", intermediate_size=40, hidden_size=32, head_dim=8, attention_windows=windows)
-    theirs = as_hf(config, head_dim=8)
-    theirs._attn_implementation = "eager"
-    model = TwoAxisForCausalLM(theirs).train()
+    model = TwoAxisForCausalLM(TwoAxisConfig(text_config=to_family(config), attn_implementation="eager")).train()
     tokens = torch.arange(2 * 16).view(2, 16)
     masked, chosen = masked_keys(config, 16), range(0, 4, every)
     again = sum(4 * 32 * (16 - min((windows or [None] * 4)[b] or 16, 16)) for b in chosen)

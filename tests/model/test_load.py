@@ -32,6 +32,10 @@ def test_a_model_comes_as_it_was_saved(saved: Path) -> None:
     assert model.config.stream == "denseformer"
 
 
+def wider(document: dict[str, Any]) -> dict[str, Any]:
+    return document | {"text_config": document["text_config"] | {"hidden_size": 32, "head_dim": 16}}
+
+
 def test_folders_that_are_no_model(saved: Path, tmp_path: Path) -> None:
     def folder(name: str, config: str | None) -> Path:
         made = tmp_path / name
@@ -44,9 +48,12 @@ def test_folders_that_are_no_model(saved: Path, tmp_path: Path) -> None:
     good = (saved / "config.json").read_text()
     broken = folder("broken", good)
     (broken / "model.safetensors").write_bytes(b"no weights")
-    other = folder("other", json.dumps(json.loads(good) | {"hidden_size": 32, "head_dim": 16}))
+    other = folder("other", json.dumps(wider(json.loads(good))))
     (other / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes())
+    misspelt = folder("misspelt", json.dumps(json.loads(good) | {"streem": "denseformer"}))
+    (misspelt / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes())
     cases = {
+        misspelt: r"config\.json.*streem.*did you mean 'stream'",
         tmp_path / "nowhere": "there is no folder .*nowhere",
         tmp_path / "file": "is a file; give the folder",
         folder("bare", None): r"has no config\.json; give a folder that holds a twoaxis model",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 import tyro
@@ -46,7 +47,19 @@ def train(
         return plan_training(run, load_data(run).vocab_size)
     # stdout is the result's; some loggers greet there
     with contextlib.redirect_stdout(sys.stderr), training_bar(run) as show:
-        return training.train(run, out, on_step=show)
+        result = training.train(run, out, on_step=show)
+    _say_format(Path(out) / "model")
+    return result
+
+
+def _say_format(folder: Path) -> None:
+    """Name the option that keeps a trained model from being one that transformers opens."""
+    from twoaxis.base.files import read_json
+    from twoaxis.model.save import CONFIG, DECODER, read_config, why_no_graft
+    from twoaxis.training.engines.place import warn
+
+    if (folder / CONFIG).is_file() and read_json(folder / CONFIG).get("model_type") == DECODER:
+        warn(f"transformers cannot open {folder}: {why_no_graft(read_config(folder / CONFIG))}")
 
 
 @contextlib.contextmanager

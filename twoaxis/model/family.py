@@ -15,13 +15,23 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from twoaxis.base.options import check_names
 from twoaxis.model.config import Methods, ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+GRAFT, FORMAT = "twoaxis", 1
+"""What config.json of a graft has as `model_type` and as number of its layout."""
+OWN = ("model_type", "format", "architectures", "dtype", "text_config", "survey", "auto_map")
+"""Fields of a decoder's config.json beside its methods."""
+UNSEEN = "decoder"
+"""In place of the digest of a family's layers: a decoder wrote this graft, and transformers has not seen it yet."""
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 SAME = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -49,6 +59,7 @@ def from_family(config: PreTrainedConfig, methods: Methods | None = None) -> Mod
     rotates = getattr(theirs, "no_rope_layers", None) or []
     biased = bool(getattr(theirs, "attention_bias", False))
     rope = dict(theirs.rope_parameters or {})
+    theta = rope.get("rope_theta", 10_000.0)
     scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
     own = {} if methods is None else dataclasses.asdict(methods.methods())
     end = theirs.eos_token_id
@@ -57,7 +68,7 @@ def from_family(config: PreTrainedConfig, methods: Methods | None = None) -> Mod
         **own,
         head_dim=getattr(theirs, "head_dim", None),
         eos_token_id=end if isinstance(end, int) else None,
-        rope_theta=float(rope.get("rope_theta", 10_000.0)),
+        rope_theta=float(theta) if isinstance(theta, int) else theta,
         rope_scaling=None if scaling.get("rope_type", "default") == "default" else scaling,
         attention_bias=biased or family == "qwen2",
         attention_output_bias=biased,
@@ -72,6 +83,11 @@ def to_family(config: ModelConfig) -> PreTrainedConfig:
     """The configuration of a family that has a decoder's options; a ValueError names the one that none has."""
     from transformers import AutoConfig
 
+    return AutoConfig.for_model(**family_fields(config))
+
+
+def family_fields(config: ModelConfig) -> dict[str, Any]:
+    """The same as fields of its config.json, `model_type` among them; transformers is not needed."""
     for name in ("parallel_block", "hidden_ramp"):
         if getattr(config, name):
             raise ValueError(f"no family of transformers has {name}=True: the model stays a Decoder")
@@ -103,7 +119,61 @@ def to_family(config: ModelConfig) -> PreTrainedConfig:
         fields["mlp_bias"] = config.mlp_bias
     if family == "smollm3":
         fields["no_rope_layers"] = [int(b not in config.no_rope_blocks) for b in range(config.num_hidden_layers)]
-    return AutoConfig.for_model(family, **fields)
+    return {"model_type": family, **fields}
+
+
+def graft_document(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """The config.json of a decoder as the graft of its family; a ValueError says what keeps it from being one.
+
+    All of these families have layers of one form, so that it stands here without a survey. It is proved on the weights
+    when transformers opens the folder.
+    """
+    text = family_fields(config)
+    with torch.device("meta"):
+        stream = config.make_stream()
+    if not all(stream.normed(site) for site in stream.layout.sites):
+        raise ValueError(
+            f"{stream.name} normalises its own reads, as no family leaves it to: the model stays a Decoder"
+        )
+    heads, hidden = config.head_size * config.num_attention_heads, config.hidden_width(0)
+    kv = config.head_size * config.kv_heads
+    attention = ["self_attn", "input_layernorm", [["q_proj", heads], ["k_proj", kv], ["v_proj", kv]]]
+    mlp = ["mlp", "post_attention_layernorm", [["gate_proj", hidden], ["up_proj", hidden]]]
+    form = [["attention", "mlp"], [1, 1], [["self_attn.o_proj"], ["mlp.down_proj"]], attention, mlp]
+    survey = {"forms": [form], "width": config.hidden_size, "exact": "bitwise", "packs": True, "digest": UNSEEN}
+    return {
+        "model_type": GRAFT,
+        "format": FORMAT,
+        "architectures": ["TwoAxisForCausalLM"],
+        "dtype": str(dtype).removeprefix("torch."),
+        "text_config": text,
+        "survey": {**survey, "layers": [0] * config.num_hidden_layers},
+        **{field.name: getattr(config, field.name) for field in dataclasses.fields(Methods)},
+    }
+
+
+def is_decoders(document: Any) -> bool:
+    """Whether the config.json of a graft is as a decoder wrote it; `save_pretrained` writes another digest."""
+    survey = document.get("survey") if isinstance(document, dict) else None
+    return isinstance(survey, dict) and survey.get("digest") == UNSEEN
+
+
+def read_graft(document: dict[str, Any]) -> ModelConfig:
+    """The decoder's configuration from what `graft_document` made; a ValueError names what is wrong in it."""
+    if document.get("format") != FORMAT:
+        raise ValueError(f"it is of format {document.get('format')!r}, this version reads {FORMAT}; save it anew")
+    methods = {field.name for field in dataclasses.fields(Methods)}
+    check_names(document, dict.fromkeys((*OWN, *methods)), "a decoder's config.json")
+    given = Methods.from_dict({name: value for name, value in document.items() if name in methods})
+    text = document.get("text_config")
+    if not isinstance(text, dict):
+        raise ValueError(f"text_config must be a family's configuration, got {text!r}")
+    try:
+        return from_family(SimpleNamespace(**text), given)  # pyright: ignore[reportArgumentType]
+    except AttributeError as error:
+        raise ValueError(f"text_config has no {error.name}") from error
+    except TypeError as error:
+        raise ValueError(f"text_config cannot be read: {error}") from error
 
 
 OURS = r"(mixer|before|inside|norm_[qkvx])"

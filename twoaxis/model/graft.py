@@ -492,8 +492,12 @@ class TwoAxisForCausalLM(TwoAxisPreTrainedModel, GenerationMixin):
         call |= {"labels": labels, "logits_to_keep": logits_to_keep if keeps and self._keeps_logits else None, **kwargs}
         return self._run(self.backbone, call, output_depth_weights, return_dict)
 
-    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def prepare_inputs_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         """The family's; a static cache makes it replace the mask that mixers and streams need."""
+        if inputs_embeds is not None:
+            kwargs["inputs_embeds"] = inputs_embeds
         made = cast(Any, self.backbone).prepare_inputs_for_generation(*args, **kwargs)
         if self.mixes_tokens and made.get("attention_mask") is not kwargs.get("attention_mask"):
             made["token_mask"] = kwargs["attention_mask"]

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from twoaxis.base.options import Positive, between, check_type
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import Methods, ModelConfig
-from twoaxis.model.family import from_family
+from twoaxis.model.family import FORMAT, GRAFT, from_family
 from twoaxis.model.survey import Architecture
 
-FORMAT = 1
 METHODS = tuple(field.name for field in dataclasses.fields(Methods))
 PASSED_ON = {
     # fields that transformers itself reads from a configuration file or from keyword arguments
@@ -30,12 +31,14 @@ SHARED = (
     "eos_token_id",
 )
 """Fields of the family's configuration that tools look for in a model's."""
+COUNTS = SHARED[:5]
+"""Those that are numbers of something, which families do not check."""
 
 
 class TwoAxisConfig(PreTrainedConfig):
     """The family's own configuration, our methods, and what the survey found."""
 
-    model_type = "twoaxis_graft"
+    model_type = GRAFT
     sub_configs = {"text_config": AutoConfig}  # noqa: RUF012 # pyright: ignore
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
 
@@ -127,6 +130,15 @@ def family_config(document: dict[str, Any]) -> PreTrainedConfig:
     family = fields.pop("model_type", None)
     if not isinstance(family, str):
         raise ValueError(f"text_config needs the model_type of a family of transformers, got {family!r}")
+    for name in COUNTS:
+        if fields.get(name) is not None:
+            check_type(f"text_config.{name}", fields[name], Annotated[int, between(1, 2**40)])
+    rope = fields.get("rope_parameters")
+    for part in [rope, *rope.values()] if isinstance(rope, dict) else []:  # some have one for each kind of layer
+        if isinstance(part, dict):
+            check_type("text_config.rope_parameters.rope_theta", part.get("rope_theta", 1.0), Positive)
+            if (kind := part.get("rope_type", "default")) not in (known := ["default", *ROPE_INIT_FUNCTIONS]):
+                raise ValueError(f"text_config.rope_parameters has rope_type {kind!r}; it is one of {', '.join(known)}")
     try:
         return AutoConfig.for_model(family, **fields)
     except Exception as error:  # strict dataclasses raise kinds of their own

@@ -12,7 +12,7 @@
 The same rule serves training, retrofits and probes, for our own models and those of transformers. A tied embedding is
 the head's matrix too; an untied one decays likewise, as in the code most methods were published with.
 
-    trainable(model, ["model.trunk.stream.*", "lm_head.weight"])
+    trainable(model, ["stream.*", "embed_tokens.weight"])
     torch.optim.AdamW(param_groups(model, lr=1e-3, weight_decay=0.1))
 """
 
@@ -174,7 +174,7 @@ def select(model: nn.Module, which: str | Sequence[str], *, new: Sequence[str] =
 
     Args:
         model: the model.
-        which: "all", "new", or names and patterns such as "model.trunk.stream.*". The name of a module stands for all
+        which: "all", "new", or names and patterns such as "stream.*". The name of a module stands for all
             of its parameters.
         new: the parameters that "new" means; of a retrofit, `twoaxis.pretrained.record.new_parameters` knows them.
     """

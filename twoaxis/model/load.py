@@ -19,11 +19,10 @@ from twoaxis.base.machine import pick_device
 if TYPE_CHECKING:
     from twoaxis.model.running import Model
 
-DECODER = "twoaxis_decoder"
-KINDS = (DECODER, "twoaxis", "twoaxis_graft")
+KINDS = ("twoaxis", "twoaxis_decoder")
 """Values of model_type in the config.json of our folders."""
-
-
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+"""Files of weights that are never loaded."""
 VERBOSITY = "TRANSFORMERS_VERBOSITY"
 """What transformers reads when it is imported."""
 
@@ -70,35 +69,38 @@ def load_model(folder: str | Path, device: str | None = None) -> Model:
         folder: written by training, `retrofit` or `save_pretrained`.
         device: where to put it; None is a GPU where there is one.
     """
-    kind, path = check_folder(folder), Path(folder)
-    target = pick_device(device)
-    if kind == DECODER:
-        from twoaxis.model.save import load_decoder
+    check_folder(folder)
+    path, target = Path(folder), pick_device(device)
+    from twoaxis.model.save import is_decoder, load_decoder
 
+    if is_decoder(read_json(path / "config.json")):
         return load_decoder(path).to(target).eval()
-    return _load_transformers(kind, path).to(target).eval()
+    return _load_graft(path).to(target).eval()
 
 
-def _load_transformers(kind: str, path: Path) -> Any:
+def _load_graft(path: Path) -> Any:
     from twoaxis.data.tokenizer import need_transformers
 
     need_transformers()
     import transformers  # noqa: F401  before `quietly`, which silences what is imported
     from safetensors import SafetensorError
 
-    if kind == "twoaxis":
-        from twoaxis.model.hf_model import TwoAxisForCausalLM
-    else:
-        from twoaxis.model.graft import TwoAxisForCausalLM
+    from twoaxis.model.graft import TwoAxisConfig, TwoAxisForCausalLM
+
+    asked: dict[str, Any] = {"dtype": "auto", "use_safetensors": True, "local_files_only": True}
     try:
         with quietly():
-            return TwoAxisForCausalLM.from_pretrained(path, dtype="auto", use_safetensors=True, local_files_only=True)
+            config = TwoAxisConfig.from_pretrained(path, local_files_only=True)
+            return TwoAxisForCausalLM.from_pretrained(path, config=config, **asked)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"the weights in {path} cannot be read: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # whatever a family does with a field that it did not expect
+        line = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} holds no model such as its config.json says: {line}") from error
 
 
-def check_folder(folder: str | Path) -> str:
-    """The kind of model in a folder, without importing anything heavy; one that has none of ours is refused."""
+def check_folder(folder: str | Path) -> None:
+    """Refuse a folder that holds no model of ours, without importing anything heavy."""
     path = Path(folder)
     if not path.exists():
         raise ValueError(f"there is no folder {path}")
@@ -114,6 +116,25 @@ def check_folder(folder: str | Path) -> str:
             f"{path} is not a twoaxis model: model_type in its config.json is {kind!r}; "
             "twoaxis retrofit makes one of a model of transformers"
         )
-    if not any(path.glob("*.safetensors")):
-        raise ValueError(f"{path} has no weights: there is no .safetensors file in it, and no other kind is read")
-    return kind
+    weight_files(path)
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a folder, all of them there."""
+    index, whole = path / "model.safetensors.index.json", path / "model.safetensors"
+    if whole.is_file():
+        return [whole]
+    if index.is_file():
+        document = read_json(index)
+        found = document.get("weight_map") if isinstance(document, dict) else None
+        if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
+            raise ValueError(f"{index} has no weight_map, which says by key in which file each tensor is")
+        names = sorted(set(found.values()))
+        if missing := [name for name in names if not (path / name).is_file()]:
+            raise ValueError(f"{path} lacks {len(missing)} of {len(names)} files of weights: {', '.join(missing[:3])}")
+        return [path / name for name in names]
+    if pickles := [file.name for pattern in PICKLES for file in path.glob(pattern)]:
+        raise ValueError(
+            f"{path} has its weights in a pickle ({pickles[0]}), which is never loaded here; save them as safetensors"
+        )
+    raise ValueError(f"{path} has no weights: neither model.safetensors nor model.safetensors.index.json is there")

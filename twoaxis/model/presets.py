@@ -17,7 +17,7 @@ from twoaxis.base.files import read_json
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.family import FAMILIES, from_family
-from twoaxis.model.save import DECODER, read_config
+from twoaxis.model.save import is_decoder, read_config
 
 
 class Preset(NamedTuple):
@@ -285,7 +285,7 @@ def _read_shape(path: Path) -> ModelConfig:
     kind = document.get("model_type") if isinstance(document, dict) else None
     if kind is None:
         raise ValueError(f"{path} has no model_type: it is not the configuration of a transformers model")
-    if kind == DECODER:
+    if is_decoder(document):
         return read_config(path)
     from twoaxis.model.graft_config import TwoAxisConfig, family_config
 

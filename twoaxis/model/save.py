@@ -1,5 +1,11 @@
 """A decoder in a folder: config.json and safetensors, written and read without transformers.
 
+    as the graft of a family that has its options, which every tool of transformers opens
+    config.json          {"model_type": "twoaxis", "format": 1, "text_config": {...}, "stream": ..., "survey": ...}
+    model.safetensors    every weight, by the names in the graft
+    modeling_twoaxis.py  one import of this package, for programs that do not import it
+
+    where no family has them (`why_no_graft` says which)
     config.json          {"model_type": "twoaxis_decoder", "format": 1, ...} and the fields of `ModelConfig`
     model.safetensors    every weight, by the names in `Decoder`
 
@@ -23,18 +29,34 @@ from torch import Tensor
 from twoaxis.base.files import file_errors, read_json, write_json
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
+from twoaxis.model.family import FORMAT, GRAFT, graft_document, graft_key, is_decoders, read_graft
+from twoaxis.model.loader import write_loader
 
 DECODER = "twoaxis_decoder"
-"""The `model_type` of a folder that holds a decoder."""
-FORMAT = 1
-"""Number in config.json; a folder with another one is refused."""
+"""The `model_type` of a folder that holds a decoder which is no graft."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 def save_decoder(folder: str | Path, model: Decoder) -> None:
     """Write a decoder into a folder that is there."""
-    write_json(Path(folder) / CONFIG, {"model_type": DECODER, "format": FORMAT, **model.config.to_dict()})
-    save_tensors(Path(folder) / WEIGHTS, {name: p.detach() for name, p in model.named_parameters()})
+    path, tensors = Path(folder), {name: p.detach() for name, p in model.named_parameters()}
+    if why_no_graft(model.config) is None:
+        write_json(path / CONFIG, graft_document(model.config, model.embed_tokens.weight.dtype))
+        with file_errors(path):
+            write_loader(path)
+        tensors = {graft_key(name): tensor for name, tensor in tensors.items()}
+    else:
+        write_json(path / CONFIG, {"model_type": DECODER, "format": FORMAT, **model.config.to_dict()})
+    save_tensors(path / WEIGHTS, tensors)
+
+
+def why_no_graft(config: ModelConfig) -> str | None:
+    """What keeps a decoder from being saved as the graft of a family; None where nothing does."""
+    try:
+        graft_document(config, torch.float32)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def load_decoder(folder: str | Path) -> Decoder:
@@ -42,33 +64,46 @@ def load_decoder(folder: str | Path) -> Decoder:
     path = Path(folder)
     with torch.device("meta"):
         model = Decoder(read_config(path / CONFIG))
+    renamed = graft_key if read_json(path / CONFIG)["model_type"] == GRAFT else str
     tensors = load_tensors(path / WEIGHTS)
-    here = dict(model.named_parameters())
+    here = {renamed(name): (name, parameter) for name, parameter in model.named_parameters()}
     faults = {
         "missing": sorted(set(here) - set(tensors)),
         "unexpected": sorted(set(tensors) - set(here)),
         "of another shape": sorted(
-            f"{name} {tuple(tensor.shape)}, the model has {tuple(here[name].shape)}"
-            for name, tensor in tensors.items()
-            if name in here and tensor.shape != here[name].shape
+            f"{key} {tuple(tensor.shape)}, the model has {tuple(here[key][1].shape)}"
+            for key, tensor in tensors.items()
+            if key in here and tensor.shape != here[key][1].shape
         ),
-        "not of floating point": sorted(name for name, tensor in tensors.items() if not tensor.is_floating_point()),
+        "not of floating point": sorted(key for key, tensor in tensors.items() if not tensor.is_floating_point()),
     }
     if found := [f"{what}: {', '.join(names)}" for what, names in faults.items() if names]:
         raise ValueError(f"{path / WEIGHTS} does not fit its {CONFIG}; {'; '.join(found)}")
-    model.load_state_dict(tensors, assign=True)
+    model.load_state_dict({here[key][0]: tensor for key, tensor in tensors.items()}, assign=True)
     return model
+
+
+def is_decoder(document: Any) -> bool:
+    """Whether the config.json of a folder is as a decoder wrote it, so that it is read as one."""
+    return isinstance(document, dict) and (document.get("model_type") == DECODER or is_decoders(document))
 
 
 def read_config(path: Path) -> ModelConfig:
     """The configuration in a decoder's folder."""
     document = read_json(path)
-    if not isinstance(document, dict) or document.get("model_type") != DECODER:
+    if not is_decoder(document):
         raise ValueError(f"{path} is not the configuration of a decoder: its model_type is not {DECODER!r}")
-    if document.get("format") != FORMAT:
-        raise ValueError(f"{path} is of format {document.get('format')!r}, this version reads {FORMAT}; save it anew")
-    fields = {name: value for name, value in document.items() if name not in ("model_type", "format")}
-    return ModelConfig.from_dict(fields, str(path))
+    if document["model_type"] == DECODER:
+        if document.get("format") != FORMAT:
+            raise ValueError(
+                f"{path} is of format {document.get('format')!r}, this version reads {FORMAT}; save it anew"
+            )
+        fields = {name: value for name, value in document.items() if name not in ("model_type", "format")}
+        return ModelConfig.from_dict(fields, str(path))
+    try:
+        return read_graft(document)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -329,7 +329,7 @@ def prove(model: nn.Module, forms: Sequence[Form], width: int, before: Tensor) -
     """How exactly a pass with the plain stream gives the logits of the untouched model; refused where it does not."""
     plain = stream("standard", blocks=len(forms), width=width, kinds=[form.kinds for form in forms])
     sites = [count for form in forms for count in form.addends]
-    run = joins.Pass(plain, sites, [("x",)] * (len(sites) + 1))
+    run = joins.Bare(plain, sites, [("x",)] * (len(sites) + 1))
     with announced(run):
         after = model(sample(model), use_cache=False).logits
     found = difference(after, before)

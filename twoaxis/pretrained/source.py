@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from twoaxis.base.files import file_sha256
 from twoaxis.base.registry import did_you_mean
 from twoaxis.data.tokenizer import has_tokenizer
+from twoaxis.model.load import weight_files
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
     from transformers.modeling_utils import PreTrainedModel
 
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 
@@ -105,7 +105,7 @@ def check_family(model_type: Any) -> None:
     """Refuse what transformers has no causal language model for; whether its layers carry a stream is seen later."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as known
 
-    if model_type in ("twoaxis", "twoaxis_graft"):
+    if model_type in ("twoaxis", "twoaxis_decoder"):
         raise ValueError("this is a twoaxis model already; retrofit takes the checkpoint it came from")
     if model_type not in known:
         hint = did_you_mean(str(model_type), sorted(known))
@@ -155,34 +155,12 @@ def _folder(name: str, path: Path, kind: str) -> Source:
         raise ValueError(f"{path} wants code of its own to be run (auto_map in config.json), which is never done here")
     if (path / "adapter_config.json").exists():
         raise ValueError(f"{path} has an adapter (adapter_config.json); merge it into the weights first")
-    files = _weight_files(path)
+    files = weight_files(path)
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # strict configurations raise their own kinds
         raise ValueError(f"{file} is not a configuration that transformers takes: {_line(error)}") from error
     return Source(name=name, kind=kind, config=config, folder=path, files=files)
-
-
-def _weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a folder, all of them there."""
-    index, whole = path / "model.safetensors.index.json", path / "model.safetensors"
-    if whole.is_file():
-        return [whole]
-    if index.is_file():
-        try:
-            names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ValueError(f"{index} cannot be read: {_line(error)}") from error
-        missing = [name for name in names if not (path / name).is_file()]
-        if missing:
-            raise ValueError(f"{path} lacks {len(missing)} of {len(names)} files of weights: {', '.join(missing[:3])}")
-        return [path / name for name in names]
-    pickles = [file.name for pattern in PICKLES for file in path.glob(pattern)]
-    if pickles:
-        raise ValueError(
-            f"{path} has its weights in a pickle ({pickles[0]}), which is never loaded here; save them as safetensors"
-        )
-    raise ValueError(f"{path} has no weights: neither model.safetensors nor model.safetensors.index.json is there")
 
 
 def _download(name: str) -> Path:
