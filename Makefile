@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-all durations faults lint bench clean
+.PHONY: demo test test-all durations faults lint bench docs clean
 
 # torch goes in first and pinned, so that nothing after it pulls another build.
 $(READY): pyproject.toml constraints.txt
@@ -44,6 +44,10 @@ faults: $(READY)
 # All figures of docs/performance.md, measured and written: about a quarter of an hour of a quiet machine.
 bench: $(READY)
 	$(BIN)/python -m benchmarks --write-docs
+
+# The parts of docs/ that the library writes: the map of methods, what commands print, figures.
+docs: $(READY)
+	$(BIN)/python -m docs._make
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -406,7 +406,7 @@ REFUSED = [
         ("--stream", "deep_delta", "--model", "hidden_size"),
         "--model hidden_size changes nothing; write --model FIELD=VALUE",
     ),
-    (("--stream", "deep_delta", "--model", "hiden_size=8"), "has no field 'hiden_size' (did you mean 'hidden_size'?)"),
+    (("--stream", "deep_delta", "--model", "hiden_size=8"), "has no option 'hiden_size' (did you mean 'hidden_size'?)"),
     (("--stream", "deep_delta", "--task", "recal"), "did you mean"),
     (("--stream", "deep_delta", "--steps", "5", "--tokens", "5"), "steps (5) and tokens (5) are both given"),
     (("--stream", "deep_delta", "--file", "none.toml"), "none.toml cannot be read"),

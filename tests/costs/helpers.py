@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from twoaxis.costs.trace import TrainTrace, meta_model, trace_training
 from twoaxis.depth.registry import STREAMS
+from twoaxis.model.config import ModelConfig
+from twoaxis.model.decoder import Decoder
+from twoaxis.model.loss import next_token_loss
 from twoaxis.sequence.registry import MIXERS
 
 Fields = dict[str, Any]
@@ -35,3 +42,21 @@ def label(fields: Fields) -> str:
     name = fields.get("stream") or fields.get("mixer") or str(fields)
     options = fields.get("stream_options") or fields.get("mixer_options") or {}
     return " ".join([name, *(f"{key}={value}" for key, value in options.items())])
+
+
+def passes(config: ModelConfig, batch: int, tokens: int) -> Callable[[Any], None]:
+    """A function that runs one forward and backward pass inside a context."""
+    model = Decoder(config)
+    given = torch.randint(0, config.vocab_size, (batch, tokens + 1), generator=torch.Generator().manual_seed(0))
+
+    def run(context: Any) -> None:
+        model.zero_grad(set_to_none=True)
+        with context:
+            next_token_loss(model, given).backward()
+
+    return run
+
+
+def counted(config: ModelConfig, batch: int, tokens: int) -> TrainTrace:
+    """The same, counted without running it."""
+    return trace_training(meta_model(config, "float32"), batch, tokens, "cpu")

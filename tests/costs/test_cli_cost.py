@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,10 +22,10 @@ def test_one_document() -> None:
     stream = "attention_residuals:block_size=2"
     assert labels == ["standard", stream, "standard + canon", f"{stream} + canon"]
     plain, blocks, *_ = found["methods"]
-    assert plain["ratio"]["train"] == {"naive": 1.0, "fused": 1.0}
+    assert plain["ratio"]["train"] == {"eager": 1.0, "fused": 1.0}
     assert blocks["parameters"]["added"] == 2 * 128 * 9
     assert len(blocks["traffic"]["sites"]) == 9
-    assert [b["naive"] for b in blocks["pipeline"]["boundaries"]] == [2 * 256, 3 * 256, 4 * 256]
+    assert [b["whole"] for b in blocks["pipeline"]["boundaries"]] == [2 * 256, 3 * 256, 4 * 256]
     assert [b["cached"] for b in blocks["pipeline"]["boundaries"]] == [2 * 256, 256, 256]
     assert found["deployment"]["virtual_stages"] == 2
     assert found["hardware"]["name"] == "h100"
@@ -38,20 +39,23 @@ def test_tables() -> None:
         assert words in shown, words
 
 
-def test_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_charts_and_a_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from twoaxis.costs import plots
 
     for name, few in (("DEPTHS", (2, 4)), ("CONTEXTS", (64, 128)), ("WINDOWS", (1, 4))):
         monkeypatch.setattr(plots, name, few)
     words = ("--stream", "attention_residuals", "--mixer", "short_swa:window=4", "--plot", str(tmp_path / "plots"))
-    done = run(*SMALL, *words)
-    assert done.code == 0
+    done = run(*SMALL, *words, "--html", str(tmp_path / "page.html"))
+    assert done.code == 0, done.err
     assert "stages.svg" in done.err
     for name in ("depth", "context", "window", "stages"):
         text = (tmp_path / "plots" / f"{name}.svg").read_text()
-        assert text.lstrip().startswith("<?xml")
-        assert len(text) > 10_000
+        assert text.startswith("<svg")
+        assert "attention_residuals" in text
+    page = (tmp_path / "page.html").read_text()
+    for words in ("Memory of the fullest device", "Time as a ratio to the plain residual", "<svg", "time of"):
+        assert words in page, words
 
 
 def test_the_plain_residual_alone() -> None:
@@ -66,22 +70,65 @@ def test_the_plain_residual_alone() -> None:
     assert "stage," in staged.partition("TIME, AS A RATIO")[2]
 
 
+def profile(**changes: Any) -> str:
+    """A hardware file with some fields changed."""
+    from twoaxis.costs.hardware import DATA
+
+    return json.dumps({**json.loads(DATA.read_text())["profiles"]["h100"], **changes})
+
+
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "file", "message"),
     [
-        (("--hardware", "h101"), "unknown hardware 'h101' (did you mean 'h100'?)"),
-        (("--out", "p.json"), "--out is where --calibrate writes its profile"),
-        (("--hardware", "no/p.json"), "there is no hardware profile no/p.json; make one with twoaxis cost --calibrate"),
-        (("--grid", "--stream", "deep_delta"), "--grid pairs streams with mixers"),
-        (("--calibrate", "--mixer", "canon"), "--calibrate runs on methods of its own; leave out --mixer"),
-        (("--calibrate", "--published"), "--calibrate runs on methods of its own; leave out --published"),
-        (("--published", "--stream", "deep_delta", "--sites"), "--published runs on methods of its own; leave out"),
+        (("--hardware", "h101"), None, "unknown hardware 'h101' (did you mean 'h100'?); give one of a100, h100"),
+        (("--hardware", "no/p.json"), None, "there is no hardware profile no/p.json; make one with twoaxis cost"),
+        (("--hardware", "FILE"), "[1", "FILE is not a JSON document"),
+        (("--hardware", "FILE"), "[]", "FILE is no hardware profile: it must be an object, got []"),
+        (("--hardware", "FILE"), '{"title": "x"}', "FILE is no hardware profile: it has no kind; copy an entry of"),
+        (("--hardware", "FILE"), profile(kind="tpu"), "FILE: kind must be gpu or cpu, got 'tpu'"),
+        (
+            ("--hardware", "FILE"),
+            profile(bandwidth="fast"),
+            "bandwidth must be a number of at least 1, got 'fast'",
+        ),
+        (("--hardware", "FILE"), profile(matmul={"bfloat16": 1}), "FILE: matmul must have bfloat16, float16, float32"),
+        (
+            ("--hardware", "FILE"),
+            profile(clock={}),
+            "clock must have overhead, view, calls; write the file again",
+        ),
+        (("--save", "p.json"), None, "--save keeps times of this machine: give --hardware here, got 'h100'"),
+        (("--grid", "--stream", "deep_delta"), None, "--grid pairs streams with mixers; give at least one"),
+        (
+            ("--published", "--stream", "deep_delta", "--sites"),
+            None,
+            "--published runs on methods of its own;",
+        ),
+        (("--shape", "lama-3-8b"), None, "unknown shape 'lama-3-8b' (did you mean 'llama-3-8b'?); give a config.json"),
+        (("--shape", "no/where.json"), None, "there is no configuration file no/where.json"),
+        (("--shape", "FILE"), "{", "FILE is not a JSON document"),
+        (("--shape", "FILE"), "{}", "FILE has no model_type"),
+        (("--stream", "deep_dela"), None, "unknown stream 'deep_dela' (did you mean 'deep_delta'?)"),
+        (("--stream", "standard:train.lr=1"), None, "standard:train.lr=1: train.lr changes the training"),
+        (("--stream", "standard:model.hiden_size=1"), None, "a decoder has no field 'hiden_size' (did you mean"),
+        (("--pipeline-stages", "3"), None, "4 blocks cannot be cut into 3 stages; the nearest number of stages is 2"),
+        (("--virtual-stages", "2"), None, "2 virtual stages need a pipeline: give pipeline_stages of at least 2"),
+        (("--tensor-parallel", "3"), None, "4 attention heads cannot be spread over 3 devices; the nearest number is"),
+        (("--sequence-parallel",), None, "sequence parallelism needs tensor parallelism: give tensor_parallel"),
+        (("--prefill-chunk", "65"), None, "a prefill chunk of 65 is longer than the context of 64"),
+        (("--micro-batch", "0"), None, "micro_batch must be at least 1, got 0"),
     ],
 )
-def test_mistakes(words: tuple[str, ...], message: str) -> None:
-    done = run(*SMALL, *words)
-    assert done.code == 2
-    assert f"twoaxis: {message}" in done.err
+def test_mistakes(tmp_path: Path, words: tuple[str, ...], file: str | None, message: str) -> None:
+    """One line that says what is wrong and what to do, and exit code 2."""
+    path = str(tmp_path / "file.json")
+    if file is not None:
+        Path(path).write_text(file)
+    done = run(*SMALL, *(path if word == "FILE" else word for word in words))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.replace(path, "FILE").startswith("twoaxis: ")
+    assert message in done.err.replace(path, "FILE")
+    assert len(done.err.strip().splitlines()) == 1
 
 
 def test_a_memory_that_is_too_small_names_the_remedy() -> None:
@@ -96,5 +143,5 @@ def test_a_memory_that_is_too_small_names_the_remedy() -> None:
 def test_help() -> None:
     done = run("cost", "--help")
     assert done.code == 0
-    for words in ("--pipeline-stages", "--calibrate", "Predict what streams and mixers cost"):
+    for words in ("--pipeline-stages", "--save", "Predict what streams and mixers cost"):
         assert words in done.out

@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.costs.helpers import FIRST, FIRST_MIXERS, Fields, label
+from tests.costs.helpers import FIRST, FIRST_MIXERS, Fields, counted, label, passes
 from twoaxis.base.meter import ATTENTION, Call, Meter, extent
-from twoaxis.costs.calibrate import counted, passes
 from twoaxis.costs.costs import cost
-from twoaxis.costs.fuse import Kernel
+from twoaxis.costs.fuse import VIEW, Kernel
 from twoaxis.costs.trace import SiteTraffic, meta_model, trace_step, trace_training
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
@@ -72,8 +71,11 @@ def test_meta_tensors_count_like_real_ones(fields: Fields) -> None:
     config = dataclasses.replace(SHAPE, **fields)
     meter = Meter()
     passes(config, 2, 24)(meter)
-    real = Counter(Kernel.of(event) for event in meter.take() if isinstance(event, Call))
-    ours = counted(config, 2, 24).work("all").eager
+    # a layout's strides of single elements differ on meta tensors, and with them the number of a call
+    real = Counter(Kernel.of(event)._replace(number=0) for event in meter.take() if isinstance(event, Call))
+    ours = Counter[Kernel]()
+    for kernel, n in counted(config, 2, 24).work("all").eager.items():
+        ours[kernel._replace(number=0)] += n * (kernel != VIEW)
     assert not ours - real
     assert {kernel.op for kernel in real - ours} <= {"sum"}
 
@@ -105,7 +107,7 @@ def test_a_blend_of_many_blocks_is_counted() -> None:
     )
     assert blended.live_numbers == alone.live_numbers + shape.hidden_size
     assert blended.parameters_added == alone.parameters_added + 13
-    assert blended.times.train.fused > alone.times.train.fused
+    assert blended.train_time.fused > alone.train_time.fused
 
 
 def test_copies_that_a_tensor_only_shows_are_no_bytes() -> None:
@@ -122,7 +124,7 @@ def test_traffic_of_the_plain_residual_is_three_vectors() -> None:
     """A site reads the residual and an increment and writes their sum; the first has nothing to do."""
     found = sites(SHAPE, "bfloat16", 64)
     assert [site.fused for site in found] == [0.0] + [3 * 16 * 2.0] * 6
-    assert [site.naive for site in found] == [site.fused for site in found]
+    assert [site.eager for site in found] == [site.fused for site in found]
     assert [site.kind for site in found] == ["attention", "mlp"] * 3 + ["out"]
 
 
@@ -132,7 +134,7 @@ def test_traffic_of_a_read_is_its_sources_once(sources: int) -> None:
     config = ModelConfig(hidden_size=512, num_hidden_layers=3, num_attention_heads=4, stream="attention_residuals")
     site = sites(config, tokens=64)[sources - 1]
     assert site.fused / (4 * 512) == pytest.approx(sources + 1, abs=0.25)
-    assert site.naive > 1.5 * site.fused
+    assert site.eager > 1.5 * site.fused
 
 
 def test_traffic_of_attention_over_depth_is_its_window() -> None:

@@ -57,15 +57,6 @@ def test_configuration_files(tmp_path: Path) -> None:
         find_shape(str(tmp_path / "broken.json"))
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("lama-3-8b", "did you mean 'llama-3-8b'"), ("no/where.json", "there is no configuration file no/where.json")],
-)
-def test_unknown_shapes(name: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        find_shape(name)
-
-
 def test_methods_on_shapes() -> None:
     shape = find_shape("nano")
     made = with_method(shape, make_contender("denseformer:dilation=2,placement=1-2,blend=true", "canon:set=A"))
@@ -78,10 +69,6 @@ def test_methods_on_shapes() -> None:
     assert (made.mixer, made.mixer_options) == ("canon", {"set": "A"})
     assert with_method(made, make_contender()) == shape
     assert with_method(shape, make_contender("standard:model.hidden_size=160")).hidden_size == 160
-    with pytest.raises(ValueError, match=r"no field 'hiden_size' \(did you mean 'hidden_size'"):
-        with_method(shape, make_contender("standard:model.hiden_size=160"))
-    with pytest.raises(ValueError, match=r"train\.lr changes the training"):
-        with_method(shape, make_contender("standard:train.lr=0.1"))
 
 
 @pytest.mark.parametrize(
@@ -103,23 +90,6 @@ def test_deployments_a_shape_does_not_allow(options: dict[str, Any], message: st
         Deployment(**options).check(find_shape("llama-3-8b"))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"micro_batch": 0}, "micro_batch must be at least 1, got 0"),
-        ({"context": -5}, "context must be at least 1, got -5"),
-        ({"virtual_stages": 2}, "2 virtual stages need a pipeline"),
-        ({"sequence_parallel": True}, "sequence parallelism needs tensor parallelism"),
-        ({"tensor_parallel": 4, "sequence_parallel": True, "context": 4097}, "the nearest that can is 4096"),
-        ({"context": 8, "prefill_chunk": 9}, "a prefill chunk of 9 is longer than the context of 8"),
-        ({"dtype": "int8"}, "dtype"),
-    ],
-)
-def test_deployments_that_cannot_be(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Deployment(**options)
-
-
 def test_hardware_has_numbers_and_sources() -> None:
     assert hardware_names() == ("a100", "h100", "h200", "b200")
     for name in hardware_names():
@@ -129,11 +99,3 @@ def test_hardware_has_numbers_and_sources() -> None:
         assert 1e12 < profile.bandwidth < 1e13
     assert find_profile("h100").link == 450e9
     assert json.loads(DATA.read_text())["profiles"]["b200"]["memory"] == 180e9
-    with pytest.raises(ValueError, match=r"unknown hardware 'h10' \(did you mean 'h100'"):
-        find_profile("h10")
-
-
-def test_profiles_that_are_none(tmp_path: Path) -> None:
-    (tmp_path / "p.json").write_text('{"title": "x"}')
-    with pytest.raises(ValueError, match="is no hardware profile: it has no kind"):
-        find_profile(str(tmp_path / "p.json"))

@@ -17,7 +17,6 @@ from torch.multiprocessing.spawn import spawn
 
 from tests.costs.helpers import FIRST, Fields, label
 from twoaxis.costs.trace import meta_model
-from twoaxis.guide.published import chunk_transfers
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.stages import Pipeline, boundaries, plan
@@ -35,12 +34,13 @@ SENDING = [
 @given(stages=st.integers(2, 6), virtual=st.integers(1, 4))
 def test_the_papers_equations(stages: int, virtual: int) -> None:
     """Equations 7 and 8 count blocks; the state has the embedding too, and no stage is sent what it made itself."""
-    found, chunks = chunk_transfers(stages, virtual), stages * virtual
-    vector = 8 * 2
-    assert found.naive == (chunks * (chunks - 1) // 2 + chunks - 1) * vector
+    chunks, vector = stages * virtual, 8 * 2
+    fields: Any = {"hidden_size": 8, "num_hidden_layers": chunks, "num_attention_heads": 2}
+    config = ModelConfig(**fields, stream="attention_residuals:block_size=2")
+    found = plan(meta_model(config, "bfloat16"), stages, virtual)
+    assert found.whole == (chunks * (chunks - 1) // 2 + chunks - 1) * vector
     paper = stages * (stages - 1) // 2 + (virtual - 1) * stages**2
     assert found.cached == (paper - (virtual - 1) * stages + stages - 1) * vector
-    assert found.recomputed_share == pytest.approx((chunks - 1) / 2)
     assert [b.receiver for b in found.boundaries] == [chunk % stages for chunk in range(1, chunks)]
 
 
@@ -48,16 +48,16 @@ def test_the_papers_equations(stages: int, virtual: int) -> None:
 def test_streams_of_one_form_send_the_same_everywhere(stages: int) -> None:
     for fields, vectors in (({}, 1), ({"stream": "hyper_connections"}, 4)):
         found = plan(meta_model(dataclasses.replace(SHAPE, num_hidden_layers=12, **fields), "bfloat16"), stages)
-        assert {b.naive for b in found.boundaries} == {vectors * 16 * 2}
-        assert found.cached == found.naive
+        assert {b.whole for b in found.boundaries} == {vectors * 16 * 2}
+        assert found.cached == found.whole
 
 
 @pytest.mark.parametrize("fields", FIRST, ids=label)
 def test_caching_never_costs_and_needs_virtual_stages(fields: Fields) -> None:
     trunk = meta_model(dataclasses.replace(SHAPE, num_hidden_layers=8, **fields), "bfloat16")
     once, twice = plan(trunk, 4), plan(trunk, 2, 2)
-    assert once.cached == once.naive
-    assert twice.cached <= twice.naive == once.naive
+    assert once.cached == once.whole
+    assert twice.cached <= twice.whole == once.whole
     assert sum(twice.held) == twice.cached
 
 
@@ -108,7 +108,7 @@ def run_stage(rank: int, fields: Fields, transfers: Pipeline, shapes: list[Any],
         store |= dict(zip(boundary.tensors, stream.pack(state), strict=True))
         for number in boundary.sent if cached else boundary.tensors:
             traffic.send(store[number], boundary.receiver)
-        sizes = boundary.cached if cached else boundary.naive
+        sizes = boundary.cached if cached else boundary.whole
         want += sizes * B * T
     assert traffic.bytes == want, (traffic.bytes, want)
     if rank == 0:
@@ -125,7 +125,7 @@ def packed_shapes(fields: Fields, transfers: Pipeline) -> list[list[tuple[int, .
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cached", [False, True], ids=["naive", "cached"])
+@pytest.mark.parametrize("cached", [False, True], ids=["whole", "cached"])
 @pytest.mark.parametrize("fields", SENDING, ids=label)
 def test_two_processes_send_what_was_predicted(fields: Fields, cached: bool) -> None:
     """Two stages of two virtual ones over gloo: the bytes on the wire, and the same output as one process."""

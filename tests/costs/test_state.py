@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.costs.helpers import FIRST, FIRST_MIXERS, WIDE_DELTA, Fields, label
+from twoaxis.base.meter import storage_bytes
 from twoaxis.costs.costs import cost
 from twoaxis.costs.trace import lengthened, meta_model, trace_step
 from twoaxis.depth.counts import count
@@ -85,7 +86,7 @@ def test_live_state_is_at_least_every_boundary(fields: Fields) -> None:
     config = dataclasses.replace(SHAPE, **fields)
     deployment = Deployment(context=32, prefill_chunk=8, batch=3, dtype="float32")
     found = cost(SHAPE, Contender(label="it", **fields), deployment)
-    most = max(sum(t.numel() for t in packed) for packed in boundaries(meta_model(config, "float32")))
+    most = max(storage_bytes(packed) // 4 for packed in boundaries(meta_model(config, "float32")))
     assert found.live_numbers >= most
     assert found.live_prefill == found.live_numbers * 4 * 3 * 8
     assert found.live_training == found.live_numbers * 4 * 32

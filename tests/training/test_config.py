@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from twoaxis.depth.registry import STREAMS
-from twoaxis.guide.entries import entry
+from twoaxis.guide.map import entry
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.variant import make_contender
 from twoaxis.training.config import RUNNING, TrainConfig

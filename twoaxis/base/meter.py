@@ -118,7 +118,7 @@ class Call(NamedTuple):
     """An operation that moves something.
 
     Attributes:
-        op: its name in ATen.
+        op: its name in ATen; one from elsewhere has its namespace, as `twoaxis::sinkhorn`.
         part: where in the model.
         reads: regions, each once.
         makes: new allocations.
@@ -126,7 +126,7 @@ class Call(NamedTuple):
         products: operations of a matrix product, a convolution or attention; 0 for everything else.
         elementwise: other operations.
         dims: (batch, rows, inner, columns) of a matrix product or attention.
-        signature: the call without its data; None where an argument cannot be hashed.
+        number: of the call without its data, see `signature_of`; -1 where an argument cannot be hashed.
     """
 
     op: str
@@ -137,7 +137,7 @@ class Call(NamedTuple):
     products: int = 0
     elementwise: int = 0
     dims: tuple[int, ...] = ()
-    signature: Signature | None = None
+    number: int = -1
 
     @property
     def bytes(self) -> int:
@@ -265,8 +265,8 @@ class Meter(TorchDispatchMode):
         for tensor in inputs:  # first, so that views of them are not taken for new allocations
             self._see(tensor, counts=False)
         meta = bool(inputs) and all(tensor.is_meta for tensor in inputs)
-        signature = _signature(func, args, kwargs) if self.record or (meta and about.memo) else None
-        out = _run(about, args, kwargs, inputs, signature) if meta and about.memo else func(*args, **kwargs)
+        number = _number(func, args, kwargs) if self.record or (meta and about.memo) else -1
+        out = _run(about, args, kwargs, inputs, number) if meta and about.memo else func(*args, **kwargs)
         before, results = self._count, tensors_in((out,))
         fresh = [tensor for tensor in results if self._see(tensor, counts=True).number > before]
         if not fresh and not about.mutable:
@@ -282,7 +282,7 @@ class Meter(TorchDispatchMode):
             self._events += [Allocate(a.part, a.number, a.bytes) for a in allocations]
         elif self.record:
             regions = self._regions(about, args, kwargs, inputs, fresh)
-            self._events.append(Call(about.name, self.part, *regions, products, elementwise, dims, signature))
+            self._events.append(Call(about.name, self.part, *regions, products, elementwise, dims, number))
         return out
 
     def _see(self, tensor: Tensor, *, counts: bool) -> _Allocation:
@@ -383,7 +383,7 @@ def _about(func: Any) -> _About:
     kernels = [key for key in ("CompositeImplicitAutograd", "CPU") if has_kernel(func.name(), key)]
     return _About(
         func,
-        schema.name.partition("::")[2],
+        schema.name.removeprefix("aten::"),
         kernels == ["CompositeImplicitAutograd"],  # silu_backward and others have kernels of their own besides
         schema.is_mutable,
         not view and (in_place or not schema.is_mutable) and func.namespace != "prim",
@@ -392,28 +392,35 @@ def _about(func: Any) -> _About:
     )
 
 
-_MEMO: dict[tuple[Signature, torch.dtype], tuple[Layout | None, ...] | None] = {}
+_NUMBERS: dict[Signature, int] = {}
+"""Every call that was seen, and its number: a number is hashed faster than what it stands for."""
+_MEMO: dict[tuple[int, torch.dtype], tuple[Layout | None, ...] | None] = {}
 """Layouts of what calls on meta tensors return; None where the first argument comes back changed in place."""
 
 
-def _run(about: _About, args: Any, kwargs: Any, inputs: list[Tensor], signature: Signature | None) -> Any:
+def signature_of(number: int) -> Signature:
+    """The call behind the number of a `Call`."""
+    return list(_NUMBERS)[number]
+
+
+def _run(about: _About, args: Any, kwargs: Any, inputs: list[Tensor], number: int) -> Any:
     """A call on meta tensors.
 
     Its result is remembered: a model repeats few calls often, and torch works out the shape of an elementwise result in
     Python, which takes ten times as long as everything else here.
     """
-    key = None if signature is None else (signature, torch.get_default_dtype())
-    if key is not None and key in _MEMO:
+    key = (number, torch.get_default_dtype())
+    if key in _MEMO:
         layouts = _MEMO[key]
         if layouts is None:
             return args[0]
         made = [None if layout is None else empty(layout) for layout in layouts]
         return made[0] if len(made) == 1 else tuple(made)
     out = about.func(*args, **kwargs)
-    if key is None:
+    if number < 0:
         return out
     if about.mutable:
-        if _leaf(args[0]) == key[0].args[0]:  # squeeze_ and its like change the shape: they must run
+        if _number(about.func, args, kwargs) == number:  # squeeze_ and its like change the shape: they must run
             _MEMO[key] = None
         return out
     results = (out,) if isinstance(out, Tensor) else out
@@ -436,13 +443,12 @@ def empty(layout: Layout) -> Tensor:
     return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
 
 
-def _signature(func: Any, args: Any, kwargs: Any) -> Signature | None:
+def _number(func: Any, args: Any, kwargs: Any) -> int:
     signature = Signature(func, tuple(map(_leaf, args)), tuple((name, _leaf(v)) for name, v in kwargs.items()))
     try:
-        hash(signature)
-    except TypeError:
-        return None
-    return signature
+        return _NUMBERS.setdefault(signature, len(_NUMBERS))
+    except TypeError:  # it cannot be hashed
+        return -1
 
 
 def _leaf(value: Any) -> Any:

@@ -29,6 +29,55 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+Goal = Literal["shortcut", "mixing", "retrieval", "-"]
+"""What a method is for.
+
+shortcut: how a sub-layer's output is added. mixing: neighbouring tokens see each other. retrieval: later layers read
+earlier ones. -: none of these.
+"""
+
+
+class Shape(NamedTuple):
+    """The decoder that a suggestion is for.
+
+    Attributes:
+        blocks: number of blocks.
+        width: of the residual stream.
+        heads: of the attention.
+        kv_heads: its key and value heads.
+        gpu: whether it runs on a GPU, whose kernels take whole tiles of tokens.
+    """
+
+    blocks: int
+    width: int
+    heads: int
+    kv_heads: int
+    gpu: bool = True
+
+    @property
+    def even_heads(self) -> int:
+        """As many heads as the attention has, or the nearest number below that cuts the width into even heads."""
+        return next(n for n in range(self.heads, 0, -1) if self.width % n == 0 and (self.width // n) % 2 == 0)
+
+    @property
+    def even_kv_heads(self) -> int:
+        """Key and value heads for so many heads, as few as the attention's."""
+        return next(n for n in range(min(self.kv_heads, self.even_heads), 0, -1) if self.even_heads % n == 0)
+
+
+class Suggestion(NamedTuple):
+    """A form of a method that is worth trying first; advice weighs it by the records of that form.
+
+    Attributes:
+        form: as the records call it; nothing is the method itself.
+        why: what it does, in a line; nothing is the purpose on the card.
+        options: of the method for a decoder, `placement` among them.
+    """
+
+    form: str = ""
+    why: str = ""
+    options: Callable[[Shape], dict[str, Any]] = lambda shape: {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
@@ -39,6 +88,10 @@ class Card:
 
     title: str
     """The method's name as people write it."""
+    purpose: str = "-"
+    """What it does, in a line."""
+    goal: Goal = "-"
+    """What it is for: a better shortcut, local mixing of tokens, or retrieval across depth."""
     axis: Literal["depth", "sequence"] = "depth"
     """The axis it reads along."""
     source: str
@@ -75,6 +128,12 @@ class Card:
     """Authors, title, arXiv number."""
     year: int
     """Of the paper."""
+
+    @staticmethod
+    def blank(title: str, axis: Literal["depth", "sequence"] = "depth") -> Card:
+        """The card of a method that has none."""
+        words = ("source", "value", "normaliser", "adaptivity", "window", "granularity", "injection", "sharing")
+        return Card(title=title, axis=axis, year=0, **dict.fromkeys((*words, "depth_state", "paper"), "-"))
 
 
 class NamedRange(NamedTuple):

@@ -21,18 +21,27 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 class Registry(Generic[T]):
     """Names and the classes behind them, imported on first use.
 
-    A name may be given in any case, with -, _ or nothing between its words, and by its alias.
+    A name may be given in any case, with -, _ or nothing between its words, and by one of the `aliases` that its class
+    declares.
 
     Args:
         what: what the entries are, for messages.
         entries: name to `module:Class`.
-        aliases: names that people use, to the name here, or to NAME:k=v,... where they stand for certain options.
     """
 
-    def __init__(self, what: str, entries: dict[str, str | type[T]], aliases: Mapping[str, str] | None = None) -> None:
+    def __init__(self, what: str, entries: dict[str, str | type[T]]) -> None:
         self.what = what
         self.entries = entries
-        self.aliases = dict(aliases or {})
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Names that people use, to the name here, or to NAME:k=v,... where they stand for certain options.
+
+        Every class is imported, and speaks for itself alone: what it inherits is another method's.
+        """
+        spelled = ((own, each) for own in self.entries for each in vars(self.find(own)).get("aliases", ()))
+        parts = ((own, *each.partition(":")) for own, each in spelled)
+        return {alias: f"{own}{colon}{options}" for own, alias, colon, options in parts}
 
     def names(self) -> tuple[str, ...]:
         """Every name, those of installed packages included."""
@@ -43,9 +52,9 @@ class Registry(Generic[T]):
         """The name here of what people call by that name; one that is not known stays as it is."""
         if not isinstance(name, str) or name in self.entries:
             return name
-        known = {_squeezed(own): own for own in self.entries} | self.aliases
-        found = known.get(_squeezed(name))
-        return name if found is None else found.partition(":")[0]
+        known = {_squeezed(own): own for own in self.entries}
+        found = known.get(_squeezed(name)) or self.aliases.get(_squeezed(name), name)
+        return found.partition(":")[0]
 
     def expand(self, name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """The name here, and the options with those that an alias stands for; given ones come first."""

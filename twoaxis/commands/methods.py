@@ -31,11 +31,12 @@ def methods(
         kv_heads: Key and value heads. None is as many as heads.
         head_width: Width of a head. None is width / heads.
         hidden: Hidden width of the MLP. None is 8/3 of the width.
-        columns: Columns of the map, or groups of them: read, weights, wiring, cost, origin, or all of these.
+        columns: Columns of the map, or groups of them: about, read, weights, wiring, cost, or all of these.
     """
     if columns and name is not None:
         raise ValueError(f"--columns belongs to the map; the page of {name} has everything")
-    from twoaxis.guide import entries, pages
+    from twoaxis.guide.map import entry, make_shape
+    from twoaxis.guide.pages import MethodMap, MethodPage
 
-    shape = entries.make_shape(blocks, width, heads, kv_heads, head_width, hidden)
-    return pages.MethodMap(shape, columns) if name is None else pages.MethodPage(entries.entry(name, shape))
+    shape = make_shape(blocks, width, heads, kv_heads, head_width, hidden)
+    return MethodMap(shape, columns) if name is None else MethodPage(entry(name, shape))

@@ -94,7 +94,8 @@ def parse(command: Callable[..., Any], name: str, args: Sequence[str]) -> tuple[
     typed.__signature__ = signature.replace(parameters=[*own, *more], return_annotation=Any)  # type: ignore[attr-defined]
     typed.__annotations__, typed.__doc__ = notes, command.__doc__
     arguments, common = tyro.cli(typed, args=list(args), prog=f"twoaxis {name}", config=(tyro.conf.OmitArgPrefixes,))
-    return arguments | {each: made.from_dict(arguments[each]) for each, made in made_of.items()}, common
+    typed_of = {each: made.from_dict(arguments.pop(each)) for each, made in made_of.items() if arguments[each]}
+    return {each: value for each, value in arguments.items() if each not in made_of} | typed_of, common
 
 
 def spelled(hint: Any) -> Any:

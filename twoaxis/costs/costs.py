@@ -4,18 +4,22 @@
     costs.parameters_added, costs.train.fused, costs.pipeline.cached
 
 Counts come from the model itself, run on meta tensors: parameters and operations from `twoaxis.model.flops`, bytes,
-calls and activations from `trace`, transfers from the state that `Stream.pack` gives.
-Times are estimates from those counts and a hardware profile.
+calls and activations from `trace`, transfers from the state that `Stream.pack` gives. Times are estimates from those
+counts and a hardware profile, or measured call by call on this machine. Each number is counted when it is first asked
+for, and a pass is traced only if one of them needs it.
 """
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
+from twoaxis.costs.fuse import VIEW
 from twoaxis.costs.hardware import Profile, find_profile
 from twoaxis.costs.memory import SIZES, DeviceMemory, device_memory
-from twoaxis.costs.roofline import Seconds, Times, infer_seconds, train_seconds
+from twoaxis.costs.roofline import Seconds, infer_seconds, train_seconds
 from twoaxis.costs.trace import (
     Kept,
     SiteTraffic,
@@ -28,6 +32,7 @@ from twoaxis.costs.trace import (
 )
 from twoaxis.depth.counts import count_live
 from twoaxis.model.config import ModelConfig
+from twoaxis.model.decoder import Decoder
 from twoaxis.model.deployment import Deployment
 from twoaxis.model.flops import Flops, Parameters, count_parameters, forward_flops, training_flops
 from twoaxis.model.presets import find_shape
@@ -45,9 +50,9 @@ class Traffic(NamedTuple):
     sites: tuple[SiteTraffic, ...]
 
     @property
-    def naive(self) -> float:
+    def eager(self) -> float:
         """Every operation for itself."""
-        return sum(site.naive for site in self.sites)
+        return sum(site.eager for site in self.sites)
 
     @property
     def fused(self) -> float:
@@ -55,68 +60,32 @@ class Traffic(NamedTuple):
         return sum(site.fused for site in self.sites)
 
 
-class Costs(NamedTuple):
-    """What a method costs on a shape in a deployment.
+class CostModel:
+    """A shape in a deployment, of which any method can be asked.
 
-    Attributes:
-        label: of the method.
-        shape: the decoder with the method.
-        deployment: what it was asked for.
-        parameters: by part.
-        parameters_added: beyond the same shape with the plain residual and no mixer.
-        forward: operations per token of a forward pass.
-        training: and of a training pass.
-        traffic: bytes per token at each site.
-        activations: bytes a micro-batch leaves for its backward pass over all devices, nothing recomputed.
-        live_numbers: numbers per token alive across sites at their most.
-        live_training: bytes of them in a training pass.
-        live_prefill: bytes of them in a prefill pass of all sequences.
-        kept: between tokens.
-        pipeline: what crosses stages.
-        memory: of the fullest device in training.
-        fits: whether that is less than the device has.
-        times: seconds.
-        plain: seconds of the same shape with the plain residual and no mixer.
+    Args:
+        shape: a decoder, whose own stream and mixer do not matter, or a name for `find_shape`.
+        deployment: devices and sizes; None is one H100 with a context of 4096.
     """
 
-    label: str
-    shape: ModelConfig
-    deployment: Deployment
-    parameters: Parameters
-    parameters_added: int
-    forward: Flops
-    training: Flops
-    traffic: Traffic
-    activations: int
-    live_numbers: int
-    live_training: int
-    live_prefill: int
-    kept: Kept
-    pipeline: Pipeline
-    memory: DeviceMemory
-    fits: bool
-    times: Times
-    plain: Times
+    def __init__(self, shape: ModelConfig | str, deployment: Deployment | None = None) -> None:
+        self.deployment = deployment or Deployment()
+        self.profile = find_profile(self.deployment.hardware)
+        self.shape = find_shape(shape) if isinstance(shape, str) else shape
 
-    @property
-    def train(self) -> Seconds:
-        """Ratio of a training pass to the plain residual's; both run the same way."""
-        return ratio(self.times.train, self.plain.train)
+    @cached_property
+    def plain(self) -> Costs:
+        """Of the plain residual without a mixer."""
+        return self._make(make_contender(), None)
 
-    @property
-    def prefill(self) -> Seconds:
-        """Ratio of a prefill."""
-        return ratio(self.times.prefill, self.plain.prefill)
+    def of(self, method: Contender | str | None = None, mixer: str | None = None) -> Costs:
+        """Of a stream as `NAME[:k=v,...]`, or a contender; and of a mixer."""
+        return self._make(method if isinstance(method, Contender) else make_contender(method, mixer), self.plain)
 
-    @property
-    def decode(self) -> Seconds:
-        """Ratio of a decoding step."""
-        return ratio(self.times.decode, self.plain.decode)
-
-
-def ratio(method: Seconds, plain: Seconds) -> Seconds:
-    """How many times as long, naive over naive and fused over fused."""
-    return Seconds(method.naive / plain.naive, method.fused / plain.fused)
+    def _make(self, contender: Contender, plain: Costs | None) -> Costs:
+        config = with_method(self.shape, contender)
+        self.deployment.check(config)
+        return Costs(contender.label, config, self.deployment, self.profile, plain)
 
 
 def cost(
@@ -126,105 +95,192 @@ def cost(
     *,
     mixer: str | None = None,
 ) -> Costs:
-    """What a method costs.
-
-    Args:
-        shape: a decoder, whose own stream and mixer do not matter, or a name for `find_shape`.
-        method: a stream as `NAME[:k=v,...]`, or a contender; None is the plain residual.
-        deployment: devices and sizes; None is one H100 with a context of 4096.
-        mixer: a local mixer as `NAME[:k=v,...]`.
-    """
-    deployment = deployment or Deployment()
-    base = find_shape(shape) if isinstance(shape, str) else shape
-    contender = method if isinstance(method, Contender) else make_contender(method, mixer)
-    profile = find_profile(deployment.hardware)
-    config = with_method(base, contender)
-    deployment.check(config)
-    plain = with_method(base, make_contender())
-    traces, before = _traces(_Asked(config, deployment)), _traces(_Asked(plain, deployment))
-    model, cut = traces.model, (deployment.pipeline_stages, deployment.virtual_stages)
-    counts, bare = count_parameters(config, trunk=model), count_parameters(plain, trunk=before.model)
-    pipeline, recompute = plan(model, *cut), deployment.recompute != "none"
-    again = traces.recomputed if recompute else None
-    memory = device_memory(config, counts, traces.train, again, pipeline, deployment)
-    live, size = count_live(model.stream), SIZES[deployment.dtype]
-    context = deployment.context
-    return Costs(
-        label=contender.label,
-        shape=config,
-        deployment=deployment,
-        parameters=counts,
-        parameters_added=counts.total - bare.total,
-        forward=forward_flops(config, context, trunk=model),
-        training=training_flops(config, context, recompute=int(recompute), trunk=model),
-        traffic=Traffic(traces.prefill.sites),
-        activations=traces.train.saved,
-        live_numbers=live,
-        live_training=live * size * deployment.micro_batch * context,
-        live_prefill=live * size * deployment.batch * deployment.chunk_tokens,
-        kept=traces.decode.kept,
-        pipeline=pipeline,
-        memory=memory,
-        fits=memory.total <= profile.memory,
-        times=_times(config, traces, pipeline, deployment, profile),
-        plain=_times(plain, before, plan(before.model, *cut), deployment, profile),
-    )
+    """What a method costs; arguments as those of `CostModel` and of its `of`."""
+    return CostModel(shape, deployment).of(method, mixer)
 
 
-class Traces:
-    """What a configuration does in a deployment, each pass traced when it is first asked for."""
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """What a method costs on a shape in a deployment."""
 
-    def __init__(self, config: ModelConfig, deployment: Deployment, device: str | None) -> None:
-        self.deployment, self.device = deployment, device
-        self.model = meta_model(config, deployment.dtype)
+    label: str
+    """Of the method."""
+    shape: ModelConfig
+    """The decoder with the method."""
+    deployment: Deployment
+    """What it was asked for."""
+    profile: Profile
+    """Of the device."""
+    base: Costs | None = None
+    """Of the same shape with the plain residual and no mixer; None is that it is itself."""
+
+    @property
+    def plain(self) -> Costs:
+        """Of the same shape with the plain residual and no mixer."""
+        return self.base or self
+
+    # Counts.
 
     @cached_property
-    def train(self) -> TrainTrace:
+    def model(self) -> Decoder:
+        """The decoder on meta tensors."""
+        return meta_model(self.shape, self.deployment.dtype)
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """By part."""
+        return count_parameters(self.shape, trunk=self.model)
+
+    @property
+    def parameters_added(self) -> int:
+        """Beyond the plain residual's."""
+        return self.parameters.total - self.plain.parameters.total
+
+    @cached_property
+    def forward(self) -> Flops:
+        """Operations per token of a forward pass."""
+        return forward_flops(self.shape, self.deployment.context, trunk=self.model)
+
+    @cached_property
+    def training(self) -> Flops:
+        """Operations per token of a training pass."""
+        again = int(self.deployment.recompute != "none")
+        return training_flops(self.shape, self.deployment.context, recompute=again, trunk=self.model)
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes per token at each site."""
+        return Traffic(self.prefilled.sites)
+
+    @property
+    def activations(self) -> int:
+        """Bytes a micro-batch leaves for its backward pass over all devices, nothing recomputed."""
+        return self.trained.saved
+
+    @cached_property
+    def live_numbers(self) -> int:
+        """Numbers per token alive across sites at their most."""
+        return count_live(self.model.stream)
+
+    @property
+    def live_training(self) -> int:
+        """Bytes of them in a training pass."""
+        d = self.deployment
+        return self.live_numbers * SIZES[d.dtype] * d.micro_batch * d.context
+
+    @property
+    def live_prefill(self) -> int:
+        """Bytes of them in a prefill pass of all sequences."""
+        d = self.deployment
+        return self.live_numbers * SIZES[d.dtype] * d.batch * d.chunk_tokens
+
+    @property
+    def kept(self) -> Kept:
+        """Bytes kept between tokens."""
+        return self.decoded.kept
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """What crosses stages."""
+        return plan(self.model, self.deployment.pipeline_stages, self.deployment.virtual_stages)
+
+    @cached_property
+    def memory(self) -> DeviceMemory:
+        """Of the fullest device in training."""
+        return self.memory_with(self.deployment)
+
+    def memory_with(self, deployment: Deployment) -> DeviceMemory:
+        """The same where other activations are made anew."""
+        again = self.remade if deployment.recompute != "none" else None
+        return device_memory(self.shape, self.parameters, self.trained, again, self.pipeline, deployment)
+
+    @property
+    def fits(self) -> bool:
+        """Whether that is less than the device has."""
+        return self.memory.total <= self.profile.memory
+
+    # Times.
+
+    @cached_property
+    def train_time(self) -> Seconds:
+        """One micro-batch on one device, forward and backward, with its transfers; no optimiser, no bubble."""
+        trace = self.trained if self.deployment.recompute == "none" else self.remade
+        return train_seconds(self.shape, trace, self.pipeline, self.deployment, self.profile)
+
+    @cached_property
+    def prefill_time(self) -> Seconds:
+        """The context of all sequences, without transfers."""
+        return infer_seconds(self.prefilled, self.deployment, self.profile)
+
+    @cached_property
+    def decode_time(self) -> Seconds:
+        """One token of all sequences, without transfers."""
+        return infer_seconds(self.decoded, self.deployment, self.profile)
+
+    @property
+    def train(self) -> Seconds:
+        """Ratio of a training pass to the plain residual's; both run the same way."""
+        return self.train_time.ratio(self.plain.train_time)
+
+    @property
+    def prefill(self) -> Seconds:
+        """Ratio of a prefill."""
+        return self.prefill_time.ratio(self.plain.prefill_time)
+
+    @property
+    def decode(self) -> Seconds:
+        """Ratio of a decoding step."""
+        return self.decode_time.ratio(self.plain.decode_time)
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """What the stream of a training pass runs in at present."""
+        found = Counter({k: n for k, n in self.trained.forward["stream"].eager.items() if k != VIEW})
+        own = sorted({kernel.op for kernel in found if kernel.op.startswith("twoaxis::")})
+        return Kernels(found.total() / self.trained.sites, tuple(own))
+
+    # Passes, traced when something needs them.
+
+    @property
+    def device(self) -> str | None:
+        """Whose kernels are counted; None are those that every device has."""
+        return "cpu" if self.profile.kind == "cpu" else None
+
+    @cached_property
+    def trained(self) -> TrainTrace:
         """A training pass that keeps everything."""
         return trace_training(self.model, self.deployment.micro_batch, self.deployment.context, self.device)
 
     @cached_property
-    def recomputed(self) -> TrainTrace:
+    def remade(self) -> TrainTrace:
         """A training pass that makes blocks anew."""
         return trace_training(self.model, self.deployment.micro_batch, self.deployment.context, self.device, "block")
 
     @cached_property
-    def prefill(self) -> StepTrace:
+    def prefilled(self) -> StepTrace:
         """The whole context."""
         return trace_step(self.model, self.deployment.batch, self.deployment.context, self.device)
 
     @cached_property
-    def decode(self) -> StepTrace:
+    def decoded(self) -> StepTrace:
         """The last token of the context."""
-        past = lengthened(self.prefill.past, self.deployment.context - 1)
-        return trace_step(self.model, self.deployment.batch, 1, self.device, past)
+        batch = self.deployment.batch
+        known = vars(self).get("prefilled") or trace_step(self.model, batch, 1, self.device)
+        past = lengthened(known.past, self.deployment.context - 1)
+        return trace_step(self.model, batch, 1, self.device, past)
 
 
-class _Asked:
-    """A configuration in a deployment, equal to another that is counted the same."""
+class Kernels(NamedTuple):
+    """What a stream runs in.
 
-    def __init__(self, config: ModelConfig, deployment: Deployment) -> None:
-        self.config, self.deployment = config, deployment
-        d = deployment
-        self.device = "cpu" if find_profile(d.hardware).kind == "cpu" else None
-        self.key = repr((config, d.micro_batch, d.context, d.dtype, d.batch, self.device))
+    Attributes:
+        calls: per sub-layer of a forward pass, pre-norms included.
+        own: kernels of this library among them.
+    """
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Asked) and self.key == other.key
+    calls: float
+    own: tuple[str, ...]
 
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-
-@lru_cache(maxsize=32)
-def _traces(asked: _Asked) -> Traces:
-    return Traces(asked.config, asked.deployment, asked.device)
-
-
-def _times(config: ModelConfig, traces: Traces, pipeline: Pipeline, deployment: Deployment, profile: Profile) -> Times:
-    train = traces.train if deployment.recompute == "none" else traces.recomputed
-    return Times(
-        train_seconds(config, train, pipeline, deployment, profile),
-        infer_seconds(traces.prefill, deployment, profile),
-        infer_seconds(traces.decode, deployment, profile),
-    )
+    def __str__(self) -> str:
+        own = f"with {', '.join(self.own)}" if self.own else "none of them a kernel made for it"
+        return f"{self.calls:.3g} calls a sub-layer, {own}"

@@ -49,28 +49,29 @@ class Kernel(NamedTuple):
         op: its name; `fused` for a stretch.
         bytes: read and written.
         flops: of a matrix product, a convolution or attention; 0 for everything else.
-        dims: (batch, rows, inner, columns) of a matrix product or attention.
-        form: `flat`, or `strided` where an operand is broadcast or not contiguous.
+        number: of the call, by which its time on a machine is found; -1 for a stretch.
     """
 
     op: str
     bytes: int
     flops: int = 0
-    dims: tuple[int, ...] = ()
-    form: str = "flat"
+    number: int = -1
 
     @staticmethod
     def of(call: Call) -> Kernel:
         """A call as it runs."""
-        even = "flat" if call.dims or _even(call) else "strided"
-        return Kernel(call.op, call.bytes, call.products, call.dims, even)
+        return Kernel(call.op, call.bytes, call.products, call.number)
+
+
+VIEW = Kernel("view", 0)
+"""A call that moves nothing: free on a device that runs ahead of Python, and a call like any other where none does."""
 
 
 class Work(NamedTuple):
     """What some events amount to.
 
     Attributes:
-        eager: every call that moves something.
+        eager: every call, views too where they were counted.
         fused: kernels of their own as they are, and one kernel for each stretch between them.
     """
 
@@ -85,7 +86,7 @@ class Work(NamedTuple):
     @property
     def calls(self) -> int:
         """Calls that move something."""
-        return sum(self.eager.values())
+        return sum(n for kernel, n in self.eager.items() if kernel != VIEW)
 
     @property
     def eager_bytes(self) -> int:
@@ -198,19 +199,3 @@ def _made(call: Call) -> dict[int, int]:
 def _distinct(touched: dict[int, dict[Region, int]]) -> int:
     """Bytes of regions; those that overlap count twice as long as that is less than the allocation."""
     return sum(min(next(iter(regions)).whole, sum(regions.values())) for regions in touched.values())
-
-
-def _even(call: Call) -> bool:
-    """Whether every operand is contiguous and as large as the result, or a single number."""
-    widest = max((math.prod(region.view[1]) for region in (*call.makes, *call.changes)), default=0)
-    return all(_contiguous(region) and math.prod(region.view[1]) in (1, widest) for region in call.reads)
-
-
-def _contiguous(region: Region) -> bool:
-    want = 1
-    for size, stride in zip(reversed(region.view[1]), reversed(region.view[2]), strict=True):
-        if size != 1:
-            if stride != want:
-                return False
-            want *= size
-    return True

@@ -1,10 +1,10 @@
-"""Seconds of counted work on a device: the slower of arithmetic and memory for each kernel, and a launch for each.
+"""Seconds of counted work on a device.
 
-    naive   every operation is a kernel, as the code runs without a compiler
+    eager   every operation is a kernel, as the code runs without a compiler
     fused   matrix products are kernels, and every stretch of other operations between them is one
 
-On a data sheet's device, rates are the peak times an assumed efficiency. On a measured machine, an operation takes what
-it took there at that size, see `calibrate`.
+On a data sheet's device a kernel takes the slower of its arithmetic and its memory, at the peak rates times an assumed
+efficiency, and a launch. On a measured machine a call takes what it took there, see `here`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from twoaxis.costs.fuse import Kernel, Work
+from twoaxis.costs.fuse import VIEW, Kernel, Work
 from twoaxis.costs.hardware import Profile
-from twoaxis.costs.measured import Table, kernel_seconds
 from twoaxis.costs.memory import SIZES
 from twoaxis.costs.trace import StepTrace, TrainTrace
 from twoaxis.model.config import ModelConfig
@@ -23,47 +22,38 @@ from twoaxis.model.stages import Pipeline
 
 
 class Seconds(NamedTuple):
-    """A time as the code runs and as it could run.
+    """A time as the code runs and as it could run, or a ratio of two.
 
     Attributes:
-        naive: every operation for itself.
+        eager: every operation for itself.
         fused: in as few kernels as possible.
     """
 
-    naive: float
+    eager: float
     fused: float
 
     def __add__(self, other: Seconds) -> Seconds:  # type: ignore[override]
-        return Seconds(self.naive + other.naive, self.fused + other.fused)
+        return Seconds(self.eager + other.eager, self.fused + other.fused)
 
     def over(self, count: float) -> Seconds:
         """Divided."""
-        return Seconds(self.naive / count, self.fused / count)
+        return Seconds(self.eager / count, self.fused / count)
 
-
-class Times(NamedTuple):
-    """What a deployment takes.
-
-    Attributes:
-        train: one micro-batch on one device, forward and backward, with its transfers; no optimiser, no bubble.
-        prefill: the context of all sequences, without transfers.
-        decode: one token of all sequences, without transfers.
-    """
-
-    train: Seconds
-    prefill: Seconds
-    decode: Seconds
+    def ratio(self, other: Seconds) -> Seconds:
+        """How many times as long, eager over eager and fused over fused."""
+        return Seconds(self.eager / other.eager, self.fused / other.fused)
 
 
 def work_seconds(work: Work, profile: Profile, dtype: str, share: int = 1) -> Seconds:
     """The work, spread over `share` devices."""
-    table = Table.of(profile) if profile.ops else None
     rate = profile.matmul[dtype] * profile.efficiency["matmul"] * share
     bandwidth = profile.bandwidth * profile.efficiency["bandwidth"] * share
 
     def seconds(kernel: Kernel) -> float:
-        if table is not None and kernel.op != "fused":
-            return kernel_seconds(table, kernel)
+        if profile.clock is not None and (taken := profile.clock.seconds(kernel)) is not None:
+            return taken
+        if kernel == VIEW:
+            return 0.0
         return max(kernel.flops / rate, kernel.bytes / bandwidth) + profile.launch
 
     return Seconds(*(sum(seconds(kernel) * n for kernel, n in kernels.items()) for kernels in work))

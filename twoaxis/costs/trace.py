@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from twoaxis.base.meter import Event, Meter, tensors_in
-from twoaxis.costs.fuse import STREAM, Part, Work, highest, total, work_by
+from twoaxis.costs.fuse import STREAM, VIEW, Part, Work, highest, total, work_by
 from twoaxis.depth.site import Site
 from twoaxis.kernels.dispatch import target
 from twoaxis.model.config import ModelConfig
@@ -51,9 +51,8 @@ class TrainTrace(NamedTuple):
 
     Attributes:
         forward: work by kind of part, pre-norms with the stream.
-        backward: and of the gradients, recomputed blocks included.
+        backward: and of the gradients, recomputed blocks and the views of both passes included.
         sites: how many sub-layers there are.
-        views: calls that move nothing, of both passes.
         alive: bytes at the end of the forward pass by the part that allocated them.
         extra: bytes above those at the highest moment of the backward pass while the `head` and while `blocks` run,
             gradients of parameters left out.
@@ -63,7 +62,6 @@ class TrainTrace(NamedTuple):
     forward: dict[Any, Work]
     backward: dict[Any, Work]
     sites: int
-    views: int
     alive: Counter[Part]
     extra: dict[str, float]
     peak: int
@@ -96,13 +94,13 @@ class SiteTraffic(NamedTuple):
     Attributes:
         block: of the reading site.
         kind: of the reading site.
-        naive: every operation for itself.
+        eager: every operation for itself.
         fused: in one kernel, or with a wide product or an attention in one before it, that, and one after it.
     """
 
     block: int
     kind: str
-    naive: float
+    eager: float
     fused: float
 
 
@@ -185,10 +183,11 @@ def trace_training(
         loss.backward()
         backward = meter.take()
         gradients = {meter.allocation(p.grad) for p in model.parameters() if p.grad is not None}
-        views, peak = sum(meter.views.values()), meter.peak
+        peak = meter.peak
     model.zero_grad(set_to_none=True)
     before, after = (work_by(events, lambda part: part.work) for events in (forward, backward))
-    return TrainTrace(before, after, len(model.stream.sites), views, alive, highest(backward, gradients), peak)
+    add_views(after, meter)
+    return TrainTrace(before, after, len(model.stream.sites), alive, highest(backward, gradients), peak)
 
 
 @torch.no_grad()
@@ -214,7 +213,16 @@ def trace_step(
         events = meter.take()
     assert after is not None
     sites = _sites(events, model.stream.layout.sites, batch * tokens)
-    return StepTrace(work_by(events, lambda part: part.work), sites, after)
+    parts = work_by(events, lambda part: part.work)
+    add_views(parts, meter)
+    return StepTrace(parts, sites, after)
+
+
+def add_views(parts: dict[Any, Work], meter: Meter) -> None:
+    """Add the calls that move nothing to the work of the parts that made them."""
+    for part, count in meter.views.items():
+        if isinstance(part, Part) and part.work in parts:
+            parts[part.work].eager[VIEW] += count
 
 
 def lengthened(past: Past, seen: int) -> Past:

@@ -50,7 +50,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from twoaxis.base.method import Card
+from twoaxis.base.method import Card, Suggestion
 from twoaxis.base.options import Count, NotNegative, Options
 from twoaxis.depth.ahead import AheadStream
 from twoaxis.depth.history import Softmax, View, Weights
@@ -133,8 +133,11 @@ class AttentionResiduals(AheadStream):
         {"weighting": "sigmoid", "key_norm": False, "read": "sum"},
     )
     neutral_options = {"read": "sum"}  # noqa: RUF012
+    aliases = ("attnres", "mhar:heads=4")
     card = Card(
         title="Attention Residuals",
+        purpose="every sub-layer attends over the outputs of earlier ones in place of their sum",
+        goal="retrieval",
         source="sub-layer output, or the sum over a run of them; slot 0 is the embedding",
         query="a learned vector per site",
         key="RMS-normalised sources",
@@ -149,6 +152,21 @@ class AttentionResiduals(AheadStream):
         depth_state="every source so far",
         paper="Kimi Team, Attention Residuals, arXiv 2603.15031",
         year=2026,
+    )
+    suggestions = (
+        Suggestion(
+            "block",
+            "every sub-layer attends over the sums of earlier groups of sub-layers",
+            lambda shape: {
+                "block_size": 2 * max(1, round(shape.blocks / 8))
+            },  # about 8 sources: the paper finds it enough
+        ),
+        Suggestion("full", "every sub-layer attends over all earlier outputs"),
+        Suggestion(
+            "heads",
+            "the same with a softmax for each of four groups of channels (MHAR)",
+            lambda shape: {"heads": 4},
+        ),
     )
 
     def __init__(self, config: AttentionResidualsConfig, layout: Layout) -> None:

@@ -44,7 +44,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from twoaxis.base.method import Card
+from twoaxis.base.method import Card, Suggestion
 from twoaxis.base.options import Count, Options
 from twoaxis.depth.history import HistoryStream, View, Weights, defined_block
 from twoaxis.depth.plan import Plan, Read
@@ -83,8 +83,11 @@ class DeepCrossAttention(HistoryStream):
         {"version": 3, "ways": "single", "relu": "literal"},
         {"version": 3, "window": 2},
     )
+    aliases = ("dca",)
     card = Card(
         title="DeepCrossAttention (DCA)",
+        purpose="queries, keys and values read their own weighted sums of earlier contributions",
+        goal="retrieval",
         source="block contributions (increments without their input) and the embedding",
         value="the raw source",
         normaliser="none; a ReLU on the per-token part",
@@ -97,6 +100,12 @@ class DeepCrossAttention(HistoryStream):
         depth_state="one vector per block, or k + 2",
         paper="Heddes et al.: DeepCrossAttention, arXiv 2502.06785",
         year=2025,
+    )
+    suggestions = (
+        Suggestion(
+            why="queries, keys and values read their own sums of earlier contributions; the last two one by one",
+            options=lambda shape: {"window": 2},
+        ),
     )
 
     def __init__(self, config: DeepCrossAttentionConfig, layout: Layout) -> None:

@@ -45,7 +45,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, NamedRange, Normal, OneAt, Quantity, Uniform
+from twoaxis.base.method import Card, NamedRange, Normal, OneAt, Quantity, Suggestion, Uniform
 from twoaxis.base.options import Options, between
 from twoaxis.depth.parallel import ParallelStreams, Streams
 from twoaxis.depth.rows import Row
@@ -136,8 +136,11 @@ class DeepDelta(ParallelStreams):
         {"value_channels": 2, "compress": "token", "expand": "conv", "map": "v"},
         {"value_channels": 4, "expand": "conv", "update": "add"},
     )
+    aliases = ("ddl",)
     card = Card(
         title="Deep Delta Learning",
+        purpose="each sub-layer erases and rewrites one direction of the state instead of only adding to it",
+        goal="shortcut",
         source="the state itself",
         key="the sub-layer's output, normalised",
         value="a gated map of the read",
@@ -152,6 +155,16 @@ class DeepDelta(ParallelStreams):
         token_state="none; EC keeps 3 embeddings, TC 3 states per sub-layer",
         paper="Zhang et al., Deep Delta Learning",
         year=2026,
+    )
+    suggestions = (
+        Suggestion(
+            "d_v=1", "each sub-layer erases and rewrites one direction of the state; the state stays as wide as it was"
+        ),
+        Suggestion(
+            "d_v=4",
+            "the same on a state of four value channels, the form its authors call the default",
+            lambda shape: {"value_channels": 4, "expand": "conv"},
+        ),
     )
 
     @classmethod

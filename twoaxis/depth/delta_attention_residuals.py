@@ -38,7 +38,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from twoaxis.base.method import Card
+from twoaxis.base.method import Card, Suggestion
 from twoaxis.base.options import Count, NotNegative, Options
 from twoaxis.depth.ahead import AheadStream
 from twoaxis.depth.history import History, Softmax, View
@@ -86,8 +86,11 @@ class DeltaAttentionResiduals(AheadStream):
         {"null": True, "scale": 0.5},
     )
     neutral_options = {"gate": "zero"}  # noqa: RUF012
+    aliases = ("deltaattnres",)
     card = Card(
         title="Delta Attention Residuals",
+        purpose="the residual goes on, and every sub-layer also attends over all earlier increments",
+        goal="retrieval",
         source="sub-layer output, or the increment of a run of them; slot 0 is the embedding",
         query="a learned vector per site",
         key="RMS-normalised sources",
@@ -103,6 +106,14 @@ class DeltaAttentionResiduals(AheadStream):
         depth_state="every source so far, and the residual",
         paper="Luo, Cai, Hu, Delta Attention Residuals, arXiv 2605.18855",
         year=2026,
+    )
+    suggestions = (
+        Suggestion(),
+        Suggestion(
+            "block",
+            "the same over the increments of groups of sub-layers",
+            lambda shape: {"block_size": 2 * max(1, round(shape.blocks / 8))},
+        ),
     )
 
     def __init__(self, config: DeltaAttentionResidualsConfig, layout: Layout) -> None:

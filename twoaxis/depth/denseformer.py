@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twoaxis.base.method import Card, OneAt
+from twoaxis.base.method import Card, OneAt, Suggestion
 from twoaxis.base.options import Count, Options
 from twoaxis.depth.history import HistoryStream, View, Weights
 from twoaxis.depth.plan import Plan, Read
@@ -57,6 +57,8 @@ class DenseFormer(HistoryStream):
     variants = ({}, {"dilation": 2}, {"dilation": 2, "period": 3}, {"dilation": 5, "period": 2})
     card = Card(
         title="DenseFormer",
+        purpose="a learned weighted sum of earlier block outputs, the same for all tokens",
+        goal="retrieval",
         source="block output before its average; slot 0 is the embedding",
         value="raw slots",
         normaliser="none: free real scalars",
@@ -68,6 +70,10 @@ class DenseFormer(HistoryStream):
         depth_state="block outputs with a reader ahead",
         paper="Pagliardini, Mohtashami, Fleuret, Jaggi, DenseFormer, arXiv 2402.02622",
         year=2024,
+    )
+    suggestions = (
+        # from 24 blocks on, the dilation and period that its paper recommends
+        Suggestion(options=lambda shape: {"dilation": 4, "period": 5} if shape.blocks >= 24 else {}),
     )
 
     def __init__(self, config: DenseFormerConfig, layout: Layout) -> None:

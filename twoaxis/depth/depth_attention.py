@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, Normal
+from twoaxis.base.method import Card, Normal, Suggestion
 from twoaxis.base.options import Count, Options, between
 from twoaxis.depth.history import History, HistoryStream, View
 from twoaxis.depth.plan import Plan, Read
@@ -90,6 +90,8 @@ class DepthAttention(HistoryStream):
     )
     card = Card(
         title="Depth attention",
+        purpose="the sequence operator on the depth axis: attention over a token's last states",
+        goal="retrieval",
         source="residual state before a sub-layer",
         query="the current state",
         key="states in the window",
@@ -104,6 +106,12 @@ class DepthAttention(HistoryStream):
         depth_state="last K keys and values, and the state",
         paper="Zhang, Residual Stream Duality, arXiv 2603.16039",
         year=2026,
+    )
+    suggestions = (
+        Suggestion(
+            why="the sequence operator on the depth axis: attention over a token's last four states",
+            options=lambda shape: {"window": 4, "heads": shape.even_heads, "kv_heads": shape.even_kv_heads},
+        ),
     )
 
     def __init__(self, config: DepthAttentionConfig, layout: Layout) -> None:

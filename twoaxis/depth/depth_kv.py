@@ -62,6 +62,8 @@ class DepthKV(HistoryStream):
     variants = ({}, {"stride": 2}, {"window": 1}, {"stride": 2, "window": 1})
     card = Card(
         title="Depth-Attention",
+        purpose="each attention's values are mixed with earlier layers' by its queries and keys; nothing is learned",
+        goal="retrieval",
         source="keys and values of an earlier attention",
         query="the attention's queries",
         key="keys of earlier attentions at the same token",

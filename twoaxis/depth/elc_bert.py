@@ -71,8 +71,11 @@ class ElcBert(SlotMix):
     Config = ElcBertConfig
     config: ElcBertConfig
     variants = ({}, {"variant": "base"}, {"variant": "normalized"}, {"variant": "weighted_output"})
+    aliases = ("elc",)
     card = Card(
         title="ELC-BERT",
+        purpose="each block reads a convex combination of all earlier ones in place of the residual",
+        goal="retrieval",
         source="a block's output, without its input; slot 0 is the embedding",
         value="the slot itself",
         normaliser="softmax of learned scalars",

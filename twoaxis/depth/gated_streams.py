@@ -35,7 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, Normal
+from twoaxis.base.method import Card, Normal, Suggestion
 from twoaxis.base.options import Count, Options, Positive, between
 from twoaxis.depth.parallel import ParallelStreams, Route, Streams
 from twoaxis.depth.rows import Row
@@ -65,6 +65,8 @@ class GatedStreams(ParallelStreams):
     variants = ({"rank": 6}, {"streams": 3, "rank": 4, "eps": 0.01}, {"streams": 1, "rank": 2})
     card = Card(
         title="Gated streams",
+        purpose="four residual streams, read per channel through a low-rank gate of their norms",
+        goal="shortcut",
         source="one of n parallel streams, normalised",
         value="normalised streams",
         normaliser="sigmoid per channel for reads, twice a sigmoid for writes",
@@ -78,6 +80,8 @@ class GatedStreams(ParallelStreams):
         paper="Qwen team, arXiv 2608.30320",
         year=2026,
     )
+    # a rank of an eighth of the width, Qwen's at a width of 2560
+    suggestions = (Suggestion(options=lambda shape: {"rank": max(4, shape.width // 8)}),)
 
     def __init__(self, config: GatedStreamsConfig, layout: Layout) -> None:
         super().__init__(config, layout, config.streams)

@@ -54,7 +54,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, Start
+from twoaxis.base.method import Card, Start, Suggestion
 from twoaxis.base.options import NotNegative, Options, between
 from twoaxis.depth.parallel import ParallelStreams, Projection, Route
 from twoaxis.depth.rows import Row
@@ -113,8 +113,11 @@ class HyperConnections(ParallelStreams):
         {"streams": 2, "fractions": 2, "dynamic": False},
     )
     neutral_options = {"readout": "mean"}  # noqa: RUF012
+    aliases = ("hc", "frac:streams=1,fractions=4", "fracconnections:streams=1,fractions=4")
     card = Card(
         title="Hyper-Connections",
+        purpose="four residual streams that every sub-layer reads, mixes and writes by learned weights",
+        goal="shortcut",
         source="one of n parallel streams",
         value="streams",
         normaliser="none",
@@ -127,6 +130,14 @@ class HyperConnections(ParallelStreams):
         depth_state="n streams",
         paper="Zhu et al., Hyper-Connections, arXiv 2409.19606",
         year=2024,
+    )
+    suggestions = (
+        Suggestion(),
+        Suggestion(
+            "fractions",
+            "the same routing on two slices of one residual, which stays as wide as it was",
+            lambda shape: {"streams": 1, "fractions": 2},
+        ),
     )
 
     @classmethod

@@ -36,7 +36,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, OneAt, Uniform
+from twoaxis.base.method import Card, OneAt, Suggestion, Uniform
 from twoaxis.base.options import Count, NotNegative, Options
 from twoaxis.depth.history import Exchanged, HistoryStream, View, Weights
 from twoaxis.depth.plan import Plan, Read, attention_plan, qkv_ways
@@ -110,6 +110,8 @@ class Lime(HistoryStream):
     )
     card = Card(
         title="LIMe",
+        purpose="each attention reads learned mixtures of the keys and values of all layers so far",
+        goal="retrieval",
         source="residual state before an attention, or its keys and values by head",
         value="raw sources",
         normaliser="none, softmax or ReLU",
@@ -123,6 +125,7 @@ class Lime(HistoryStream):
         paper="Gerasimov et al., You Do Not Fully Utilize Transformer's Representation Capacity, arXiv 2502.09245",
         year=2025,
     )
+    suggestions = (Suggestion("heads", options=lambda shape: {"over": "heads", "kv_heads": shape.kv_heads}),)
 
     def __init__(self, config: LimeConfig, layout: Layout) -> None:
         super().__init__(config, layout)

@@ -179,8 +179,11 @@ class ManifoldHyperConnections(ParallelStreams):
         {"mix": "orthogonal", "readout": "mean"},
     )
     neutral_options = {"readout": "mean"}  # noqa: RUF012
+    aliases = ("mhc", "ihc:form=hy_v4")
     card = Card(
         title="mHC",
+        purpose="parallel streams with mixing that cannot grow: doubly stochastic matrices",
+        goal="shortcut",
         source="one of n parallel streams",
         value="streams",
         normaliser="sigmoid for reads and writes, Sinkhorn for the mix",

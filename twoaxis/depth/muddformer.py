@@ -46,7 +46,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, Normal, OneAt
+from twoaxis.base.method import Card, Normal, OneAt, Suggestion
 from twoaxis.base.options import NotNegative, Options
 from twoaxis.depth.history import HistoryStream, View, Weights, defined_block
 from twoaxis.depth.plan import Plan, Read, qkv_ways
@@ -117,8 +117,11 @@ class MuddFormer(HistoryStream):
         {"prenorm": True},
         {"prenorm": True, "postnorm": True, "generator_eps": 1e-5},
     )
+    aliases = ("mudd",)
     card = Card(
         title="MUDDFormer",
+        purpose="separate sums of earlier block outputs for queries, keys, values and the residual, weighted per token",
+        goal="retrieval",
         source="complete block outputs and the embedding",
         query="the newest block output, through a small MLP",
         value="the raw source, or normalised with prenorm",
@@ -132,6 +135,14 @@ class MuddFormer(HistoryStream):
         depth_state="one vector per block",
         paper="Xiao et al.: MUDDFormer, arXiv 2502.12170",
         year=2025,
+    )
+    suggestions = (
+        Suggestion(),
+        Suggestion(
+            "last blocks",
+            "the same in the last two blocks alone, where the speed-runs found it affordable",
+            lambda shape: {"placement": f"{shape.blocks - 2}-{shape.blocks - 1}" if shape.blocks > 1 else "0"},
+        ),
     )
 
     def __init__(self, config: MuddFormerConfig, layout: Layout) -> None:

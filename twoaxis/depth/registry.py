@@ -32,28 +32,7 @@ METHODS: dict[str, str | type[Stream]] = {
     "depth_kv": "twoaxis.depth.depth_kv:DepthKV",
 }
 
-ALIASES = {
-    "attnres": "attention_residuals",
-    "mhar": "attention_residuals:heads=4",
-    "deltaattnres": "delta_attention_residuals",
-    "ddl": "deep_delta",
-    "hc": "hyper_connections",
-    "frac": "hyper_connections:streams=1,fractions=4",
-    "fracconnections": "hyper_connections:streams=1,fractions=4",
-    "mhc": "manifold_hyper_connections",
-    "ihc": "manifold_hyper_connections:form=hy_v4",
-    "rezero": "scaled:form=rezero",
-    "layerscale": "scaled:form=layerscale",
-    "laurel": "scaled:form=laurel",
-    "deepnorm": "scaled:form=deepnorm",
-    "elc": "elc_bert",
-    "va": "vertical_attention",
-    "dca": "deep_cross_attention",
-    "mudd": "muddformer",
-}
-"""Names that people use, squeezed: in small letters, without what stands between words."""
-
-STREAMS: Registry[Stream] = Registry("stream", METHODS, ALIASES)
+STREAMS: Registry[Stream] = Registry("stream", METHODS)
 
 
 def stream_names() -> tuple[str, ...]:

@@ -46,7 +46,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, Normal, Quantity, Start
+from twoaxis.base.method import Card, Normal, Quantity, Start, Suggestion
 from twoaxis.base.options import Bound, Count, Options, Positive
 from twoaxis.depth.rows import Rows, RowStream
 from twoaxis.depth.site import OUT, Site
@@ -121,8 +121,11 @@ class Scaled(RowStream):
         {"form": "laurel", "rank": 2},
         {"form": "deepnorm"},
     )
+    aliases = ("rezero:form=rezero", "layerscale:form=layerscale", "laurel:form=laurel", "deepnorm:form=deepnorm")
     card = Card(
         title="Scaled residual",
+        purpose="scalars on the residual, and on the embedding or a low-rank map beside it",
+        goal="shortcut",
         source="increment of a sub-layer",
         value="raw increments",
         normaliser="none",
@@ -134,6 +137,14 @@ class Scaled(RowStream):
         depth_state="one vector; x0: and the embedding",
         paper="Bachlechner et al., ReZero, arXiv 2003.04887; LayerScale, LAuReL, DeepNorm and others: see the file",
         year=2020,
+    )
+    suggestions = (
+        Suggestion("x0", "scalars per block on the residual and on the embedding, which is added again"),
+        Suggestion(
+            "laurel",
+            "bounded weights on both sides of the sum, and a low-rank map of the residual",
+            lambda shape: {"form": "laurel"},
+        ),
     )
 
     def __init__(self, config: ScaledConfig, layout: Layout) -> None:

@@ -39,6 +39,7 @@ class Standard(Stream):
     Config = StandardConfig
     card = Card(
         title="Plain residual",
+        purpose="the baseline: every sub-layer adds its output to one running sum",
         source="increment of a sub-layer",
         value="raw increments",
         normaliser="none: every weight is one",
@@ -51,6 +52,7 @@ class Standard(Stream):
         paper="He, Zhang, Ren, Sun, Identity Mappings in Deep Residual Networks, arXiv 1603.05027",
         year=2016,
     )
+    suggestions = ()
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """x_{l+1} = x_l + f_l(x_l)."""

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.base.meter import tensors_in
-from twoaxis.base.method import Card, Declared, Quantity
+from twoaxis.base.method import Card, Declared, Quantity, Suggestion
 from twoaxis.depth.site import OUT, Placement, Site, make_sites
 
 _NUMBERS = itertools.count(1)
@@ -203,8 +203,12 @@ class Stream(Declared):
     """What the registry calls it."""
     Config: ClassVar[type]
     """Its options: a frozen keyword-only dataclass."""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Names that people use, in small letters without separators; `name:k=v` where one stands for options too."""
     card: ClassVar[Card]
     """Its row of the map of methods."""
+    suggestions: ClassVar[tuple[Suggestion, ...]] = (Suggestion(),)
+    """The forms that advice proposes."""
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     """Options that between them use every part of the method: what certificates and conformance tests run."""
     neutral_options: ClassVar[Mapping[str, Any]] = {}

@@ -78,8 +78,11 @@ class VerticalAttention(SlotMix):
         {"norm": "none", "inner_residual": False},
         {"norm": "l2", "inner_residual": False},
     )
+    aliases = ("va",)
     card = Card(
         title="Vertical Attention (a reading)",
+        purpose="a convex combination of normalised earlier blocks, as far as reviews of the paper tell",
+        goal="retrieval",
         source="a block's output, divided by its norm; slot 0 is the embedding",
         value="the source over its norm",
         normaliser="softmax of learned scalars",

@@ -70,6 +70,8 @@ class WideResidual(ParallelStreams):
     variants = ({}, {"retention": True, "streams": 3}, {"readout": "mean", "streams": 2, "spread": 0.5})
     card = Card(
         title="Wide residual",
+        purpose="four residual streams read and written by static scalars; plain at the start",
+        goal="shortcut",
         source="one of K parallel streams",
         value="streams",
         normaliser="sigmoid for reads and writes",

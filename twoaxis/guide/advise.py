@@ -5,34 +5,39 @@
 
     net = T / R                        ranked by this; above one, the gain pays for the time
 
-R is the ratio of a training pass, or train^(1-s) decode^s where a share s of the compute serves. Methods over the
-limits that were given, on overhead and on memory, are left out and listed with the number that did it. Nothing else
-enters the ranking. What the paper behind this library advises is said beside it, with whether the numbers agree.
+R is the ratio of a training pass, or train^(1-s) decode^s where a share s of the compute serves: with the kernels that
+this library has on the device, or with ideal ones. Methods over the limits that were given, on overhead and on memory,
+are excluded and listed with the number that did it. Nothing else enters the ranking. What papers advise is said beside
+it, with whether the numbers agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from twoaxis.base.options import NotNegative, Options, Share
-from twoaxis.costs.costs import Costs, cost
-from twoaxis.costs.hardware import find_profile
-from twoaxis.guide.candidates import PAPER, Candidate, Goal, Place, Start, for_goal
+from twoaxis.costs.costs import CostModel, Costs
 from twoaxis.guide.evidence import SEEDS, Evidence, Record, Trust, read_evidence
-from twoaxis.model.config import ModelConfig
+from twoaxis.guide.suggest import Candidate, Goal, Place, Start, candidates
 from twoaxis.model.deployment import Deployment
-from twoaxis.model.flops import count_parameters
-from twoaxis.model.presets import find_shape
-from twoaxis.model.variant import Contender
+from twoaxis.show.document import Document, Showable
 
 FAR = 10.0
 """Times larger than the largest model of its records from which a plan is warned."""
 QUALITY = ("loss", "bits per byte", "perplexity", "loss difference", "speed-up", "wall-clock speed-up", "accuracy")
 """Metrics in which a gain is a better model."""
+GOALS = {
+    "any": "anything",
+    "shortcut": "a better shortcut",
+    "mixing": "local mixing",
+    "retrieval": "cross-depth retrieval",
+}
+"""Goals in words."""
 PAYS = 1.0
 """Net speed-up of the plain residual."""
+Ways = Literal["ours", "ideal"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +55,11 @@ class Question(Options):
     max_overhead: NotNegative | None = None
     """Percent of time that a method may add; None is any."""
     headroom: NotNegative | None = None
-    """Bytes that a method may add on the fullest training device; None is any."""
+    """Gigabytes that a method may add on the fullest training device; None is any."""
     serving: Share = 0.0
     """Share of all compute that goes into decoding."""
-    kernels: Literal["fused", "written"] = "fused"
-    """One kernel between two sub-layers, or every operation as this library writes it."""
+    kernels: Ways = "ours"
+    """Those this library has on the device, or ideal ones: a single kernel between two sub-layers."""
 
 
 class Choice(NamedTuple):
@@ -67,11 +72,12 @@ class Choice(NamedTuple):
         records: published about this form of it.
         trust: what they come to.
         ratio: R, times as long as the plain residual.
+        ideal: the same with ideal kernels.
         added: bytes on the fullest training device.
         net: trusted speed-up over R.
         neutral: how it starts on a trained model; None from scratch.
         risks: a sentence each.
-        left_out: why it is not ranked, if it is not.
+        excluded: why it is not ranked, if it is not.
     """
 
     candidate: Candidate
@@ -80,109 +86,110 @@ class Choice(NamedTuple):
     records: tuple[Record, ...]
     trust: Trust
     ratio: float
+    ideal: float
     added: float
     net: float
     neutral: str | None
     risks: tuple[str, ...]
-    left_out: str | None
+    excluded: str | None
 
 
-class Advice(NamedTuple):
-    """The answer.
-
-    Attributes:
-        question: what was asked.
-        evidence: the records.
-        parameters: of the plain model.
-        plain: its costs.
-        ranked: best first.
-        left_out: the others.
-    """
+@dataclass(frozen=True)
+class Advice(Showable):
+    """The answer."""
 
     question: Question
+    """What was asked."""
     evidence: Evidence
-    parameters: int
+    """The records."""
     plain: Costs
+    """Costs of the plain model."""
     ranked: tuple[Choice, ...]
-    left_out: tuple[Choice, ...]
+    """Best first."""
+    excluded: tuple[Choice, ...]
+    """The others."""
+    top: int = 3
+    """Methods on the short list."""
+
+    @property
+    def parameters(self) -> int:
+        """Of the plain model."""
+        return self.plain.parameters.total
 
     @property
     def paying(self) -> tuple[Choice, ...]:
         """Those whose published gain is worth more than their cost."""
         return tuple(choice for choice in self.ranked if choice.net > PAYS)
 
+    def document(self) -> Document:
+        """What to try, why, at what cost and risk, and the commands that follow."""
+        from twoaxis.guide.answer import document
+
+        return document(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        from twoaxis.guide.answer import to_json
+
+        return to_json(self)
+
 
 def advise(
-    question: Question, evidence: Evidence | None = None, *, tick: Callable[[str], None] = lambda label: None
+    question: Question,
+    evidence: Evidence | None = None,
+    *,
+    top: int = 3,
+    tick: Callable[[str], None] = lambda label: None,
 ) -> Advice:
     """Rank the candidates for a question.
 
     Args:
         question: what the choice depends on.
         evidence: the records; None is the file that comes along.
+        top: methods on the short list.
         tick: told the label of every candidate whose cost is known.
     """
     evidence = evidence or read_evidence()
-    shape = find_shape(question.shape)
-    plain = cost(shape, None, question.deployment)
-    parameters = count_parameters(plain.shape).total
-    place = Place(shape, question.start, find_profile(question.deployment.hardware).kind == "gpu")
+    model = CostModel(question.shape, question.deployment)
+    place = Place(model.shape, question.start, model.profile.kind == "gpu")
     choices = []
-    for candidate in for_goal(question.goal):
-        choices.append(_choose(candidate, place, question, evidence, plain, parameters))
+    for candidate in candidates(question.goal):
+        choices.append(_choose(candidate, place, question, evidence, model))
         tick(candidate.title)
     choices.sort(key=lambda choice: (-choice.net, choice.method))
-    ranked = tuple(choice for choice in choices if choice.left_out is None)
-    return Advice(question, evidence, parameters, plain, ranked, tuple(c for c in choices if c.left_out is not None))
+    ranked = tuple(choice for choice in choices if choice.excluded is None)
+    excluded = tuple(choice for choice in choices if choice.excluded is not None)
+    return Advice(question, evidence, model.plain, ranked, excluded, top)
 
 
-def _choose(
-    candidate: Candidate, place: Place, question: Question, evidence: Evidence, plain: Costs, parameters: int
-) -> Choice:
-    contender = candidate.contender(place)
-    neutral = None
-    if question.start == "retrofit":
-        neutral = _neutral(place.shape, contender) if candidate.axis == "stream" else "bitwise"
-        if neutral not in ("bitwise", "rounding"):
-            from dataclasses import replace
-
-            contender = replace(contender, model={**contender.model, "blend": True})
-            neutral = "blend"
-    costs = cost(place.shape, contender, question.deployment)
+def _choose(candidate: Candidate, place: Place, question: Question, evidence: Evidence, model: CostModel) -> Choice:
+    method, contender, neutral = candidate.spelled(place)
+    costs, parameters = model.of(contender), model.plain.parameters.total
     records = evidence.of(candidate.name, candidate.form)
     trust = evidence.trust(records, parameters, question.start)
-    ratio = time_ratio(costs, question)
-    added = costs.memory.total - plain.memory.total
+    ratio = time_ratio(costs, question.serving, question.kernels)
+    added = costs.memory.total - model.plain.memory.total
     return Choice(
         candidate=candidate,
-        method=candidate.spell(place),
+        method=method,
         costs=costs,
         records=records,
         trust=trust,
         ratio=ratio,
+        ideal=time_ratio(costs, question.serving, "ideal"),
         added=added,
         net=trust.speed_up / ratio,
         neutral=neutral,
         risks=risks(records, trust, parameters, question.start, neutral),
-        left_out=_limit(question, ratio, added),
+        excluded=_limit(question, ratio, added),
     )
 
 
-def _neutral(shape: ModelConfig, contender: Contender) -> str:
-    """The neutral class of a stream on a shape."""
-    import torch
-
-    from twoaxis.model.variant import with_method
-
-    with torch.device("meta"):
-        return with_method(shape, contender).make_stream().neutral
-
-
-def time_ratio(costs: Costs, question: Question) -> float:
-    """R: how many times as long as the plain residual."""
-    fused = question.kernels == "fused"
-    train, decode = (pair.fused if fused else pair.naive for pair in (costs.train, costs.decode))
-    return train ** (1 - question.serving) * decode**question.serving
+def time_ratio(costs: Costs, serving: float, kernels: Ways) -> float:
+    """R: how many times as long as the plain residual; a pass that does not count is not traced."""
+    way = "fused" if kernels == "ideal" else "eager"
+    train = getattr(costs.train, way) ** (1 - serving) if serving < 1 else 1.0
+    return train * getattr(costs.decode, way) ** serving if serving else train
 
 
 def _limit(question: Question, ratio: float, added: float) -> str | None:
@@ -190,8 +197,8 @@ def _limit(question: Question, ratio: float, added: float) -> str | None:
     overhead = 100 * (ratio - 1)
     if question.max_overhead is not None and overhead > question.max_overhead:
         return f"takes {overhead:.3g}% more time, over the {question.max_overhead:g}% allowed"
-    if question.headroom is not None and added > question.headroom:
-        return f"needs {added / 1e9:.3g} GB more on a device, over the {question.headroom / 1e9:.3g} GB allowed"
+    if question.headroom is not None and added > question.headroom * 1e9:
+        return f"needs {added / 1e9:.3g} GB more on a device, over the {question.headroom:.3g} GB allowed"
     return None
 
 
@@ -209,7 +216,7 @@ def risks(
     if len(positive) == 1:
         found.append(f"one study found a gain ({positive[0].source})")
     gained = [r for r in published if r.metric in QUALITY and (r.gain or 0) > 0]
-    if gained and not any(r.kind == "third party" for r in gained):
+    if gained and all(r.kind == "own" for r in gained):
         found.append("nobody but its authors reports a gain")
     if published and not any((r.seeds or 0) >= SEEDS for r in published):
         told = {r.seeds for r in published}
@@ -228,17 +235,16 @@ def risks(
     return tuple(found)
 
 
-def paper_says(advice: Advice) -> list[str]:
-    """What the paper advises for the goal, and whether the numbers agree; a sentence or two for each."""
+def papers_say(advice: Advice) -> list[str]:
+    """What papers advise for the goal, and whether the numbers agree; a sentence or two for each."""
     said = []
-    for goal, name in PAPER.items():
-        if advice.question.goal not in ("any", goal):
+    for goal, name, source in advice.evidence.advice:
+        rivals = [c for c in (*advice.ranked, *advice.excluded) if c.candidate.card.goal == goal]
+        own = max((c for c in rivals if c.candidate.name == name), key=lambda c: c.net, default=None)
+        if own is None:
             continue
-        rivals = [c for c in (*advice.ranked, *advice.left_out) if c.candidate.goal == goal]
-        own = max((c for c in rivals if c.candidate.name == name), key=lambda c: c.net)
-        best = max((c for c in rivals if c.left_out is None), key=lambda c: c.net, default=None)
-        words = {"shortcut": "a better shortcut", "mixing": "local mixing"}[goal]
-        text = f"For {words} the paper (arXiv 2603.16039) advises {name}. "
+        best = max((c for c in rivals if c.excluded is None), key=lambda c: c.net, default=None)
+        text = f"For {GOALS[goal]} the paper ({source}) advises {name}. "
         if best is not None and best.candidate.name == name and best.net > PAYS:
             text += "The numbers agree."
         elif not own.trust.studies:

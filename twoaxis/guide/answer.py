@@ -7,21 +7,15 @@ import math
 from typing import Any
 
 from twoaxis.costs.document import times
-from twoaxis.costs.hardware import find_profile
-from twoaxis.guide.advise import PAYS, Advice, Choice, paper_says
+from twoaxis.guide.advise import GOALS, PAYS, Advice, Choice, papers_say
 from twoaxis.guide.evidence import Evidence, Record, sentence
 from twoaxis.guide.next_steps import next_steps
 from twoaxis.show.document import Block, Code, Column, Document, Heading, Items, Prose, Table, table
 from twoaxis.show.numbers import NOTHING, si
+from twoaxis.show.numbers import times as ratio
 
 SHOWN = 4
 """Records printed of a method; `--records` has all."""
-GOALS = {
-    "any": "anything",
-    "shortcut": "a better shortcut",
-    "mixing": "local mixing",
-    "retrieval": "cross-depth retrieval",
-}
 BEGINNINGS = {
     "bitwise": "the retrofitted model gives the same logits as the trained one, bit for bit",
     "rounding": "the retrofitted model gives the same logits as the trained one up to rounding",
@@ -31,43 +25,37 @@ BEGINNINGS = {
 STARTS = {"scratch": "from scratch", "retrofit": "onto a trained model"}
 
 
-def document(advice: Advice, top: int) -> Document:
-    """The answer: what to try, why, at what cost and risk, and the commands that follow.
-
-    Args:
-        advice: from `advise`.
-        top: methods on the short list.
-    """
-    chosen = advice.ranked[:top]
+def document(advice: Advice) -> Document:
+    """The answer: what to try, why, at what cost and risk, and the commands that follow."""
+    said = papers_say(advice)
     blocks: list[Block] = [
         Prose(_asked(advice)),
         Prose(verdict(advice)),
-        Items(tuple(paper_says(advice))) if paper_says(advice) else Prose(NO_ADVICE),
+        Items(tuple(said)) if said else Prose(_elsewhere(advice)),
         Heading("Ranking"),
         ranking(advice),
         Prose(_rule(advice)),
     ]
-    for number, choice in enumerate(chosen, start=1):
+    for number, choice in enumerate(advice.ranked[: advice.top], start=1):
         blocks += [Heading(f"{number}. {choice.method}", 3), Items(tuple(_about(advice, choice)))]
-    steps = next_steps(advice, top)
-    if steps:
+    if steps := next_steps(advice):
         blocks.append(Heading("Next"))
-        blocks.append(Code("\n\n".join(f"# {step.why}\n{step.text}" for step in steps)))
-    if advice.left_out:
-        rows = [(c.method, f"{c.trust.speed_up:.3f}x", c.left_out or "") for c in advice.left_out]
-        blocks += [Heading("Left out"), table(("method", "trusted", Column("because it", number=False)), rows)]
+        blocks.append(Code("\n\n".join(map(str, steps))))
+    if advice.excluded:
+        rows = [(c.method, f"{c.trust.speed_up:.3f}x", c.excluded or "") for c in advice.excluded]
+        blocks += [Heading("Excluded"), table(("method", "trusted", Column("because it", number=False)), rows)]
     return Document(f"Advice for {advice.question.shape}", tuple(blocks))
 
 
-NO_ADVICE = (
-    "The paper (arXiv 2603.16039) advises reads over depth only where retrieval across depth is itself the object of "
-    "study; for a better shortcut it advises deep_delta, for local mixing short_swa."
-)
+def _elsewhere(advice: Advice) -> str:
+    """What is advised where the goal is none that somebody gives advice for."""
+    said = [f"{name} for {GOALS[goal]} ({source})" for goal, name, source in advice.evidence.advice]
+    return f"No paper advises a method for {GOALS[advice.question.goal]}; advised are {' and '.join(said)}."
 
 
 def _asked(advice: Advice) -> str:
     question, deployment = advice.question, advice.question.deployment
-    profile = find_profile(deployment.hardware)
+    profile = advice.plain.profile
     parts = [
         f"Wanted: {GOALS[question.goal]}, {STARTS[question.start]}, {advice.parameters:,} parameters",
         f"{profile.title}, context {deployment.context:,}, micro-batch {deployment.micro_batch}, {deployment.dtype}",
@@ -80,7 +68,7 @@ def _asked(advice: Advice) -> str:
     if question.max_overhead is not None:
         parts.append(f"at most {question.max_overhead:g}% more time")
     if question.headroom is not None:
-        parts.append(f"at most {si(question.headroom)} more on a device")
+        parts.append(f"at most {question.headroom:g} GB more on a device")
     text = "; ".join(parts) + "."
     if not advice.plain.fits:
         text += (
@@ -112,19 +100,18 @@ def verdict(advice: Advice) -> str:
 def ranking(advice: Advice) -> Table:
     """All ranked methods."""
     staged = advice.question.deployment.pipeline_stages > 1
-    headers = ("method", "trusted", "time", "net", "parameters", "memory", "kept per sequence", "studies")
+    headers = ("method", "trusted", "time", "ideal", "net", "parameters", "memory", "studies")
     rows = []
     for choice in advice.ranked:
         costs = choice.costs
-        kept = (costs.kept.local + costs.kept.stream) / costs.deployment.batch
         row = [
             choice.method,
             f"{choice.trust.speed_up:.3f}x",
             f"{choice.ratio:.3f}x",
+            f"{choice.ideal:.3f}x",
             f"{choice.net:.3f}",
             f"+{si(costs.parameters_added, '')}".strip().replace("G", "B"),
             f"{'+' if choice.added >= 0 else '-'}{si(abs(choice.added))}",
-            si(kept),
             str(len(choice.trust.studies)),
         ]
         if staged:
@@ -136,12 +123,15 @@ def ranking(advice: Advice) -> Table:
 
 
 def _rule(advice: Advice) -> str:
-    law, fused = advice.evidence.law, advice.question.kernels == "fused"
+    law = advice.evidence.law
+    ours = f"kernels that this library has on {advice.plain.profile.title}"
     return (
         "Trusted: times the plain model's compute that buys the same loss, a mean over studies that leans to 1 where "
         "they are few, single-seed or far from your scale (loss falls as compute to the power "
-        f"-{law.exponent:g}: {law.source}). Time: predicted, {'fused kernels' if fused else 'operations as written'}. "
-        "Net: their ratio, by which the list is ranked. The rule stands in docs/advice.md."
+        f"-{law.exponent:g}: {law.source}). Time: predicted, with "
+        f"{ours if advice.question.kernels == 'ours' else 'ideal kernels'}; ideal: with one kernel between two "
+        "sub-layers, which nobody may have written yet. Net: trusted over time, by which the list is ranked. The rule "
+        "stands in docs/advice.md."
     )
 
 
@@ -150,17 +140,17 @@ def _about(advice: Advice, choice: Choice) -> list[str]:
     costs = choice.costs
     lines = [f"**What it does**: {choice.candidate.why}."]
     cost_line = (
-        f"**Cost here**: training {times(costs.train)} (fused to as written), decoding {times(costs.decode)}, "
-        f"{costs.parameters_added:,} more parameters, {si(choice.added)} more on the fullest device"
+        f"**Cost here**: training {ratio(costs.train.eager)} with our kernels ({costs.kernels}), "
+        f"{ratio(costs.train.fused)} with ideal ones; {costs.parameters_added:,} more parameters, {si(choice.added)} "
+        "more on the fullest device"
     )
+    if advice.question.serving:
+        cost_line += f"; decoding {times(costs.decode)}"
     if costs.deployment.pipeline_stages > 1:
-        whole = costs.pipeline.naive / advice.plain.pipeline.naive
+        whole = costs.pipeline.whole / advice.plain.pipeline.whole
         cached = costs.pipeline.cached / advice.plain.pipeline.cached
-        cost_line += f", pipeline traffic {cached:.3g}x cached, {whole:.3g}x forwarded whole"
-    kept = costs.kept.local + costs.kept.stream
-    lines.append(
-        f"{cost_line}; between tokens it keeps {si(kept)} beside {si(costs.kept.attention)} of keys and values."
-    )
+        cost_line += f"; pipeline traffic {cached:.3g}x cached, {whole:.3g}x forwarded whole"
+    lines.append(f"{cost_line}.")
     shown = nearest(choice, advice)
     rest = len([r for r in choice.records if r.kind != "none"]) - len(shown)
     lines += [f"**Published**: {sentence(record)}." for record in shown]
@@ -204,47 +194,47 @@ def records_table(evidence: Evidence, name: str | None) -> list[Block]:
     return blocks
 
 
-def to_json(advice: Advice, top: int) -> dict[str, Any]:
+def to_json(advice: Advice) -> dict[str, Any]:
     """Everything, as plain values."""
     import twoaxis
 
-    question = advice.question
     return {
         "twoaxis": twoaxis.__version__,
-        "question": dataclasses.asdict(question),
+        "question": dataclasses.asdict(advice.question),
         "parameters": advice.parameters,
         "law": advice.evidence.law._asdict(),
         "verdict": verdict(advice).replace("**", ""),
-        "paper": paper_says(advice),
-        "ranked": [_choice(choice) for choice in advice.ranked],
-        "left_out": [_choice(choice) for choice in advice.left_out],
-        "next": [step._asdict() for step in next_steps(advice, top)],
+        "papers": papers_say(advice),
+        "ranked": [_choice(advice, choice) for choice in advice.ranked],
+        "excluded": [_choice(advice, choice) for choice in advice.excluded],
+        "next": [step._asdict() for step in next_steps(advice)],
     }
 
 
-def _choice(choice: Choice) -> dict[str, Any]:
+def _choice(advice: Advice, choice: Choice) -> dict[str, Any]:
     costs = choice.costs
+    serving = {"decode": costs.decode._asdict()} if advice.question.serving else {}
     return {
         "method": choice.method,
         "axis": choice.candidate.axis,
         "form": choice.candidate.form,
-        "goal": choice.candidate.goal,
+        "goal": choice.candidate.card.goal,
         "why": choice.candidate.why,
         "trusted_speed_up": choice.trust.speed_up,
         "time_ratio": choice.ratio,
+        "ideal_ratio": choice.ideal,
         "net": choice.net,
+        "kernels": costs.kernels._asdict(),
         "cost": {
             "train": costs.train._asdict(),
-            "prefill": costs.prefill._asdict(),
-            "decode": costs.decode._asdict(),
+            **serving,
             "parameters_added": costs.parameters_added,
             "memory_added": choice.added,
-            "kept": costs.kept._asdict(),
-            "pipeline": {"naive": costs.pipeline.naive, "cached": costs.pipeline.cached},
+            "pipeline": {"whole": costs.pipeline.whole, "cached": costs.pipeline.cached},
         },
         "studies": [study._asdict() for study in choice.trust.studies],
         "records": [record.to_dict() for record in choice.records],
         "neutral": choice.neutral,
         "risks": list(choice.risks),
-        "left_out": choice.left_out,
+        "excluded": choice.excluded,
     }

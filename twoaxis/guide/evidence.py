@@ -1,7 +1,12 @@
 """What has been published about the methods, as records with their sources, and how much of it to trust.
 
-`evidence.json` holds one record per published number: a method, what was measured, at which scale, with how many seeds,
-by whom. Another file of the same form takes its place with `--evidence FILE`.
+`evidence.json` is the only place of published numbers. Another file of the same form takes its place with
+`--evidence FILE`; its `figures` and `advice` may be left out.
+
+    law        how the plain model's loss falls with compute
+    records    results: a method, what was measured, at which scale, with how many seeds, by whom
+    figures    counts and speeds that the cost model gives as well, see `published`
+    advice     which method somebody advises for a goal
 
 Losses, perplexities and speed-ups of different papers meet on one scale, the **compute at equal loss**: how many times
 the plain model's compute buys the same loss, by the law in the file.
@@ -32,12 +37,11 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from twoaxis.base.options import Count, Options
-from twoaxis.base.registry import did_you_mean
 from twoaxis.base.spec import parse
 from twoaxis.show.numbers import si
 
@@ -57,7 +61,7 @@ Metric = Literal[
     "overhead",
     "other",
 ]
-Kind = Literal["own", "third party", "failed replication", "none"]
+Kind = Literal["own", "third party", "failed replication", "this library", "none"]
 Setting = Literal["scratch", "retrofit"]
 
 HIGHER = ("speed-up", "accuracy", "throughput")
@@ -97,7 +101,8 @@ class Record(Options):
     form: str = ""
     """Which form of the method it speaks for, such as block or full; advice matches it."""
     kind: Kind
-    """By whom: the method's own authors, a third party, a replication that failed; none says that nothing was found."""
+    """By whom: the method's own authors, a third party, a replication that failed, or measured with this library; none
+    says that nothing was found."""
     source: str
     """Paper, repository or thread. Records of one source count as one study."""
     where: str = ""
@@ -204,7 +209,7 @@ def sentence(*records: Record) -> str:
     counts = ((first.parameters, "parameters"), (first.tokens, "tokens"))
     scale = [f"{si(count, '')} {what}".replace("G ", "B ").replace("  ", " ") for count, what in counts if count]
     seeds = "seeds not said" if first.seeds is None else f"{first.seeds} seed{'s' if first.seeds > 1 else ''}"
-    by = "its authors" if first.kind == "own" else first.kind
+    by = {"own": "its authors", "this library": "measured with this library"}.get(first.kind, first.kind)
     note = f" ({first.note.rstrip('.')})" if first.note else ""
     where = f", {first.where}" if first.where else ""
     at = ", ".join([*scale, first.architecture] if first.architecture else scale)
@@ -216,6 +221,30 @@ def _number(record: Record) -> str:
     if record.value is not None:
         return f"{measure} {record.baseline:g} to {record.value:g}"
     return measure if record.difference is None else f"{measure} {record.difference:+g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure(Options):
+    """A published number that the cost model gives as well."""
+
+    method: str
+    """As NAME[:k=v,...]."""
+    source: str
+    """The paper and the place in it."""
+    what: str
+    """What is counted or measured, in words."""
+    metric: str
+    """What of the costs it is: a name of `published.METRICS`."""
+    shape: str | dict[str, Any]
+    """The model: a name, or fields of a configuration."""
+    deployment: dict[str, Any] = field(default_factory=dict)
+    """What differs from one device, and from a context of 4096."""
+    value: float | int
+    """As published."""
+    upper: float | int | None = None
+    """The upper end where a range is published."""
+    why: str
+    """Why ours differs, or `equal`."""
 
 
 class Study(NamedTuple):
@@ -251,16 +280,34 @@ class Trust(NamedTuple):
         return math.exp(self.log_speed_up)
 
 
+class Advised(NamedTuple):
+    """Somebody's advice.
+
+    Attributes:
+        goal: what for.
+        method: the name of it.
+        source: who says so.
+    """
+
+    goal: str
+    method: str
+    source: str
+
+
 class Evidence(NamedTuple):
     """A file of records.
 
     Attributes:
         law: of loss and compute.
         records: in the file's order.
+        figures: published beside what the cost model gives.
+        advice: what papers advise.
     """
 
     law: Law
     records: tuple[Record, ...]
+    figures: tuple[Figure, ...] = ()
+    advice: tuple[Advised, ...] = ()
 
     def of(self, name: str, form: str | None = None) -> tuple[Record, ...]:
         """The records of a method, of one form if one is given; the statement that there is none fits every form."""
@@ -296,19 +343,18 @@ def read_evidence(path: str | Path | None = None) -> Evidence:
         raise ValueError(f"there is no evidence file {path}") from None
     except ValueError as error:
         raise ValueError(f"{path} is not a JSON document: {error}") from error
-    if not isinstance(found, dict) or set(found) != {"law", "records"}:
-        raise ValueError(f"{path} is no evidence file: it needs law and records, and nothing else")
-    records = []
-    for number, fields in enumerate(found["records"]):
-        try:
-            records.append(_record(fields))
-        except ValueError as error:
-            raise ValueError(f"{path}: record {number} ({_called(fields)}): {error}") from error
-    return Evidence(_law(path, found["law"]), tuple(records))
-
-
-def _called(fields: Any) -> str:
-    return str(fields.get("method", "no method")) if isinstance(fields, dict) else "not an object"
+    if not isinstance(found, dict) or not {"law", "records"} <= set(found) <= set(Evidence._fields):
+        raise ValueError(f"{path} is no evidence file: it needs law and records, and may have figures and advice")
+    lists = {name: found.get(name, []) for name in ("records", "figures", "advice")}
+    for name, entries in lists.items():
+        if not isinstance(entries, list):
+            raise ValueError(f"{path}: {name} must be a list, got {entries!r:.60}")
+    return Evidence(
+        _law(path, found["law"]),
+        tuple(_entry(Record, path, "record", n, fields) for n, fields in enumerate(lists["records"])),
+        tuple(_entry(Figure, path, "figure", n, fields) for n, fields in enumerate(lists["figures"])),
+        tuple(_advised(path, n, fields) for n, fields in enumerate(lists["advice"])),
+    )
 
 
 def _law(path: Path, fields: Any) -> Law:
@@ -322,21 +368,30 @@ def _law(path: Path, fields: Any) -> Law:
     return law
 
 
-def _record(fields: Any) -> Record:
-    """One record, its method checked against the library."""
-    if not isinstance(fields, dict):
-        raise ValueError("it must be an object")
-    known = {field.name for field in dataclasses.fields(Record)}
-    unknown = sorted(set(fields) - known)
-    if unknown:
-        hint = did_you_mean(unknown[0], sorted(known))
-        raise ValueError(f"unknown field {unknown[0]!r}{hint}")
-    missing = [name for name in ("method", "kind", "source") if name not in fields]
-    if missing:
-        raise ValueError(f"it has no {missing[0]}")
-    made = Record(**fields)
-    _check_method(made.method)
+Entry = TypeVar("Entry", Record, Figure)
+
+
+def _entry(kind: type[Entry], path: Path, what: str, number: int, fields: Any) -> Entry:
+    """One record or figure, its method checked against the library."""
+    called = fields.get("method", "no method") if isinstance(fields, dict) else "not an object"
+    try:
+        if not isinstance(fields, dict):
+            raise ValueError("it must be an object")
+        needed = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING]
+        if missing := [name for name in needed if name not in fields]:
+            raise ValueError(f"it has no {missing[0]}")
+        made = kind.from_dict(fields, "it")
+        _check_method(made.method)
+    except ValueError as error:
+        raise ValueError(f"{path}: {what} {number} ({called}): {error}") from error
     return made
+
+
+def _advised(path: Path, number: int, fields: Any) -> Advised:
+    if not isinstance(fields, dict) or set(fields) != set(Advised._fields):
+        raise ValueError(f"{path}: advice {number} needs {', '.join(Advised._fields)}, got {fields!r:.60}")
+    _check_method(str(fields["method"]))
+    return Advised(**fields)
 
 
 def _check_method(text: str) -> None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from twoaxis.guide.advise import Advice, Choice
-from twoaxis.guide.candidates import Place
+from twoaxis.guide.suggest import Place
 from twoaxis.model.deployment import Deployment
 from twoaxis.model.presets import find_shape
+from twoaxis.show.numbers import seconds
 
-SMALL = "tiny"
-"""The preset on which the short list is compared: hours on a laptop, minutes on a GPU."""
+if TYPE_CHECKING:
+    from twoaxis.guide.advise import Advice, Choice
+
+SMALL = "nano"
+"""The preset on which the short list is compared: minutes on a laptop, with compare's own budget and seeds."""
+SEEDS = 3
+"""Seeds that `twoaxis compare` takes by itself."""
 
 
 class Command(NamedTuple):
@@ -22,15 +28,21 @@ class Command(NamedTuple):
     Attributes:
         why: what it tells.
         text: the command, ready for a shell.
+        seconds: about how long it takes on this machine, where that is known.
     """
 
     why: str
     text: str
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        time = "" if self.seconds is None else f"; about {seconds(self.seconds)} on this machine"
+        return f"# {self.why}{time}\n{self.text}"
 
 
-def next_steps(advice: Advice, top: int) -> tuple[Command, ...]:
-    """Commands for the first `top` methods of a ranking."""
-    chosen = advice.ranked[:top]
+def next_steps(advice: Advice) -> tuple[Command, ...]:
+    """Commands for the short list of a ranking."""
+    chosen = advice.ranked[: advice.top]
     if not chosen:
         return ()
     question = advice.question
@@ -44,17 +56,31 @@ def next_steps(advice: Advice, top: int) -> tuple[Command, ...]:
     )
     if retrofit:
         steps += [step for choice in chosen for step in _retrofit(question.shape, choice)]
-    place = Place(find_shape(SMALL), "scratch", gpu=False)
-    small = [word for choice in chosen for word in (_flag(choice), choice.candidate.spell(place))]
-    shared = ("--preset", SMALL, "--seeds", "5", "--lr", "1e-3,2e-3,4e-3", "--controls")
+    place = Place(find_shape(SMALL))
+    small = [word for choice in chosen for word in (_flag(choice), choice.candidate.spelled(place).method)]
     steps.append(
         Command(
-            "whether they help at all: a small model, five seeds, a learning rate for each, controls "
-            "(add --data FOLDER; --dry-run tells how long it takes)",
-            _join("compare", "--out", "runs/advice", *small, *shared),
+            "whether they help at all, on a small model (--data FOLDER for your own text; the thorough form has "
+            "--seeds 5 --controls --lr 1e-3,2e-3,4e-3 and takes many times as long: --dry-run tells)",
+            _join("compare", "--out", "runs/advice", *small, "--preset", SMALL, "--data", "stdlib"),
+            comparison_seconds(len(chosen)),
         )
     )
     return tuple(steps)
+
+
+@cache
+def comparison_seconds(methods: int) -> float:
+    """About how long the plain residual and so many methods take, from steps of the plain one on this machine."""
+    from twoaxis.comparison.budget import measure_speeds
+    from twoaxis.comparison.forecast import START
+    from twoaxis.comparison.runner.launchers import default_jobs
+    from twoaxis.training.config import TrainConfig
+
+    config = TrainConfig(preset=SMALL, data=("stdlib",))
+    speed = measure_speeds({"plain": config}, find_shape(SMALL).vocab_size, rounds=1, steps=1)["plain"].median
+    tokens = config.total_steps * config.tokens_per_step + 10 * config.eval_examples * config.context / 3
+    return (1 + methods) * SEEDS * (START + tokens / speed) / default_jobs(config.device)[0]
 
 
 def _source(shape: str) -> str:

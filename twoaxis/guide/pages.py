@@ -1,24 +1,31 @@
-"""What the atlas shows: the map, a method's page, and the whole of it for the docs."""
+"""What is shown of the map: the tables, a method's page, and the whole of it for the docs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import twoaxis
-from twoaxis.depth.stream import Stream
-from twoaxis.guide.columns import COLUMNS, GROUPS, TITLES, choose, table
-from twoaxis.guide.entries import Entry, Measured, block_parameters, entries, make_shape
 from twoaxis.guide.evidence import read_evidence, sentences
+from twoaxis.guide.map import (
+    GROUPS,
+    MEANINGS,
+    TITLES,
+    Entry,
+    block_parameters,
+    choose,
+    entries,
+    header,
+    make_shape,
+    table,
+    text,
+)
 from twoaxis.guide.source import notes, options
 from twoaxis.model.config import ModelConfig
 from twoaxis.show import markdown, numbers
 from twoaxis.show.document import Block, Column, Document, Heading, Items, Prose, Showable, Table
 from twoaxis.show.document import table as make_table
-
-COMMAND = "python -m twoaxis.guide > docs/methods.md"
-"""What writes the docs."""
 
 
 def setting(shape: ModelConfig) -> str:
@@ -30,7 +37,7 @@ def setting(shape: ModelConfig) -> str:
         f"Costs are for {shape.num_hidden_layers} blocks of width {shape.hidden_size} with {heads} of width "
         f"{shape.head_size}{kv} and MLPs of hidden width {shape.hidden_width(0)}: attention and MLP matrices of "
         f"{body:,} parameters and {2 * body:,} FLOPs per token. "
-        "Every method has its default options. Not counted: the pre-norms of a mixer's own site and of additional ways."
+        "Every method has its default options."
     )
 
 
@@ -95,8 +102,10 @@ class MethodPage(Showable):
 def page(entry: Entry, level: int) -> list[Block]:
     """What stands under a method's heading, which has a level."""
     card, said = entry.card, notes(entry.method)
-    kind = "stream" if issubclass(entry.method, Stream) else "mixer"
-    blocks: list[Block] = [Prose(f"**{card.title}**: a {kind} on the {card.axis} axis, {card.year}.")]
+    blocks: list[Block] = [
+        Prose(f"**{card.title}** ({card.paper}, {card.year}): {card.purpose}."),
+        Prose(f"A {entry.axis} on the {card.axis} axis."),
+    ]
     blocks += [Prose(said.summary), *said.body] if said.summary else []
     blocks += [Heading("On the map", level + 1), _facts(entry)]
     blocks += [Heading("Options", level + 1), *_options(entry)]
@@ -110,9 +119,9 @@ def page(entry: Entry, level: int) -> list[Block]:
 
 
 def _facts(entry: Entry) -> Table:
-    told = {"title", "axis", "year", *GROUPS["cost"]}
-    chosen = [COLUMNS[key] for keys in GROUPS.values() for key in keys if key not in told]
-    return make_table(("column", Column("value", number=False)), [(c.header, c.text(entry)) for c in chosen])
+    told, row = {"axis", *GROUPS["about"], *GROUPS["cost"]}, entry.row()
+    chosen = [key for keys in GROUPS.values() for key in keys if key not in told]
+    return make_table(("column", Column("value", number=False)), [(header(k), text(k, row[k])) for k in chosen])
 
 
 def _options(entry: Entry) -> list[Block]:
@@ -125,7 +134,7 @@ def _options(entry: Entry) -> list[Block]:
         blocks.append(make_table(heads, [(o.name, o.type, o.default, o.meaning) for o in found]))
     else:
         blocks.append(Prose("None of its own."))
-    if issubclass(entry.method, Stream):
+    if entry.axis == "stream":
         blocks.append(
             Prose(
                 "As every stream also `placement` (which blocks and sites use it) and `blend` (start as the plain "
@@ -136,21 +145,16 @@ def _options(entry: Entry) -> list[Block]:
 
 
 def _costs(entry: Entry) -> list[Block]:
-    measured = (entry.default, *entry.variants())
-    keys = ("parameters", "flops", "reads", "live", "kept")
+    measured, keys = entry.variants(), ("parameters", "flops", "live", "kept")
     rows = [
-        (
-            written(m.options),
-            *(numbers.whole(m.cost and getattr(m.cost, k)) for k in keys),
-            m.neutral or numbers.NOTHING,
-        )
+        (written(m.options), *(numbers.whole(getattr(m, key)) for key in keys), m.neutral or numbers.NOTHING)
         for m in measured
     ]
     options, neutral = Column("options", number=False, code=True), Column("neutral", number=False)
     shape = entry.shape
     blocks: list[Block] = [
         Prose(f"For {shape.num_hidden_layers} blocks of width {shape.hidden_size}:"),
-        make_table((options, *(COLUMNS[k].header for k in keys), neutral), rows),
+        make_table((options, *map(header, keys), neutral), rows),
     ]
     problems = tuple(f"`{written(m.options)}`: {m.problem}" for m in measured if m.problem)
     return [*blocks, Items(problems)] if problems else blocks
@@ -172,15 +176,14 @@ def docs() -> str:
             "Every residual stream and local mixer stands here on one map, in the same words: which axis it reads "
             "along, what it reads, how it weighs and where the result goes. "
             "The cells come from the cards in the code, and the costs are those of modules built for one shape, not "
-            "estimates. "
-            f"This file is written by `{COMMAND}`; `twoaxis methods` prints the same for any shape, "
+            "estimates. This file is written by `make docs`; `twoaxis methods` prints the same for any shape, "
             "`twoaxis methods NAME` one page."
         ),
     ]
     rows = entries(shape)
     for name, keys in GROUPS.items():
         blocks += [Heading(TITLES[name]), table(rows, keys, link=True)]
-    meanings = tuple(f"**{c.header}**: {c.meaning}" for keys in GROUPS.values() for c in map(COLUMNS.__getitem__, keys))
+    meanings = tuple(f"**{header(key)}**: {MEANINGS[key]}" for keys in GROUPS.values() for key in keys)
     blocks += [Prose(setting(shape)), Heading("What the columns mean"), Items(meanings)]
     for row in rows:
         blocks += [Heading(row.name), *page(row, level=2)]
@@ -210,24 +213,12 @@ def _plain(shape: ModelConfig, rows: Sequence[Entry]) -> dict[str, Any]:
 def _plain_entry(entry: Entry) -> dict[str, Any]:
     return {
         "name": entry.name,
-        "kind": "stream" if issubclass(entry.method, Stream) else "mixer",
-        **asdict(entry.card),
-        **{key: COLUMNS[key].value(entry) for key in GROUPS["cost"]},
+        "kind": entry.axis,
+        **entry.row(),
         "dead": dict(entry.default.dead),
         "problem": entry.default.problem,
         "summary": notes(entry.method).summary,
         "published": [record.to_dict() for record in read_evidence().of(entry.name)],
         "options": [o._asdict() for o in options(entry.method.Config)],
-        "variants": [_plain_variant(m) for m in (entry.default, *entry.variants())],
-    }
-
-
-def _plain_variant(measured: Measured) -> dict[str, Any]:
-    cost = {} if measured.cost is None else measured.cost._asdict()
-    return {
-        "options": dict(measured.options),
-        **cost,
-        "neutral": measured.neutral,
-        "dead": dict(measured.dead),
-        "problem": measured.problem,
+        "variants": [m._asdict() for m in entry.variants()],
     }

@@ -16,7 +16,7 @@ class Deployment(Options):
     """Devices, batch sizes and precision."""
 
     hardware: str = "h100"
-    """A device by name (a100, h100, h200, b200), or a profile that --calibrate wrote."""
+    """A device by name (a100, h100, h200, b200), here for this machine, or a file that --save wrote."""
     data_parallel: Count = 1
     """Replicas; the optimiser's state is spread over them."""
     tensor_parallel: Count = 1

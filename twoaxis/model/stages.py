@@ -3,11 +3,9 @@
     P = 2 stages, V = 2 virtual ones      chunk 0    chunk 1    chunk 2    chunk 3
                                           stage 0 ─► stage 1 ─► stage 0 ─► stage 1
 
-- **naive**: each boundary carries the whole packed state.
+- **whole**: each boundary carries the whole packed state.
 - **cached**: a stage keeps what it received or made in its earlier chunks, so a boundary carries only tensors that its
   receiver does not have. Without virtual stages nothing is saved.
-- **recomputed**: nothing of the state is sent but the tokens; each chunk runs all earlier blocks again. It needs their
-  weights on every stage, and the operations are given beside the bytes.
 
 Gradients take the same way back, so training moves twice the bytes.
 """
@@ -25,9 +23,6 @@ from twoaxis.depth.stream import Applied, Seen
 from twoaxis.depth.walk import apply_nothing, visit
 from twoaxis.model.decoder import Trunk
 
-TOKEN = 8
-"""Bytes of a token's number."""
-
 
 class Boundary(NamedTuple):
     """One transfer between chunks.
@@ -38,7 +33,7 @@ class Boundary(NamedTuple):
         receiver: the stage that receives.
         tensors: of the packed state, by numbers that stay the same where the tensor does.
         sent: those the receiver does not have.
-        naive: bytes per token of the whole state.
+        whole: bytes per token of the whole state.
         cached: bytes per token of what the receiver does not have.
     """
 
@@ -47,7 +42,7 @@ class Boundary(NamedTuple):
     receiver: int
     tensors: tuple[int, ...]
     sent: tuple[int, ...]
-    naive: int
+    whole: int
     cached: int
 
 
@@ -59,19 +54,17 @@ class Pipeline(NamedTuple):
         virtual: V.
         boundaries: in order.
         held: for each stage, bytes per token of received state that its chunks keep, each tensor once.
-        recomputed_share: forward passes of all blocks that recomputing would add.
     """
 
     stages: int
     virtual: int
     boundaries: tuple[Boundary, ...]
     held: tuple[int, ...]
-    recomputed_share: float
 
     @property
-    def naive(self) -> int:
+    def whole(self) -> int:
         """Bytes per token over all boundaries."""
-        return sum(b.naive for b in self.boundaries)
+        return sum(b.whole for b in self.boundaries)
 
     @property
     def cached(self) -> int:
@@ -79,25 +72,20 @@ class Pipeline(NamedTuple):
         return sum(b.cached for b in self.boundaries)
 
     @property
-    def recomputed(self) -> int:
-        """Bytes per token over all boundaries: the token's number."""
-        return TOKEN * len(self.boundaries)
-
-    @property
-    def worst_naive(self) -> int:
+    def worst_whole(self) -> int:
         """Bytes per token over the busiest boundary."""
-        return max((b.naive for b in self.boundaries), default=0)
+        return max((b.whole for b in self.boundaries), default=0)
 
     @property
     def worst_cached(self) -> int:
         """Bytes per token over the busiest boundary."""
         return max((b.cached for b in self.boundaries), default=0)
 
-    def received(self, cached: bool = True) -> int:
-        """Bytes per token that the busiest stage receives in a forward pass."""
+    def received(self) -> int:
+        """Bytes per token that the busiest stage receives in a forward pass, cached."""
         by_stage = [0] * self.stages
         for b in self.boundaries:
-            by_stage[b.receiver] += b.cached if cached else b.naive
+            by_stage[b.receiver] += b.cached
         return max(by_stage)
 
 
@@ -119,7 +107,7 @@ def plan(trunk: Trunk, stages: int, virtual: int = 1) -> Pipeline:
             received[stage] |= missing
         has[stage] |= state | entering[chunk + 1]
     held = tuple(sum(tensors.values()) for tensors in received)
-    return Pipeline(stages, virtual, tuple(found), held, sum(range(chunks)) / chunks)
+    return Pipeline(stages, virtual, tuple(found), held)
 
 
 def _sizes(tensors: tuple[Tensor, ...], numbers: dict[tuple[int, int], int]) -> dict[int, int]:

@@ -92,6 +92,8 @@ class Canon(ShortConv):
     )
     card = Card(
         title="Canon layers",
+        purpose="depthwise convolutions over four tokens at four points of every block, each with its residual",
+        goal="mixing",
         axis="sequence",
         source="token",
         value="tokens in the window",

@@ -106,8 +106,11 @@ class DynamicConv(LocalOperator):
         {"where": "branch", "residual": False, "rank": 2},
         {"where": "residual", "kernel": 1, "rank": 1},
     )
+    aliases = ("dynamicshortconv",)
     card = Card(
         title="Dynamic ShortConv",
+        purpose="convolutions over four tokens on queries, keys and values, with filters made of the current token",
+        goal="mixing",
         axis="sequence",
         source="token",
         query="the current token",

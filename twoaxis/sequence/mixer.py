@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, Quantity
+from twoaxis.base.method import Card, Quantity, Suggestion
 from twoaxis.base.options import from_fields
 from twoaxis.ring import Ring
 
@@ -66,8 +66,12 @@ class LocalOperator(nn.Module):
     """What the registry calls it."""
     Config: ClassVar[type]
     """Its options: a frozen keyword-only dataclass."""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Names that people use, in small letters without separators; `name:k=v` where one stands for options too."""
     card: ClassVar[Card]
     """Its row of the map of methods."""
+    suggestions: ClassVar[tuple[Suggestion, ...]] = (Suggestion(),)
+    """The forms that advice proposes."""
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     """Options that between them use every part of the operator: what certificates and conformance tests run."""
     neutral_options: ClassVar[Mapping[str, Any]] = {}

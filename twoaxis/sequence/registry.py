@@ -17,7 +17,6 @@ MIXERS: Registry[LocalOperator] = Registry(
         "canon": "twoaxis.sequence.canon:Canon",
         "dynamic_conv": "twoaxis.sequence.dynamic_conv:DynamicConv",
     },
-    {"swa": "short_swa", "conv": "short_conv", "dynamicshortconv": "dynamic_conv"},
 )
 
 

@@ -110,8 +110,11 @@ class ShortConv(LocalOperator):
         {"kernel": 5, "where": "qkv", "bias": True, "residual": True, "activation": "none", "start": "uniform"},
     )
     neutral_options = {"residual": True}  # noqa: RUF012  at "qkv", whose published form replaces the projections
+    aliases = ("conv",)
     card = Card(
         title="ShortConv",
+        purpose="a depthwise convolution over four tokens as a sub-layer of its own",
+        goal="mixing",
         axis="sequence",
         source="token",
         value="tokens in the window",

@@ -39,7 +39,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, Quantity
+from twoaxis.base.method import Card, Quantity, Shape, Suggestion
 from twoaxis.base.options import Count, Options, Positive, between
 from twoaxis.kernels.precision import widen
 from twoaxis.ring import Ring
@@ -82,6 +82,17 @@ class ShortSWAConfig(Options):
             raise ValueError(f"rotary positions need an even head_width, got {self.head_width}; or set rope=False")
 
 
+def _window(shape: Shape) -> int:
+    """A window of one tile of a GPU's kernels, or a short one where shorter is faster."""
+    return 128 if shape.gpu else 16
+
+
+def _thin(width: int) -> dict[str, int]:
+    """A width in even heads of at most 64."""
+    size = min(64, width) // 2 * 2
+    return {"heads": max(1, width // size), "head_width": size}
+
+
 class ShortSWA(LocalOperator):
     """The operator: `ShortSWA(768, window=16, heads=2, head_width=32)`."""
 
@@ -94,8 +105,11 @@ class ShortSWA(LocalOperator):
         {"window": 4, "kv_heads": 2, "sink": True, "qk_norm": True, "start": "normal"},
         {"window": 20, "heads": 2, "head_width": 4, "where": "branch", "start": "normal"},
     )
+    aliases = ("swa",)
     card = Card(
         title="ShortSWA",
+        purpose="attention over a short window of tokens before each global attention",
+        goal="mixing",
         axis="sequence",
         source="token",
         query="the current token's read",
@@ -112,6 +126,20 @@ class ShortSWA(LocalOperator):
         token_state="last w-1 keys and values",
         paper="Zhang, Residual Stream Duality, arXiv 2603.16039",
         year=2026,
+    )
+    suggestions = (
+        Suggestion(
+            options=lambda shape: {
+                "window": _window(shape),
+                "heads": shape.even_heads,
+                "kv_heads": shape.even_kv_heads,
+            }
+        ),
+        Suggestion(
+            "thin",
+            "the same with an eighth of the width, because the projections are what it costs",
+            lambda shape: {"window": _window(shape), **_thin(max(2, shape.width // 8))},
+        ),
     )
 
     def __init__(self, channels: int, config: ShortSWAConfig | None = None, **options: Any) -> None:

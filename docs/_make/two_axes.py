@@ -1,23 +1,21 @@
 """The same operator on both axes, counted and measured: the numbers and figures of docs/two_axes.md.
 
-    python -m twoaxis.guide.two_axes --out docs/figures --page docs/two_axes.md
+    python -m docs._make.two_axes          counts and measures anew; `make docs` then writes the page and the figures
 
     sequence   short_swa: before the attention of every block, a token reads the last w tokens
     depth      depth_attention: before every block, a token reads its own last K states
 
 Both have projections of their own in every block, the same heads and the same window, and both are
 `twoaxis.window_attention`. Counts are of a public shape and exact; times and memory are measured on this machine with
-small decoders, in turns, as ratios to the plain one. `--out` gets two_axes.json and the figures, `--page` its tables.
+small decoders, in turns, as ratios to the plain one. All of it is kept in docs/figures/two_axes.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 SEED = 0
@@ -191,10 +189,10 @@ def by_stages(base: Any) -> list[dict[str, Any]]:
         with torch.device("meta"):
             trunk = Trunk(configure(base, method)).to(torch.bfloat16)
         for row in rows:
-            row[method] = {"naive": plan(trunk, row["stages"]).naive}
+            row[method] = {"whole": plan(trunk, row["stages"]).whole}
             if base.num_hidden_layers % (2 * row["stages"]) == 0:
                 virtual = plan(trunk, row["stages"], 2)
-                row[method] |= {"virtual": virtual.naive, "cached": virtual.cached}
+                row[method] |= {"virtual": virtual.whole, "cached": virtual.cached}
     return rows
 
 
@@ -363,36 +361,8 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Count, measure, and write the figures and the tables."""
-    parser = argparse.ArgumentParser(
-        prog="python -m twoaxis.guide.two_axes", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder for two_axes.json and the figures")
-    parser.add_argument("--page", metavar="FILE", help="Markdown file whose tables are written anew")
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each measurement (7)")
-    parser.add_argument("--draw-only", action="store_true", help="take the numbers from two_axes.json as they are")
-    given = parser.parse_args(arguments)
-    from twoaxis.base.files import read_json, write_json
-    from twoaxis.guide.two_axes_page import write_figures, write_page
-
-    if given.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {given.rounds}")
-    folder = Path(given.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "two_axes.json"
-    if given.draw_only:
-        document = read_json(path)
-    else:
-        document = counted() | {"measured": measured(given.rounds, lambda text: print(text, file=sys.stderr))}
-        write_json(path, document)
-    for name in write_figures(folder, document):
-        print(folder / name)
-    if given.page is not None:
-        write_page(Path(given.page), document)
-        print(given.page)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    from docs._make.two_axes_page import DATA
+    from twoaxis.base.files import write_json
+
+    write_json(DATA, counted() | {"measured": measured(7, lambda text: print(text, file=sys.stderr))})

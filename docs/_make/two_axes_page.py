@@ -1,23 +1,18 @@
-"""The figures and the tables of docs/two_axes.md, from the numbers of `two_axes`.
-
-In the page every number stands between a pair of comments, and only what stands there is written:
-
-    <!-- numbers: window -->
-    ...
-    <!-- end -->
-"""
+"""The figures and the tables of docs/two_axes.md, from the numbers of `two_axes`."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from twoaxis.guide.line_svg import Line, Panel, draw
+from twoaxis.base.files import read_json
+from twoaxis.show import figures as drawing
 from twoaxis.show import markdown
+from twoaxis.show.charts import Axis, Chart, Line, Panel
 from twoaxis.show.document import Block, Column, Document, Items, Prose, table
 from twoaxis.show.numbers import si
 
+DATA = Path(__file__).parents[1] / "figures" / "two_axes.json"
 COLOURS = {
     "plain": 0,
     "sequence": 1,
@@ -30,23 +25,18 @@ COLOURS = {
 }
 LABELS = {"sequence": "sequence (short_swa)", "depth": "depth (depth_attention)", "plain": "plain residual"}
 BOTH = "plain residual, and sequence (short_swa)"
-MARK = re.compile(r"(<!-- numbers: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def write_page(path: Path, document: dict[str, Any]) -> None:
-    """Write the numbers of a page anew."""
-    from twoaxis.base.files import write_text
-
-    write_text(path, filled(path.read_text(encoding="utf-8"), document))
+def stored() -> dict[str, Any]:
+    """The numbers as they were counted and measured last."""
+    return read_json(DATA)
 
 
-def filled(page: str, document: dict[str, Any]) -> str:
-    """The page with all its numbers from `document`."""
-    made = {name: markdown.render(Document("", tuple(make(document)))) for name, make in PARTS.items()}
-    wanted = {match[1] for match in MARK.findall(page)}
-    if wanted != set(made):
-        raise ValueError(f"the page has numbers for {sorted(wanted)}, there are numbers for {sorted(made)}")
-    return MARK.sub(lambda match: f"{match[1]}\n{made[match[2]]}\n{match[3]}", page)
+def text(part: str, document: dict[str, Any]) -> str:
+    """One part of the page."""
+    if part not in PARTS:
+        raise ValueError(f"there are no numbers for {part!r}; there are numbers for {', '.join(PARTS)}")
+    return markdown.render(Document("", tuple(PARTS[part](document))))
 
 
 # The tables and sentences.
@@ -135,9 +125,9 @@ def _steps(d: dict[str, Any]) -> list[Block]:
     return [
         table(headers, rows),
         Prose(
-            f"Real training steps as ratios to the plain decoder, measured in turns: width {model['width']}, "
-            f"{model['heads']} heads; where they do not grow, {measured['steps'][0]['blocks']} blocks (8 for the "
-            f"context), 256 tokens, window {d['window']}. {measured['hardware']}, seed {measured['seed']}."
+            f"Real training steps as ratios to the plain decoder, measured in turns: width {model['hidden_size']}, "
+            f"{model['num_attention_heads']} heads; where they do not grow, {measured['steps'][0]['blocks']} blocks (8 "
+            f"for the context), 256 tokens, window {d['window']}. {measured['hardware']}, seed {measured['seed']}."
         ),
     ]
 
@@ -192,7 +182,7 @@ def _context(d: dict[str, Any]) -> list[Block]:
 
 def _stages(d: dict[str, Any]) -> list[Block]:
     names = [name for name in d["by_stages"][0] if name != "stages"]
-    rows = tuple((str(row["stages"]), *(si(row[name]["naive"]) for name in names)) for row in d["by_stages"])
+    rows = tuple((str(row["stages"]), *(si(row[name]["whole"]) for name in names)) for row in d["by_stages"])
     row = next(row for row in d["by_stages"] if row["stages"] == 8)
     cells = tuple(
         (
@@ -245,84 +235,68 @@ PARTS = {
 # The figures.
 
 
-def write_figures(folder: Path, document: dict[str, Any]) -> list[str]:
-    """Draw everything; returns the names of the files."""
-    from twoaxis.base.files import write_text
-
-    made = figures(document)
-    for name, text in made.items():
-        write_text(folder / name, text)
-    return list(made)
-
-
 def figures(document: dict[str, Any]) -> dict[str, str]:
     """The figures as SVG, by file name."""
-    return {
-        "two_axes_window.svg": _window_figure(document),
-        "two_axes_depth.svg": _depth_figure(document),
-        "two_axes_context.svg": _context_figure(document),
-        "two_axes_stages.svg": _stages_figure(document),
-        "two_axes_steps.svg": _steps_figure(document),
-    }
+    made = (_window_chart, _depth_chart, _context_chart, _stages_chart, _steps_chart)
+    return {f"{chart.name}.svg": drawing.svg(chart) for chart in (make(document) for make in made)}
 
 
 def _line(name: str, points: list[tuple[float, float]], label: str | None = None, dashed: bool = False) -> Line:
-    return Line(label or LABELS.get(name, name), tuple(points), COLOURS[name], dashed)
+    x, y = zip(*points, strict=True)
+    return Line(label or LABELS.get(name, name), x, y, colour=COLOURS.get(name), dashed=dashed)
 
 
-def _bytes(size: float) -> str:
-    return si(size).replace(".0 ", " ")
+def _panel(title: str, x: str, lines: list[Line], unit: str, scale: Literal["linear", "log"] = "linear") -> Panel:
+    y = Axis("", unit, scale, low=None if scale == "log" else 0)
+    return Panel("lines", title, Axis(x, "whole", "log2"), y, tuple(lines))
 
 
-def _window_figure(d: dict[str, Any]) -> str:
+def _window_chart(d: dict[str, Any]) -> Chart:
     moved = [_line(m, [(row["window"], row[m]["moved"]) for row in d["by_window"]]) for m in ("sequence", "depth")]
-    timed = [
-        _line(m, [(row["window"], row[m]) for row in d["measured"]["reads"]])
-        for m in ("sequence", "depth", "depth, all layers at once")
-    ]
+    names = ("sequence", "depth", "depth, all layers at once")
+    timed = [_line(m, [(row["window"], row[m]) for row in d["measured"]["reads"]]) for m in names]
     panels = (
-        Panel("bytes a read must move, per token and block", "window", tuple(moved), False, _bytes),
-        Panel("measured: ns per token and layer", "window", tuple(timed), False, lambda y: f"{y:,.0f}"),
+        _panel("bytes a read must move, per token and block", "window", moved, "bytes"),
+        _panel("measured: ns per token and layer", "window", timed, "whole"),
     )
-    return draw(panels, "Bytes and time of one read against the window, along the sequence and along depth")
+    return Chart("two_axes_window", "Bytes and time of one read against the window", (panels,))
 
 
-def _depth_figure(d: dict[str, Any]) -> str:
+def _depth_chart(d: dict[str, Any]) -> Chart:
     names = ("plain", "depth", "attention residuals, full", "attention residuals, blocks")
     labels = {"plain": BOTH, "attention residuals, blocks": "attention residuals, eight blocks or a window of eight"}
     lines = [_line(n, [(row["blocks"], row[n]) for row in d["by_depth"]], labels.get(n)) for n in names]
     steps = [row for row in d["measured"]["steps"] if row["grows"] == "blocks"]
     memory = [_line(m, [(row["size"], row[m]["memory"]) for row in steps]) for m in ("sequence", "depth")]
     panels = (
-        Panel("state alive per token", "blocks", tuple(lines), True, _bytes),
-        Panel("measured: activations, ratio to plain", "blocks", tuple(memory), False, lambda y: f"{y:g}x"),
+        _panel("state alive per token", "blocks", lines, "bytes", "log"),
+        _panel("measured: activations, ratio to plain", "blocks", memory, "times"),
     )
-    return draw(panels, "State per token and measured activations against depth")
+    return Chart("two_axes_depth", "State per token and measured activations against depth", (panels,))
 
 
-def _context_figure(d: dict[str, Any]) -> str:
+def _context_chart(d: dict[str, Any]) -> Chart:
     rows = d["by_context"]
-    kept = (
-        Line("keys and values of the attention", tuple((r["context"], r["keys and values"]) for r in rows), 0),
+    kept = [
+        _line("plain", [(r["context"], r["keys and values"]) for r in rows], "keys and values of the attention"),
         _line("sequence", [(r["context"], r["ring"]) for r in rows]),
-    )
+    ]
     live = [_line(n, [(r["context"], r["prefill"][n]) for r in rows]) for n in ("sequence", "depth")]
     live += [
         _line(n, [(r["context"], r["chunked"][n]) for r in rows], f"{LABELS[n]}, in chunks", dashed=True)
         for n in ("sequence", "depth")
     ]
     panels = (
-        Panel("kept between tokens (depth: nothing)", "context", kept, True, _bytes),
-        Panel("state alive while a prompt is read", "context", tuple(live), True, _bytes),
+        _panel("kept between tokens (depth: nothing)", "context", kept, "bytes", "log"),
+        _panel("state alive while a prompt is read", "context", live, "bytes", "log"),
     )
-    return draw(panels, "Caches and live state against the context")
+    return Chart("two_axes_context", "Caches and live state against the context", (panels,))
 
 
-def _stages_figure(d: dict[str, Any]) -> str:
+def _stages_chart(d: dict[str, Any]) -> Chart:
     names = ("plain", "depth", "attention residuals, full", "attention residuals, blocks")
-    labels = {"plain": BOTH}
-    rows = d["by_stages"]
-    whole = [_line(n, [(r["stages"], r[n]["naive"]) for r in rows], labels.get(n)) for n in names]
+    rows, labels = d["by_stages"], {"plain": BOTH}
+    whole = [_line(n, [(r["stages"], r[n]["whole"]) for r in rows], labels.get(n)) for n in names]
     cut = [r for r in rows if "cached" in r["plain"]]
     virtual = [_line(n, [(r["stages"], r[n]["virtual"]) for r in cut], labels.get(n)) for n in names]
     virtual += [
@@ -330,16 +304,16 @@ def _stages_figure(d: dict[str, Any]) -> str:
         for n in ("attention residuals, full", "attention residuals, blocks")
     ]
     panels = (
-        Panel("bytes per token over all boundaries", "pipeline stages", tuple(whole), True, _bytes),
-        Panel("the same with two virtual stages each", "pipeline stages", tuple(virtual), True, _bytes),
+        _panel("bytes per token over all boundaries", "pipeline stages", whole, "bytes", "log"),
+        _panel("the same with two virtual stages each", "pipeline stages", virtual, "bytes", "log"),
     )
-    return draw(panels, "Pipeline traffic against the number of stages")
+    return Chart("two_axes_stages", "Pipeline traffic against the number of stages", (panels,))
 
 
-def _steps_figure(d: dict[str, Any]) -> str:
+def _steps_chart(d: dict[str, Any]) -> Chart:
     panels = []
     for grows in ("window", "blocks", "context"):
         rows = [row for row in d["measured"]["steps"] if row["grows"] == grows]
-        lines = tuple(_line(m, [(row["size"], row[m]["time"]) for row in rows]) for m in ("sequence", "depth"))
-        panels.append(Panel("training step, ratio to plain", grows, lines, False, lambda y: f"{y:g}x"))
-    return draw(panels, "Measured time of a training step against window, depth and context")
+        lines = [_line(m, [(row["size"], row[m]["time"]) for row in rows]) for m in ("sequence", "depth")]
+        panels.append(_panel("training step, ratio to plain", grows, lines, "times"))
+    return Chart("two_axes_steps", "Measured time of a training step", (tuple(panels),))

@@ -1,0 +1,131 @@
+"""What advice chooses from: the forms that methods suggest in their own files, spelled for a decoder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from twoaxis.base.method import Card, Shape, Suggestion
+from twoaxis.base.spec import spell
+
+if TYPE_CHECKING:
+    from twoaxis.model.config import ModelConfig
+    from twoaxis.model.variant import Contender
+
+Goal = Literal["any", "shortcut", "mixing", "retrieval"]
+Start = Literal["scratch", "retrofit"]
+EXACT = ("bitwise", "rounding")
+"""Neutral classes at which a retrofitted model gives the source's logits."""
+
+
+class Place(NamedTuple):
+    """Where a method is wanted.
+
+    Attributes:
+        config: the decoder.
+        start: from scratch or onto a trained model.
+        gpu: whether it runs on a GPU.
+    """
+
+    config: ModelConfig
+    start: Start = "scratch"
+    gpu: bool = False
+
+
+class Candidate(NamedTuple):
+    """A method in one form.
+
+    Attributes:
+        name: of the stream or mixer.
+        axis: stream or mixer.
+        card: of the method.
+        suggestion: the form.
+        neutral_options: of the method.
+    """
+
+    name: str
+    axis: Literal["stream", "mixer"]
+    card: Card
+    suggestion: Suggestion
+    neutral_options: dict[str, Any]
+
+    @property
+    def form(self) -> str:
+        """As the records call it."""
+        return self.suggestion.form
+
+    @property
+    def title(self) -> str:
+        """Name and form."""
+        return f"{self.name} ({self.form})" if self.form else self.name
+
+    @property
+    def why(self) -> str:
+        """What it does."""
+        return self.suggestion.why or self.card.purpose
+
+    def spelled(self, place: Place) -> Spelled:
+        """The method with its options for a place.
+
+        On a trained model a stream that does not start plain takes its neutral options, and is faded in where these
+        are not enough.
+        """
+        config = place.config
+        sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.kv_heads)
+        shape = Shape(*sizes, place.gpu)
+        text = spell(self.name, options := self.suggestion.options(shape))
+        if place.start == "scratch" or self.axis == "mixer":
+            return Spelled(text, self._contender(text), None if place.start == "scratch" else "bitwise")
+        for extra in ({}, {k: v for k, v in self.neutral_options.items() if k not in options}):
+            text = spell(self.name, options | extra)
+            contender = self._contender(text)
+            if (neutral := _neutral(config, contender)) in EXACT:
+                return Spelled(text, contender, neutral)
+        text = spell(self.name, options)
+        contender = self._contender(text)
+        return Spelled(text, replace(contender, model={**contender.model, "blend": True}), "blend")
+
+    def _contender(self, text: str) -> Contender:
+        from twoaxis.model.variant import make_contender
+
+        return make_contender(text) if self.axis == "stream" else make_contender(None, text)
+
+
+class Spelled(NamedTuple):
+    """A candidate for one place.
+
+    Attributes:
+        method: as commands take it.
+        contender: for the cost model.
+        neutral: how it starts on a trained model: bitwise, rounding or blend; None from scratch.
+    """
+
+    method: str
+    contender: Contender
+    neutral: str | None
+
+
+def _neutral(config: ModelConfig, contender: Contender) -> str:
+    """The neutral class of a stream on a shape."""
+    import torch
+
+    from twoaxis.model.variant import with_method
+
+    with torch.device("meta"):
+        return with_method(config, contender).make_stream().neutral
+
+
+def candidates(goal: Goal = "any") -> tuple[Candidate, ...]:
+    """The forms that all registered methods suggest for a goal, in no order that matters: the ranking gives one."""
+    from twoaxis.depth.registry import STREAMS
+    from twoaxis.sequence.registry import MIXERS
+
+    found: list[Candidate] = []
+    axes: dict[Literal["stream", "mixer"], Any] = {"stream": STREAMS, "mixer": MIXERS}
+    for axis, registry in axes.items():
+        for name in registry.names():
+            method: Any = registry.find(name)
+            card = getattr(method, "card", None) or Card.blank(name)
+            if goal in ("any", card.goal):
+                found += [Candidate(name, axis, card, each, method.neutral_options) for each in method.suggestions]
+    return tuple(found)
