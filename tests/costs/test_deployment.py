@@ -42,7 +42,8 @@ def test_configuration_files(tmp_path: Path) -> None:
         True,
         99,
     )
-    ours = ModelConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, stream="denseformer")
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    ours = ModelConfig(hidden_size=32, intermediate_size=88, num_hidden_layers=2, stream="denseformer", **heads)
     (tmp_path / "ours").mkdir()
     save_decoder(tmp_path / "ours", Decoder(ours))
     assert find_shape(str(tmp_path / "ours" / "config.json")) == ours

@@ -91,7 +91,7 @@ def all_close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     assert ours.keys() == theirs.keys()
     largest = max((t.abs().max().item() for t in theirs.values() if t.numel()), default=0.0)
     for name, tensor in theirs.items():
-        close(ours[name], tensor, least=max(1e-2, largest))
+        close(ours[name], tensor, 1e-11, least=max(1e-2, largest))
 
 
 # The plan.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import twoaxis
 from tests.support.decoders import SMALL, build, sample_tokens
 from twoaxis.depth.stream import Seen, State
-from twoaxis.depth.walk import without_aux
+from twoaxis.depth.walk import apply_sublayer, without_aux
 from twoaxis.inspection.trace import Look, Trace, find_stream
 from twoaxis.model.decoder import Decoder
 
@@ -45,7 +45,8 @@ def by_hand(model: Decoder, tokens: Tensor) -> list[tuple[Any, State, Seen, Tens
         seen = stream.read(state, site)
         norm = model.site_norm(site)
         c = without_aux(seen) if norm is None else norm(seen)
-        y, _ = model.sublayer(site)(c, None, info)
+        sublayer = model.sublayer(site)
+        c, y = apply_sublayer(c, lambda given, sublayer=sublayer: sublayer(given, None, info)[0])
         found.append((site, state, seen, y, c))
         state = stream.write(state, site, y, seen, c)
     found.append((stream.layout.out, state, stream.read(state, stream.layout.out), None, None))

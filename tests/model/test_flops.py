@@ -282,7 +282,8 @@ def test_transformers_model_with_and_without_checkpointing(windows: list[int | N
     from twoaxis.model.graft import TwoAxisConfig, TwoAxisForCausalLM
 
     config = preset("nano", intermediate_size=40, hidden_size=32, head_dim=8, attention_windows=windows)
-    model = TwoAxisForCausalLM(TwoAxisConfig(text_config=to_family(config), attn_implementation="eager")).train()
+    fields: dict[str, Any] = {"text_config": to_family(config), "attn_implementation": "eager"}
+    model = TwoAxisForCausalLM(TwoAxisConfig(**fields)).train()
     tokens = torch.arange(2 * 16).view(2, 16)
     masked, chosen = masked_keys(config, 16), range(0, 4, every)
     again = sum(4 * 32 * (16 - min((windows or [None] * 4)[b] or 16, 16)) for b in chosen)

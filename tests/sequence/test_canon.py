@@ -86,7 +86,7 @@ def test_options_equal_the_block_by_hand(kernel: int, activation: bool, residual
 def test_a_set_is_the_same_in_any_order() -> None:
     assert mixer("canon", set="DBA").points == mixer("canon", set="ABD").points == ("attention", "qkv", "hidden")
     assert mixer("canon").points == tuple(LAYERS.values())
-    model = small_decoder(mixer="canon", block="parallel")
+    model = small_decoder(mixer="canon", parallel_block=True)
     assert [site.kind for site in model.stream.sites] == ["parallel", "parallel"]
 
 
