@@ -116,7 +116,7 @@ def test_every_process_makes_as_many_held_out_passes() -> None:
 @pytest.mark.parametrize("victim", ["parent", "worker", "group"])
 def test_killed_under_torchrun(victim: str, tmp_path: Path) -> None:
     """Whoever is killed, and whatever goes on for a while without it, the same command ends in the same bits."""
-    options = {"steps": "240", "batch": "4", "context": "24", "eval-examples": "4", "save-every": "4", "device": "cpu"}
+    options = {"steps": "480", "batch": "4", "context": "24", "eval-examples": "4", "save-every": "4", "device": "cpu"}
     model = ",".join(f"{name}={value}" for name, value in SHAPE.items())
     line = ["-m", "twoaxis", "train", "--no-measure-memory", "--data", "task:recall:pairs=3", "--model", model]
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *line]
