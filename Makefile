@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-all durations faults lint bench docs clean
+.PHONY: demo test test-all test-transformers test-torchtitan durations faults lint bench docs clean
 
 # torch goes in first and pinned, so that nothing after it pulls another build.
 $(READY): pyproject.toml constraints.txt
@@ -15,12 +15,14 @@ $(READY): pyproject.toml constraints.txt
 
 # The main job, small: five contenders against the plain residual on text, three of them on a task. A second run finds
 # it done.
-DEMO := --tokens 120000 --context 64 --batch 16 --lr 3e-3
+DEMO := --preset pico --tokenizer bytes --tokens 160000 --lr 6e-3
 demo: $(READY)
 	$(BIN)/twoaxis compare --out runs/demo/text --data stdlib --seeds 6 $(DEMO) --stream denseformer \
 	  --stream attention_residuals:block_size=4 --stream deep_delta --mixer short_swa:window=16 --mixer short_conv
-	$(BIN)/twoaxis compare --out runs/demo/recall --task recall --seeds 3 $(DEMO) \
+	$(BIN)/twoaxis compare --out runs/demo/recall --task recall --seeds 3 $(DEMO) --context 64 --batch 16 \
 	  --stream deep_delta --mixer short_swa:window=16 --mixer short_conv
+	@echo "The pages: runs/demo/text/report/report.html and runs/demo/recall/report/report.html. Next: docs/tutorial/index.md,"
+	@echo "or a comparison of your own: $(BIN)/twoaxis compare --help"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -33,6 +35,25 @@ test: lint
 test-all: lint
 	$(BIN)/pytest -n 2
 
+# Streams in models of transformers with the oldest version that the package asks for, installed beside the others.
+OLDEST := 5.16.0
+OLD    := $(VENV)/transformers-$(OLDEST)
+test-transformers: $(READY)
+	test -d $(OLD) || $(BIN)/pip install --quiet --disable-pip-version-check --target $(OLD) transformers==$(OLDEST)
+	PYTHONPATH=$(abspath $(OLD)) $(BIN)/pytest -n 2 -m "not slow" tests/model tests/pretrained
+
+# Our decoder in torchtitan's trainer, in an environment of its own: what torchtitan pins does not go with the rest.
+TITAN := .venv-torchtitan
+$(TITAN)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TITAN)
+	$(TITAN)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools
+	$(TITAN)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torchtitan==0.3.0 triton \
+	  pytest pytest-xdist hypothesis -e .
+	@touch $@
+
+test-torchtitan: $(TITAN)/.ready
+	$(TITAN)/bin/pytest -rP tests/torchtitan
+
 # Prints the slowest test files, in CPU seconds, and writes the table by which `make test` orders them.
 durations: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow" --record-durations
@@ -41,13 +62,15 @@ durations: $(READY)
 faults: $(READY)
 	$(BIN)/python -m tests.faults.run $(if $(ONLY),--only $(ONLY))
 
-# All figures of docs/performance.md, measured and written: about a quarter of an hour of a quiet machine.
+# All figures of docs/results/performance.md, measured and written: about a quarter of an hour of a quiet machine.
 bench: $(READY)
 	$(BIN)/python -m benchmarks --write-docs
 
-# The parts of docs/ that the library writes: the map of methods, what commands print, figures.
+# The parts of docs/ that the library writes (the map of methods, what commands print, figures), and the site in site/.
 docs: $(READY)
 	$(BIN)/python -m docs._make
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TITAN) site build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -3,13 +3,13 @@
     python -m benchmarks                      everything, about a quarter of an hour on a quiet core
     python -m benchmarks --quick              small sizes, under a minute: shows that everything runs
     python -m benchmarks --only steps windows one or several parts
-    python -m benchmarks --write-docs         afterwards put the tables into docs/performance.md
+    python -m benchmarks --write-docs         afterwards put the tables into docs/results/performance.md
 
 Figures go to runs/bench.json after every part; parts that are not run again keep the ones they have there, as long as
 machine and sizes are the same. Absolute times do not travel between machines, so only ratios are kept.
 
 The C library's allocator gives large tensors fresh pages on every call unless told otherwise; the run starts itself
-again with the setting that keeps them, which training profits from as well (see docs/performance.md).
+again with the setting that keeps them, which training profits from as well (see docs/results/performance.md).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def parts() -> dict[str, Callable[[Any], Any]]:
 
     return {
         "steps": models.steps,
+        "small_steps": models.small_steps,
         "deep_memory": models.deep_memory,
         "memory_by_depth": models.memory_by_depth,
         "memory_by_window": models.memory_by_window,
@@ -59,7 +60,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="PART", default=None, help="which parts; all unless given")
     parser.add_argument("--out", type=Path, default=None, help="the figures; runs/bench.json unless given")
     parser.add_argument("--threads", type=int, default=1, help="of torch; several are timed by the wall clock")
-    parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/performance.md")
+    parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/results/performance.md")
     options = parser.parse_args()
     if options.quick and options.write_docs:
         parser.error("--write-docs needs the full sizes; leave --quick out")
@@ -120,7 +121,7 @@ def main() -> None:
         missing = [name for name in known if name not in tables]
         if missing:
             sys.exit(f"benchmarks: the page needs all parts, {', '.join(missing)} were never run")
-        print(f"written to {write(ROOT / 'docs' / 'performance.md', document)}")
+        print(f"written to {write(ROOT / 'docs' / 'results' / 'performance.md', document)}")
 
 
 def command_line(options: argparse.Namespace) -> str:

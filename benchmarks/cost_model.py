@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
@@ -53,7 +53,7 @@ def check(rounds: int = 7) -> list[Checked]:
         spelled = [candidate.spelled(Place(SHAPE)) for candidate in candidates()]
         rows = {"standard": model.plain} | {each.method: model.of(each.contender) for each in spelled}
         guesses = {name: row.train_time.eager for name, row in rows.items()}
-        taken = take_turns({name: _step(row.shape) for name, row in rows.items()}, rounds)
+        taken = take_turns({name: _step(cast(ModelConfig, row.shape)) for name, row in rows.items()}, rounds)
     finally:
         torch.set_num_threads(threads)
     best = {name: min(times.values) for name, times in taken.items()}

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.scale import CONTENDERS, Scale, activation_peak, config, training_step
 from benchmarks.tables import Table, timed
-from benchmarks.timing import Run, exponent, interleave
+from benchmarks.timing import Run, calls, exponent, interleave
 from twoaxis import Decoder
 
 DEEP = (
@@ -59,6 +59,23 @@ def steps(scale: Scale) -> Table:
         "peak of activations."
     )
     return Table("Training step against `standard`", note, rows)
+
+
+def small_steps(scale: Scale) -> Table:
+    """The training step of every stream and mixer in a small model, where the number of calls decides."""
+    small = scale._replace(width=128, heads=4, hidden=352, vocabulary=1024, blocks=4, length=min(512, scale.length))
+    rows: dict[str, dict[str, float]] = {"standard": {}}
+    for names in groups(list(CONTENDERS)):
+        runs = {name: training_step(Decoder(config(name, small)), small.length) for name in names}
+        counts = {name: calls(run) for name, run in runs.items()}
+        for name, timing in interleave(runs, scale.rounds, warm=0).items():  # counting was a warm-up
+            rows[name] = timed(timing) | {"calls": counts[name]}
+    note = (
+        f"{small.blocks} blocks of width {small.width}, {small.heads} heads, hidden {small.hidden}, vocabulary "
+        f"{small.vocabulary}, T = {small.length}, batch 1, float32, eager, forward + backward. Calls are operations "
+        "of PyTorch in a step, views apart; a rank of gated streams is an eighth of the width."
+    )
+    return Table("Training step of a small model against `standard`", note, rows)
 
 
 def deep_memory(scale: Scale) -> Table:

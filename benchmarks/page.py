@@ -1,4 +1,4 @@
-"""The figures of docs/performance.md: what stands between its two marks is written from a stored run."""
+"""The figures of docs/results/performance.md: what stands between its two marks is written from a stored run."""
 
 from __future__ import annotations
 

@@ -92,7 +92,9 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "DDL CC d_v=4 with EC": {"stream": "deep_delta", "stream_options": {"value_channels": 4, "expand": "conv"}},
     "hyper-connections n=4, static": {"stream": "hyper_connections", "stream_options": {"dynamic": False}},
     "hyper-connections n=4, dynamic": {"stream": "hyper_connections"},
+    "Frac-connections m=4": {"stream": "hyper_connections", "stream_options": {"streams": 1, "fractions": 4}},
     "mHC n=4": {"stream": "manifold_hyper_connections"},
+    "iHC (HY-V4)": {"stream": "manifold_hyper_connections", "stream_options": {"form": "hy_v4"}},
     "MUDDFormer": {"stream": "muddformer"},
     "DCA k=2": {"stream": "deep_cross_attention", "stream_options": {"window": 2}},
     "LIMe over heads": {"stream": "lime", "stream_options": {"over": "heads", "kv_heads": 12}},
@@ -101,6 +103,7 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "gated streams": {"stream": "gated_streams"},
     "wide residual": {"stream": "wide_residual"},
     "scaled, x0": {"stream": "scaled"},
+    "scaled, LAuReL": {"stream": "scaled", "stream_options": {"form": "laurel"}},
     "depth attention K=4": {"stream": "depth_attention"},
     "vertical attention": {"stream": "vertical_attention"},
     "ELC-BERT": {"stream": "elc_bert"},
@@ -117,9 +120,12 @@ CONTENDERS: dict[str, dict[str, Any]] = {
 def config(name: str, scale: Scale, **changes: Any) -> ModelConfig:
     """The decoder of a contender; heads shrink with a small model."""
     options = dict(CONTENDERS[name])
-    if scale.quick and "kv_heads" in options.get("stream_options", {}):
+    small = scale.width < FULL.width
+    if small and "kv_heads" in options.get("stream_options", {}):
         options["stream_options"] = options["stream_options"] | {"kv_heads": scale.heads}
-    if scale.quick and "heads" in options.get("mixer_options", {}):
+    if small and options.get("stream") == "gated_streams":
+        options["stream_options"] = {"rank": scale.width // 8}
+    if small and "heads" in options.get("mixer_options", {}):
         options["mixer_options"] = options["mixer_options"] | {"heads": 3, "head_width": 4}
     shape = {SHORT[key]: getattr(scale, key) for key in ("vocabulary", "width", "blocks", "heads", "hidden")}
     return ModelConfig(**(shape | options | changes))

@@ -10,7 +10,9 @@ import gc
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from twoaxis.base.meter import Meter
 from twoaxis.base.timer import Rounds, Run, take_turns
@@ -47,6 +49,25 @@ def peak_bytes(run: Run) -> int:
     with Meter(record=False) as meter:
         run()
     return meter.peak
+
+
+class _Calls(TorchDispatchMode):
+    """Counts the operations that make new numbers; views are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def calls(run: Run) -> int:
+    """How many operations of PyTorch `run` makes, backward passes included."""
+    with _Calls() as found:
+        run()
+    return found.count
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:

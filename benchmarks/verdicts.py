@@ -2,7 +2,7 @@
 
 Losses are drawn, thousands of comparisons at once, and judged as `twoaxis.comparison.statistics` does: with its own
 variances and quantiles, on arrays (a test holds both to the same verdicts). About half a minute on one core;
-`--write-docs` puts the tables into docs/statistics.md.
+`--write-docs` puts the tables into docs/explanation/statistics.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.page import replace_between
 from twoaxis.comparison.decisions import settle
 from twoaxis.comparison.statistics import LEVEL, Look, added_looks, from_scipy, moderate, planned_looks
 
-PAGE = Path(__file__).parent.parent / "docs" / "statistics.md"
+PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "statistics.md"
 MARKS = "<!-- simulated: written by python -m benchmarks.verdicts --write-docs -->", "<!-- end of simulated -->"
 EFFECT = 2.0
 """Of the planted difference, in standard deviations of a paired difference."""
@@ -155,24 +155,25 @@ def tables(trials: int) -> Iterator[str]:
         return f"{100 * value:.1f}%"
 
     counts = (3, 4, 6, 8, 16)
-    until = planned_looks(16)
+    plans = {str(n): one_look(n) for n in counts} | {"until resolved": planned_looks(16)}
+
+    def by_noise(many: Sequence[int], cell: Callable[[str, int, str], str]) -> Iterator[str]:
+        rows = []
+        for noise in NOISE:
+            rows.append([f"**{noise}**", *[""] * len(many)])
+            rows += [[plan, *(cell(noise, contenders, plan) for contenders in many)] for plan in plans]
+        yield from table(["seeds", *(f"{n} contender{'s' * (n > 1)}" for n in many)], rows)
+
+    def power(noise: str, contenders: int, plan: str) -> str:
+        part, seeds = found(noise, contenders, plans[plan], trials)
+        return percent(part) + (f" ({seeds:.1f})" if plan == "until resolved" else "")
+
     yield f"**Something is resolved although all contenders are equal**, nominally in 5% ({trials:,} comparisons each):"
     yield ""
-    rows = []
-    for noise in NOISE:
-        for contenders in (1, 2, 3, 5, 10):
-            cells = [percent(wrong(noise, contenders, one_look(n), trials)) for n in counts]
-            rows.append([noise, str(contenders), *cells, percent(wrong(noise, contenders, until, trials))])
-    yield from table(["losses", "contenders", *(f"{n} seeds" for n in counts), "until resolved"], rows)
+    yield from by_noise((1, 2, 3, 5, 10), lambda *case: percent(wrong(case[0], case[1], plans[case[2]], trials)))
     yield f"**A true difference of {EFFECT:g} standard deviations is resolved**, with its sign; in brackets mean seeds:"
     yield ""
-    rows = []
-    for noise in NOISE:
-        for contenders in (1, 3, 5, 10):
-            power, seeds = found(noise, contenders, until, trials)
-            cells = [percent(found(noise, contenders, one_look(n), trials)[0]) for n in counts]
-            rows.append([noise, str(contenders), *cells, f"{percent(power)} ({seeds:.1f})"])
-    yield from table(["losses", "contenders", *(f"{n} seeds" for n in counts), "until resolved"], rows)
+    yield from by_noise((1, 3, 5, 10), power)
     yield "**Seeds added after a look**, without a plan, equal contenders and normal losses:"
     yield ""
     rows = []

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import twoaxis
 from twoaxis.base.options import NotNegative, Options
 from twoaxis.depth.history import HistoryStream, View, Weights
 from twoaxis.depth.plan import Plan, Read
@@ -36,10 +37,10 @@ class FadingMemoryConfig(Options):
     """Initial slope; zero is a plain average."""
 
 
+@twoaxis.register("fading_memory")
 class FadingMemory(HistoryStream):
     """Attention over earlier residual states, weighted by their age."""
 
-    name = "fading_memory"
     Config = FadingMemoryConfig
     config: FadingMemoryConfig
     variants = ({}, {"slope": 0.0})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,8 @@ from benchmarks.timing import exponent, interleave, peak_bytes
 from tests.support.commands import Done, run_child, run_line, run_module
 from tests.support.processes import ROOT
 from twoaxis import Decoder, mixer_names, stream_names
+from twoaxis.data.load import load_data
+from twoaxis.training.config import TrainConfig
 
 
 def run(*words: str) -> Done:
@@ -76,12 +80,14 @@ def test_verdicts_say_yes_and_no() -> None:
         },
     )
     lines = verdicts({"steps": step, "depth_reads": reads})
-    assert "| step: MUDDFormer, time | ≤ 1.080 | 1.070 | yes |" in lines
-    assert "| step: DCA k=2, time | ≤ 1.100 | 1.200 | **no** |" in lines
-    assert "| read: 16 sources, one query: twoaxis, forward | ≤ 1.250 | 1.500 | **no** |" in lines
-    faster = "read: 16 sources, one query: twoaxis, forward, times faster than stack + einsum"
-    assert f"| {faster} | ≥ 3.000 | 4.000 | yes |" in lines
-    assert len(lines) == 2 + 4
+    assert "| MUDDFormer, time | ≤ 1.080 | 1.070 | yes |" in lines
+    assert "| DCA k=2, time | ≤ 1.100 | 1.200 | **no** |" in lines
+    assert "| 16 sources, one query: twoaxis, forward | ≤ 1.250 | 1.500 | **no** |" in lines
+    assert lines[-2:] == [
+        "| **read, times faster than stack + einsum** | | | |",
+        "| 16 sources, one query: twoaxis, forward | ≥ 3.000 | 4.000 | yes |",
+    ]
+    assert len(lines) == 2 + 3 + 4
     assert reasons({"steps": step, "depth_reads": reads}) == [f"- {EAGER_READ}"]
     slow, fast = (Table("decoding", "", {"DDL d_v=1": {"time": time}}) for time in (1.05, 1.03))
     assert reasons({"decoding": slow}) == [f"- {DECODING}"]
@@ -123,6 +129,83 @@ def test_the_command_keeps_earlier_parts(tmp_path: Path) -> None:
     assert stored["command"] == "python -m benchmarks --quick"
 
 
+def test_a_gpt_is_trained_on_the_tokens_of_a_run() -> None:
+    """It learns with settings that train and does not with a rate of nothing; the seed decides."""
+    from benchmarks.recipe import Settings, train_gpt
+
+    run = TrainConfig(data=("task:local",), context=24, batch=4, steps=30, final_examples=16, eval_examples=16)
+    data = load_data(run)
+    losses = [train_gpt(run, data, (16, 1, 2), Settings(rate, 0.06, 0.3)) for rate in (1e-9, 1e-2, 1e-2)]
+    assert losses[1] < losses[0] - 0.1
+    assert losses[1] == losses[2]
+
+
+def test_a_search_ends_where_half_and_twice_are_worse() -> None:
+    from benchmarks.recipe import LONGEST, Settings, search
+
+    best = Settings(0.032, 0.03, LONGEST)
+    found = search(lambda tried: sum(math.log(mine / its) ** 2 for mine, its in zip(tried, best, strict=True)))
+    assert min(found, key=lambda settings: found[settings]) == best
+    assert {best._replace(lr=0.016), best._replace(lr=0.064), best._replace(std=0.06)} <= set(found)
+    assert all(settings.warmup <= LONGEST for settings in found)
+
+
+def test_variants_of_the_recipe_change_what_they_say() -> None:
+    """Every one of them has a loss of its own, and nothing of it stays behind."""
+    from benchmarks.variants import VARIANTS, loss
+
+    base = TrainConfig(
+        data=("task:local",),
+        context=24,
+        batch=4,
+        steps=6,
+        lr=0.03,
+        warmup=0.0,
+        final_examples=8,
+        eval_examples=8,
+        save_model=False,
+        measure_memory=False,
+        model={"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24},
+    )
+    data = load_data(base)
+    found = {name: loss(base, variant, data) for name, variant in VARIANTS.items()}
+    first, *others, qwen = found.values()
+    assert len({first, *others}) == len(VARIANTS) - 1
+    assert qwen == pytest.approx(
+        first, rel=2e-3
+    )  # the same weights in a class of transformers; rounding grows at such a rate
+    assert loss(base, VARIANTS["as it is"], data) == first
+
+
+def test_twins_of_one_seed_are_one_model() -> None:
+    from benchmarks.twins import sample
+
+    fields: dict[str, Any] = {
+        "data": ("task:local",),
+        "context": 24,
+        "batch": 2,
+        "steps": 2,
+        "final_examples": 4,
+        "eval_examples": 4,
+        "save_model": False,
+        "measure_memory": False,
+        "model": {"num_hidden_layers": 1},
+    }
+    data = load_data(TrainConfig(**fields))
+    plain, same, twin = (sample(fields, data, range(2), first) for first in (None, 0, 7))
+    assert plain == same
+    assert all(plain.values[seed] != twin.values[seed] for seed in range(2))
+
+
+def test_the_throughput_of_a_twin_is_that_of_the_model() -> None:
+    from benchmarks.twins import speed_twins
+
+    fields: dict[str, Any] = {"data": ("task:local",), "context": 24, "batch": 2, "model": {"num_hidden_layers": 1}}
+    (ratio,) = speed_twins(1, fields, rounds=5)
+    assert len(ratio.values) == 5
+    assert 0.5 < ratio.median < 2
+
+
 def test_mistakes_on_the_command_line() -> None:
     wrong = run("--quick", "--only", "stepz")
     assert wrong.code == 1
@@ -130,6 +213,7 @@ def test_mistakes_on_the_command_line() -> None:
     assert run("--quick", "--write-docs").code == 2
 
 
+@pytest.mark.slow
 def test_every_part_runs_at_small_sizes() -> None:
     stored = ROOT / "runs" / "bench_quick.json"
     stored.unlink(missing_ok=True)
@@ -139,4 +223,4 @@ def test_every_part_runs_at_small_sizes() -> None:
     assert {*tables["steps"]["rows"]} == {*CONTENDERS}
     assert tables["steps"]["rows"]["standard"]["memory"] == 1.0
     assert 0.8 < tables["memory_by_depth"]["rows"]["standard"]["exponent"] < 1.2
-    assert len(tables) == 12
+    assert len(tables) == 13

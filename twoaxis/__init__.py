@@ -5,19 +5,25 @@ Names are imported on first use, so that `twoaxis --help` does not wait for torc
 
 from __future__ import annotations
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from twoaxis.base.plugins import use as use
+    from twoaxis.commands.advise import advise as advise
     from twoaxis.commands.check import check as check
     from twoaxis.commands.compare import compare as compare
+    from twoaxis.commands.cost import cost as cost
     from twoaxis.commands.methods import methods as methods
+    from twoaxis.commands.models import evaluate as evaluate
+    from twoaxis.commands.models import generate as generate
     from twoaxis.commands.probe import probe as probe
     from twoaxis.commands.report import report as report
     from twoaxis.commands.train import train as train
     from twoaxis.depth.blend import Blend as Blend
     from twoaxis.depth.compose import compose as compose
-    from twoaxis.depth.registry import register as register
     from twoaxis.depth.registry import stream as stream
     from twoaxis.depth.registry import stream_names as stream_names
     from twoaxis.depth.site import Placement as Placement
@@ -29,11 +35,14 @@ if TYPE_CHECKING:
     from twoaxis.inspection.trace import trace as trace
     from twoaxis.model.config import Methods as Methods
     from twoaxis.model.config import ModelConfig as ModelConfig
+    from twoaxis.model.config import register as register
     from twoaxis.model.decoder import Decoder as Decoder
+    from twoaxis.model.deployment import Deployment as Deployment
     from twoaxis.model.graft import TwoAxisForCausalLM as TwoAxisForCausalLM
     from twoaxis.model.graft import TwoAxisModel as TwoAxisModel
     from twoaxis.model.graft import graft as graft
     from twoaxis.model.graft_config import TwoAxisConfig as TwoAxisConfig
+    from twoaxis.model.load import load_model as load_model
     from twoaxis.model.presets import preset as preset
     from twoaxis.model.presets import preset_names as preset_names
     from twoaxis.pretrained.retrofit import retrofit as retrofit
@@ -52,46 +61,13 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOMES = {
-    "Blend": "twoaxis.depth.blend",
-    "Canon": "twoaxis.sequence.canon",
-    "Decoder": "twoaxis.model.decoder",
-    "DynamicConv": "twoaxis.sequence.dynamic_conv",
-    "LocalOperator": "twoaxis.sequence.mixer",
-    "Methods": "twoaxis.model.config",
-    "ModelConfig": "twoaxis.model.config",
-    "Placement": "twoaxis.depth.site",
-    "Ring": "twoaxis.ring",
-    "Seen": "twoaxis.depth.stream",
-    "ShortConv": "twoaxis.sequence.short_conv",
-    "ShortSWA": "twoaxis.sequence.short_swa",
-    "Site": "twoaxis.depth.site",
-    "State": "twoaxis.depth.stream",
-    "Stream": "twoaxis.depth.stream",
-    "TwoAxisConfig": "twoaxis.model.graft_config",
-    "TwoAxisForCausalLM": "twoaxis.model.graft",
-    "TwoAxisModel": "twoaxis.model.graft",
-    "check": "twoaxis.commands.check",
-    "compare": "twoaxis.commands.compare",
-    "compose": "twoaxis.depth.compose",
-    "document_reach": "twoaxis.window",
-    "graft": "twoaxis.model.graft",
-    "inspect": "twoaxis.inspection.inspection",
-    "methods": "twoaxis.commands.methods",
-    "mixer": "twoaxis.sequence.registry",
-    "mixer_names": "twoaxis.sequence.registry",
-    "padding_reach": "twoaxis.window",
-    "preset": "twoaxis.model.presets",
-    "preset_names": "twoaxis.model.presets",
-    "probe": "twoaxis.commands.probe",
-    "register": "twoaxis.depth.registry",
-    "report": "twoaxis.commands.report",
-    "retrofit": "twoaxis.pretrained.retrofit",
-    "stream": "twoaxis.depth.registry",
-    "stream_names": "twoaxis.depth.registry",
-    "trace": "twoaxis.inspection.trace",
-    "train": "twoaxis.commands.train",
-    "window_attention": "twoaxis.window",
+    alias.asname: str(node.module)
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+    if alias.asname
 }
+"""The modules of the names above, which stand there once, for type checkers and for this."""
 
 
 def __getattr__(name: str) -> Any:
@@ -102,10 +78,12 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise
-        raise ImportError(f"twoaxis.{name} needs transformers: pip install 'twoaxis[hf]'") from error
+        from twoaxis.base.extras import needs
+
+        raise ImportError(needs(f"twoaxis.{name}", "transformers")) from error
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*(name for name in globals() if name.startswith("__")), *_HOMES])

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import io
-import json
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from twoaxis.base.files import json_text
 from twoaxis.base.interrupt import Interrupted
 from twoaxis.base.registry import did_you_mean
 
@@ -89,7 +90,7 @@ def _run(argv: list[str]) -> int:
     result = command(**arguments)
     if os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks
         if common.json:
-            print(json.dumps(result.to_dict(), indent=1, allow_nan=False, ensure_ascii=False))
+            print(json_text(result.to_dict()), end="")
         elif common.markdown:
             from twoaxis.show import markdown
 
@@ -116,10 +117,8 @@ def overview() -> str:
         "Residual streams and local mixers for decoder language models.",
         "",
     ]
-    width = max(map(len, COMMANDS)) + 2
+    width = max(map(len, COMMANDS)) + 4
     for name in COMMANDS:
-        summary = inspect.cleandoc(find(name).__doc__ or "").split("\n")[0]
-        lines.append(f"  {name:<{width}}{summary.split('. ')[0].rstrip('.')}")
-    return "\n".join(
-        [*lines, "", "twoaxis COMMAND --help shows the options of a command, twoaxis --version the version."]
-    )
+        summary = inspect.cleandoc(find(name).__doc__ or "").split("\n")[0].split(". ")[0].rstrip(".")
+        lines += textwrap.wrap(summary, 80, initial_indent=f"  {name}".ljust(width), subsequent_indent=" " * width)
+    return "\n".join([*lines, "", "twoaxis COMMAND --help shows the options of a command."])

@@ -5,10 +5,11 @@
 A part stands between two comments that name it, `<!-- begin: published -->` and `<!-- end: published -->`:
 
     published           published figures beside ours
-    two_axes NAME       numbers of docs/figures/two_axes.json, see `two_axes_page`
+    two_axes NAME       numbers of docs/results/figures/two_axes.json, see `two_axes_page`
+    original NAME       names or settings of other people's checkpoints, see `originals_page`
     twoaxis cost ...    what a command prints
 
-docs/methods.md is written as a whole.
+The pages of `reference`, llms.txt and all figures, the README's too, are written as a whole.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from functools import cache
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1]
-PAGES = ("cost.md", "two_axes.md")
+PAGES = ("howto/cost.md", "howto/foreign_checkpoints.md", "explanation/two_axes.md")
 """Pages with parts."""
 MARK = re.compile(r"<!-- begin: (?P<part>.+?) -->\n(?P<text>.*?)<!-- end: (?P=part) -->", re.DOTALL)
 
@@ -39,9 +40,15 @@ def part(name: str) -> str:
         from docs._make.two_axes_page import stored, text
 
         return text(name.removeprefix("two_axes "), stored())
+    if name.startswith("original "):
+        from docs._make.originals_page import TABLES
+
+        return TABLES[name.removeprefix("original ")]()
     words = shlex.split(name)
     if words[:2] != ["twoaxis", "cost"]:
-        raise ValueError(f"a part of a page is published, two_axes NAME or a twoaxis cost command, got {name!r}")
+        raise ValueError(
+            f"a part of a page is published, two_axes NAME, original NAME or a twoaxis cost command, got {name!r}"
+        )
     wide = os.environ | {"COLUMNS": "120"}
     done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False, env=wide)
     if done.returncode:
@@ -61,12 +68,15 @@ def filled(text: str) -> str:
 
 def write() -> list[Path]:
     """Write every page and figure; returns where they are."""
+    from docs._make import demo, reference
     from docs._make.two_axes_page import figures, stored
     from twoaxis.base.files import write_text
-    from twoaxis.guide.pages import docs
 
-    made = {f"figures/{name}": text for name, text in figures(stored()).items()}
-    made |= {name: filled((DOCS / name).read_text(encoding="utf-8")) for name in PAGES} | {"methods.md": docs()}
+    drawn = figures(stored()) | demo.figures(demo.README.read_text(encoding="utf-8"))
+    made = {f"results/figures/{name}": text for name, text in drawn.items()}
+    made |= {name: filled((DOCS / name).read_text(encoding="utf-8")) for name in PAGES}
+    made |= reference.pages()
     for name, text in made.items():
         write_text(DOCS / name, text)
-    return [DOCS / name for name in made]
+    write_text(DOCS / "llms.txt", reference.llms())  # of the pages as they are now
+    return [DOCS / name for name in (*made, "llms.txt")]

@@ -1,4 +1,4 @@
-"""The same operator on both axes, counted and measured: the numbers and figures of docs/two_axes.md.
+"""The same operator on both axes, counted and measured: the numbers and figures of docs/explanation/two_axes.md.
 
     python -m docs._make.two_axes          counts and measures anew; `make docs` then writes the page and the figures
 
@@ -7,7 +7,7 @@
 
 Both have projections of their own in every block, the same heads and the same window, and both are
 `twoaxis.window_attention`. Counts are of a public shape and exact; times and memory are measured on this machine with
-small decoders, in turns, as ratios to the plain one. All of it is kept in docs/figures/two_axes.json.
+small decoders, in turns, as ratios to the plain one. All of it is kept in docs/results/figures/two_axes.json.
 """
 
 from __future__ import annotations
@@ -181,13 +181,13 @@ def by_stages(base: Any) -> list[dict[str, Any]]:
     """Bytes per token over all boundaries of a pipeline: whole, and with two virtual stages whole and cached."""
     import torch
 
-    from twoaxis.model.decoder import Trunk
+    from twoaxis.model.decoder import Decoder
     from twoaxis.model.stages import plan
 
     rows: list[dict[str, Any]] = [{"stages": stages} for stages in STAGES]
     for method in ("plain", *METHODS):
         with torch.device("meta"):
-            trunk = Trunk(configure(base, method)).to(torch.bfloat16)
+            trunk = Decoder(configure(base, method)).to(torch.bfloat16)
         for row in rows:
             row[method] = {"whole": plan(trunk, row["stages"]).whole}
             if base.num_hidden_layers % (2 * row["stages"]) == 0:
@@ -305,7 +305,8 @@ def measure_models(rounds: int, say: Callable[[str], None]) -> list[dict[str, An
         memory = {name: peak_memory(make(), 1, given["tokens"]).activations for name, make in makers.items()}
         row: dict[str, Any] = {"grows": grows, "size": size, **given}
         for name in ("sequence", "depth"):
-            row[name] = {"time": rates["plain"].median / rates[name].median, "memory": memory[name] / memory["plain"]}
+            ratio = rates["plain"].rate.median / rates[name].rate.median
+            row[name] = {"time": ratio, "memory": memory[name] / memory["plain"]}
         rows.append(row)
         say(f"training steps, {grows} {size}")
     return rows

@@ -1,4 +1,4 @@
-"""The figures and the tables of docs/two_axes.md, from the numbers of `two_axes`."""
+"""The figures and the tables of docs/explanation/two_axes.md, from the numbers of `two_axes`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from twoaxis.base.files import read_json
 from twoaxis.show import figures as drawing
 from twoaxis.show import markdown
 from twoaxis.show.charts import Axis, Chart, Line, Panel
-from twoaxis.show.document import Block, Column, Document, Items, Prose, table
+from twoaxis.show.document import Block, Column, Document, Items, Prose, Table, table
 from twoaxis.show.numbers import si
 
-DATA = Path(__file__).parents[1] / "figures" / "two_axes.json"
+DATA = Path(__file__).parents[1] / "results" / "figures" / "two_axes.json"
 COLOURS = {
     "plain": 0,
     "sequence": 1,
@@ -66,21 +66,13 @@ def _equal(d: dict[str, Any]) -> list[Block]:
 
 
 def _window(d: dict[str, Any]) -> list[Block]:
-    headers = (
-        "window",
-        "moved, sequence",
-        "moved, depth",
-        "state, sequence",
-        "state, depth",
-        "ring, sequence",
-        "depth",
-    )
+    headers = ("window", "moved, sequence", "moved, depth", "state, sequence", "state, depth", "ring, sequence")
     rows = tuple(
         (
             str(row["window"]),
             *(si(row[m]["moved"]) for m in ("sequence", "depth")),
             *(si(row[m]["live"]) for m in ("sequence", "depth")),
-            *(si(row[m]["kept"]) for m in ("sequence", "depth")),
+            si(row["sequence"]["kept"]),
         )
         for row in d["by_window"]
     )
@@ -90,7 +82,8 @@ def _window(d: dict[str, Any]) -> list[Block]:
         Prose(
             f"From a window of {first['window']} to one of {last['window']} the sequence read moves the same bytes, "
             f"and the depth read {last['depth']['moved'] / first['depth']['moved']:.0f} times as many: "
-            f"{last['depth']['moved'] / last['sequence']['moved']:.1f} times the sequence read's at the end."
+            f"{last['depth']['moved'] / last['sequence']['moved']:.1f} times the sequence read's at the end. The ring "
+            f"of the depth read takes {si(last['depth']['kept'])} whatever the window."
         ),
     ]
 
@@ -148,29 +141,27 @@ def _chunks(d: dict[str, Any]) -> list[Block]:
 
 def _depth(d: dict[str, Any]) -> list[Block]:
     names = [name for name in d["by_depth"][0] if name != "blocks"]
-    rows = tuple((str(row["blocks"]), *(si(row[name]) for name in names)) for row in d["by_depth"])
-    return [table(map(Column, ("blocks", *names)), rows)]
+    rows = tuple((name, *(si(row[name]) for row in d["by_depth"])) for name in names)
+    return [table(("read", *(f"{row['blocks']} blocks" for row in d["by_depth"])), rows)]
 
 
 def _context(d: dict[str, Any]) -> list[Block]:
-    headers = ("context", "keys and values", "ring, sequence", "ring, depth", "prompt at once, sequence", "depth")
-    headers = (*headers, "depth, all states", f"in chunks of {d['chunk']:,}, sequence", "depth", "depth, all states")
     names = ("sequence", "depth", "depth, all states")
-    rows = tuple(
-        (
-            f"{row['context']:,}",
-            si(row["keys and values"]),
-            si(row["ring"]),
-            "0 B",
-            *(si(row["prefill"][name]) for name in names),
-            *(si(row["chunked"][name]) for name in names),
-        )
-        for row in d["by_context"]
-    )
+
+    def of(*kept: str, within: str = "") -> Table:
+        rows = ((row["context"], row[within] if within else row) for row in d["by_context"])
+        cells = ((f"{context:,}", *(si(found[name]) for name in kept)) for context, found in rows)
+        return table(map(Column, ("context", *kept)), cells)
+
     last = d["by_context"][-1]
     share = last["ring"] / last["keys and values"]
     return [
-        table(map(Column, headers), rows),
+        Prose("Kept between tokens, with the ring of the sequence read; the depth read has none (0 B):"),
+        of("keys and values", "ring"),
+        Prose("State alive while a prompt is read at once:"),
+        of(*names, within="prefill"),
+        Prose(f"The same while it is read in chunks of {d['chunk']:,}:"),
+        of(*names, within="chunked"),
         Prose(
             f"At {last['context']:,} tokens the sequence read's ring is {share:.2%} of the keys and values. The depth "
             f"read keeps nothing between tokens, but while a prompt of that length is read at once its states take "
@@ -182,7 +173,7 @@ def _context(d: dict[str, Any]) -> list[Block]:
 
 def _stages(d: dict[str, Any]) -> list[Block]:
     names = [name for name in d["by_stages"][0] if name != "stages"]
-    rows = tuple((str(row["stages"]), *(si(row[name]["whole"]) for name in names)) for row in d["by_stages"])
+    rows = tuple((name, *(si(row[name]["whole"]) for row in d["by_stages"])) for name in names)
     row = next(row for row in d["by_stages"] if row["stages"] == 8)
     cells = tuple(
         (
@@ -194,7 +185,7 @@ def _stages(d: dict[str, Any]) -> list[Block]:
         for name in names
     )
     return [
-        table(map(Column, ("stages", *names)), rows),
+        table(("read", *(f"{row['stages']} stages" for row in d["by_stages"])), rows),
         Prose("Eight stages of two virtual ones each, forwarded whole and with what a stage already has left out:"),
         table(("read", "whole", "cached", "cached, to the plain residual"), cells),
     ]

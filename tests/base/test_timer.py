@@ -49,13 +49,6 @@ def test_cpu_time_on_one_thread_and_the_wall_clock_on_several() -> None:
     assert seconds(lambda: time.sleep(0.05)) >= 0.05
 
 
-def test_ratio_of_two_contenders() -> None:
-    times = take_turns({"one": lambda: busy(0.01), "three": lambda: busy(0.03)}, 3)
-    ratio = times["three"].over(times["one"])
-    assert 2.0 < ratio.median < 4.0
-    assert times["one"].over(times["one"]) == Rounds((1.0, 1.0, 1.0))
-
-
 def test_arithmetic_of_rounds() -> None:
     rounds = Rounds((4.0, 1.0, 3.0, 2.0, 100.0))
     assert rounds.median == 3.0

@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+import twoaxis
 from tests.support.commands import run
 from tests.support.foreign import byte_tokenizer
 from twoaxis.data.tokenizer import Bytes
@@ -72,15 +73,19 @@ def test_generate_gives_values(folder: Path) -> None:
     assert (made["prompt"], made["tokens"], made["text"]) == (PROMPT, 12, greedy(folder, PROMPT, 12))
     assert done.err == ""
     assert made["text"].rstrip("\n") in run(*words, "--markdown", "--echo").out
+    (row,) = twoaxis.generate(str(folder), prompt=PROMPT, tokens=12, as_bytes=True).rows()
+    assert (row["prompt"], row["text"]) == (PROMPT, made["text"])
 
 
 def test_generate_prints_what_the_model_generates(folder: Path) -> None:
     done = run("generate", str(folder), "--prompt", PROMPT, "--tokens", "24", "--bytes")
     assert done.code == 0, done.err
     assert done.out == greedy(folder, PROMPT, 24)
-    (line,) = done.err.splitlines()
-    assert line.startswith("24 tokens in ")
-    assert f"tokens/s), prompt {len(PROMPT.encode())} tokens, cache " in line
+    time, cache = done.err.splitlines()
+    assert time.startswith("24 tokens in ")
+    assert time.endswith(f"tokens/s), prompt {len(PROMPT.encode())} tokens")
+    assert cache.startswith("cache bytes: attention ")
+    assert max(map(len, done.err.splitlines())) <= 80
 
 
 def test_the_cache_is_reported_by_part(folder: Path) -> None:

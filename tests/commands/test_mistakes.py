@@ -45,7 +45,7 @@ MISTAKES = [
     (("--threads", "1000000"), "threads must be at most 1024, got 1000000"),
     (("--device", "gpu"), "device 'gpu' cannot be used"),
     (("--steps", DIGITS), "expected an integer such as 500, 300k or 2M"),
-    (("--steps", "0"), "steps must be at least 1, got 0"),
+    (("--steps", "-1"), "steps must not be negative, got -1"),
     (("--seed", "-1"), "seed must not be negative, got -1"),
     (("--stream", "deep_delta:train.lr=1"), "give --lr 1"),
     (("--mixer", "canon:train.eval_every=5"), "give --eval-every 5"),
@@ -60,7 +60,7 @@ MISTAKES = [
     (("--stepps", "3"), "--steps"),
     (("--report-to", "tensorbord"), "unknown report_to 'tensorbord' (did you mean 'tensorboard'?)"),
     (("--config", "none.toml"), "none.toml cannot be read"),
-    (("--from", "nowhere"), "there is no folder nowhere"),
+    (("--from", "nowhere"), "there is no folder or file nowhere"),
     (("--train", "new"), "train=new chooses from a saved model"),
     (("--use", "none.py"), "there is no file none.py to take methods from"),
     (("--stream", "nonsense"), "unknown stream 'nonsense'"),
@@ -123,6 +123,7 @@ FIELDS = st.dictionaries(st.sampled_from([*field_types(TrainConfig), "contxt", "
 
 @given(file=FIELDS, said=FIELDS)
 @example(file={"model": 3}, said={})
+@example(file={"model": None}, said={"model": ""})
 @example(file={}, said={"model": [1]})
 @settings(max_examples=100)
 def test_random_fields_are_a_run_or_a_refusal(file: dict[str, Any], said: dict[str, Any]) -> None:
@@ -136,7 +137,9 @@ def test_random_fields_are_a_run_or_a_refusal(file: dict[str, Any], said: dict[s
     for name, value in said.items() if run is not None else ():
         kept = getattr(run, name)
         if name == "model":
-            assert kept == {**file.get("model", {}), **(value if isinstance(value, dict) else parse_model(value))}
+            tables = [file.get("model", {}), value]
+            filed, asked = (table if isinstance(table, dict) else parse_model(table) for table in tables)
+            assert kept == {**filed, **asked}
         else:
             assert kept in (value, (value,)) or list(kept) == list(value)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from tests.support import processes
+from twoaxis.comparison.options import command_line
 from twoaxis.training.results import Result, load_result
 
 FRAGILE = '''
@@ -70,6 +72,7 @@ def make_options(folder: Path, **changes: Any) -> dict[str, Any]:
         "save_every": 3,
         "save_model": False,
         "measure_memory": False,
+        "compile": "no",  # a run of many steps would be, for longer than its test takes
         "model": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48},
     }
     return options | changes
@@ -77,17 +80,7 @@ def make_options(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def arguments(options: dict[str, Any]) -> list[str]:
     """The same as a command line."""
-    words = []
-    for name, value in options.items():
-        flag = "--" + name.replace("_", "-")
-        if name == "model":
-            words += [word for field, number in value.items() for word in (flag, f"{field}={number}")]
-        elif isinstance(value, bool):
-            words.append(flag if value else f"--no-{name.replace('_', '-')}")
-        else:
-            for item in value if isinstance(value, list) else [value]:
-                words += [flag, str(item)]
-    return words
+    return shlex.split(command_line("", None, options, command=()))[3:]
 
 
 def start(*words: str, **options: Any) -> subprocess.Popen[str]:

@@ -1,15 +1,19 @@
-"""Texts and tiny models with something to find, or nothing, for the tests of probes."""
+"""Texts and tiny models with something to find, or nothing, for the tests of comparisons on a source."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from twoaxis.model.graft import graft
+
 WORDS = ("axis", "block", "causal", "depth", "embed", "fold", "gate", "head", "input", "joint", "kernel", "layer")
+SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
+SHAPE |= {"vocab_size": 256, "max_position_embeddings": 128, "initializer_range": 0.1}
 
 
 def write_text(folder: Path, *, documents: int = 40, words: int = 240, random_letters: bool = False) -> Path:
@@ -29,31 +33,25 @@ def write_text(folder: Path, *, documents: int = 40, words: int = 240, random_le
     return folder
 
 
-def byte_model(text: Path, steps: int, seed: int = 0) -> LlamaForCausalLM:
-    """A Llama of three blocks over bytes, trained for some steps on the files of a folder."""
-    torch.manual_seed(seed)
-    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
-    shape |= {"num_attention_heads": 2, "attention_bias": True}
-    config = LlamaConfig(vocab_size=256, max_position_embeddings=128, initializer_range=0.1, **shape)
-    model = LlamaForCausalLM(config)
+def trained_source(text: Path, folder: Path, steps: int = 150, stream: str | None = None) -> Path:
+    """A Llama over bytes, trained on the files of a folder; with a stream that is taken away from it afterwards."""
+    torch.manual_seed(0)
+    plain = LlamaForCausalLM(LlamaConfig(**SHAPE))
+    model: Any = plain
+    if stream is not None:
+        model = graft(plain, stream, start="paper")
+        for parameter in model.stream.requires_grad_(False).parameters():  # the other weights learn to need it
+            parameter.add_(torch.randn(parameter.shape))
     tokens = torch.tensor(list(b"\n".join(file.read_bytes() for file in sorted(text.iterdir()))))
-    optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=4e-3)
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = 4e-3 * (1 - step / steps)
         rows = torch.stack([tokens[i : i + 64] for i in torch.randint(len(tokens) - 64, (8,)).tolist()])
-        loss = cast(Any, model)(input_ids=rows, labels=rows).loss
         optimizer.zero_grad()
-        loss.backward()
+        model(input_ids=rows, labels=rows).loss.backward()
         optimizer.step()
-    return model.eval()
-
-
-def plant(model: LlamaForCausalLM) -> None:
-    """Bury what block 0 found: the attention of block 1 adds a large constant, which only older states are free of.
-
-    It does not depend on what the attention reads, so that no scale of a norm can keep it away.
-    """
-    with torch.no_grad():
-        bias = cast(Any, model).model.layers[1].self_attn.o_proj.bias
-        bias += 40 * torch.randn(bias.shape, generator=torch.Generator().manual_seed(5))
+    left = LlamaForCausalLM(LlamaConfig(**SHAPE))
+    left.load_state_dict(plain.state_dict())
+    left.save_pretrained(folder)
+    return folder

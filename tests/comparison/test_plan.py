@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import pytest
@@ -13,20 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twoaxis.base.options import read_fields
-from twoaxis.base.timer import Rounds
+from twoaxis.base.timer import Rounds, Throughput
 from twoaxis.comparison import plan as plans
+from twoaxis.comparison import report
 from twoaxis.comparison.budget import TOLERANCE, fits, make_rows, smallest
 from twoaxis.comparison.contenders import (
     BUDGET,
     PER_CONTENDER,
     controls,
-    exchange_check,
     freeze_references,
     make_contenders,
     nearest,
     parse_spelled,
     recipe_checks,
     spelled_out,
+    with_budget,
 )
 from twoaxis.comparison.decisions import choose, choose_rates
 from twoaxis.comparison.options import FIELDS, SET_HERE, merge, parse_seeds, parse_sizes
@@ -36,6 +38,7 @@ from twoaxis.model.variant import make_contender
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.fields import SharedFields
 from twoaxis.training.results import Result
+from twoaxis.training.setup import make_model
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 BASE: dict[str, Any] = {"batch": 4, "context": 32, "tokenizer": "bytes", "model": TINY, "steps": 100}
@@ -92,6 +95,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"seeds": 0}, "at least one seed and at most 100,000, got 0"),
     ({"seeds": "a,b"}, "seeds are a number of them"),
+    ({"seeds": "8-6"}, "the first and the last as 6-11, got '8-6'"),
     ({"seeds": [1, 1]}, "seeds names something twice: 1, 1"),
     ({"seeds": [-1]}, "seeds must not be negative, got -1"),
     ({"seeds": [1000, 1], "lr": "1e-3,2e-3"}, "seed 1000 is in both --seeds and --lr-seeds"),
@@ -101,9 +105,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"flops": 1e9}, "--flops is a budget for --match flops, and this comparison matches tokens"),
     ({"flops": 1e9, "match": "flops"}, "--flops and --steps or --tokens are two budgets"),
     ({"lr_sedes": 3}, "a comparison has no option 'lr_sedes' (did you mean 'lr_seeds'?)"),
-    ({"source": "x"}, "a comparison has no option 'source' of its own; it has models trained from scratch"),
+    ({"eval_skip": 3}, "a comparison has no option 'eval_skip' of its own; it has rows for choosing learning rates"),
+    ({"seed": 1}, "no option 'seed' of its own; it has the seeds (--seeds)"),
     ({"batch": 0}, "batch must be at least 1, got 0"),
-    ({"contenders": [{"stream": "deep_delta", "colour": "red"}]}, "a contender has stream, mixer, label, model, train"),
+    (
+        {"contenders": [{"stream": "deep_delta", "colour": "red"}]},
+        "a contender has no option 'colour'; its options are stream, mixer, label, model, train",
+    ),
     ({"stream": ["standard:wider=deep_delta,deeper=deep_delta"]}, "is to be both wider and deeper"),
     ({"stream": ["standard:wider=3"]}, "wider takes the label or the spelling of a contender, got 3"),
     (
@@ -125,11 +133,6 @@ def test_what_is_refused(options: dict[str, Any], message: str) -> None:
         Plan.new({"stream": ["deep_delta"], **BASE, **options})
 
 
-def test_fields_that_a_comparison_sets_itself_are_named_with_their_place() -> None:
-    with pytest.raises(ValueError, match=r"no option 'seed' of its own; it has the seeds \(--seeds\)"):
-        Plan.new({"stream": ["deep_delta"], "seed": 1})
-
-
 def test_runs_of_one_seed_are_paired() -> None:
     """Everything but the method is the same, and seeds come one after the other."""
     plan = make_plan("deep_delta", "standard:train.weight_decay=0,label=no decay", seeds=2, mixer=["canon"])
@@ -149,7 +152,7 @@ def test_runs_of_one_seed_are_paired() -> None:
         ]
         assert all(other == same[0] for other in same)
     assert [config.weight_decay for config in configs[:4]] == [0.1, 0.1, 0, 0.1]
-    assert runs[1].folder == Path("runs/stdlib/nano", plan.contenders[1].key, "lr-0.002", "seed-0")
+    assert runs[1].folder == Path("runs/stdlib/nano", plan.contenders[1].key, "lr-0.004", "seed-0")
 
 
 def test_labels_of_data_become_folders_that_differ() -> None:
@@ -180,7 +183,8 @@ def test_flops_are_matched_within_one_percent(steps: int, batch: int, own: int, 
     costs = []
     for run in made.runs()[:3]:
         config = made.config(run)
-        each = training_flops(model_config(config, 256), config.context).total
+        shape: Any = model_config(config, 256)
+        each = training_flops(shape, config.context).total
         assert run.row.flops_per_token == each
         assert run.row.tokens == config.total_steps * config.tokens_per_step
         costs.append(each * config.total_steps * config.tokens_per_step)
@@ -232,10 +236,12 @@ def test_time_is_measured_once_and_then_kept() -> None:
     asked: list[list[str]] = []
 
     def measure_at(factor: float) -> Any:
-        def measure(configs: Any, vocabulary: int) -> dict[str, Rounds]:
+        def measure(configs: Any, vocabulary: int) -> dict[str, Throughput]:
             assert vocabulary == 256
             asked.append([config.stream for config in configs.values()])
-            return {key: Rounds((factor * speeds[config.stream],) * 3) for key, config in configs.items()}
+            return {
+                key: Throughput(Rounds((factor * speeds[config.stream],) * 3), None) for key, config in configs.items()
+            }
 
         return measure
 
@@ -252,8 +258,19 @@ def test_time_is_measured_once_and_then_kept() -> None:
     assert (grown.rows[2].steps, grown.rows[2].tokens_per_second) == (160, 1600.0)
 
 
+def test_chance_decides_no_budget_of_equal_time() -> None:
+    """A throughput that is off by less than it varies over rounds counts as the baseline's."""
+    rounds = {"standard": (1000.0,) * 3, "deep_delta": (900.0, 970.0, 1100.0), "denseformer": (880.0, 900.0, 920.0)}
+
+    def measure(configs: Any, vocabulary: int) -> dict[str, Throughput]:
+        return {key: Throughput(Rounds(rounds[config.stream]), None) for key, config in configs.items()}
+
+    made = make(make_plan("deep_delta", "denseformer", match="time"), measure=measure)
+    assert [row.steps for row in made.rows] == [100, 100, 90]
+
+
 def test_sizes_are_spelled_as_presets_and_changes() -> None:
-    sizes = parse_sizes("nano,tiny:blocks=8:tokens=4000,width=64:blocks=2,width=96:heads=4:hidden=200", "nano")
+    sizes = parse_sizes("nano,tiny:blocks=8:tokens=4000,width=64:blocks=2,width=96:heads=4:hidden=200", TrainConfig())
     assert [(size.label, size.preset, size.tokens) for size in sizes] == [
         ("nano", "nano", None),
         ("tiny:blocks=8:tokens=4000", "tiny", 4000),
@@ -328,7 +345,7 @@ def test_controls_belong_to_the_contenders_that_are_there() -> None:
         ["standard", "deep_delta:value_channels=4,label=DDL", "hyper_connections", "denseformer"], ["canon"]
     )
     sizes = {"standard": 1000, "DDL": 1005, "hyper_connections": 1100, "denseformer": 1001, "standard + canon": 1010}
-    found = controls(contenders, "standard", lambda contender: sizes[contender.label])
+    found = controls(contenders, contenders[0], lambda contender: sizes[contender.label])
     assert [c.label for c in found] == [
         "DDL, update=write",
         "DDL, update=add",
@@ -338,9 +355,67 @@ def test_controls_belong_to_the_contenders_that_are_there() -> None:
     ]
     assert found[0].stream_options == {"value_channels": 4, "update": "write"}
     everything = (*contenders, *found)
-    assert controls(everything, "standard", lambda c: sizes.get(c.label, 2000)) == []  # none of their own
+    assert controls(everything, contenders[0], lambda c: sizes.get(c.label, 2000)) == []  # none of their own
     made = make(make_plan(*["deep_delta:value_channels=4"]))
     assert made.contenders == freeze_references(made.contenders)
+
+
+def test_flops_are_not_matched_where_a_layer_has_no_rule() -> None:
+    """Linear attention: refused by name, and the column says that it is not counted."""
+    pytest.importorskip("transformers")
+    small = {"num_experts": 4, "num_experts_per_tok": 2}
+    base = {"family": "qwen3_next", "steps": 100, "context": 32, "batch": 4, "model": small}
+    row = make(Plan.new({"stream": ["denseformer"], **base})).rows[0]
+    assert "Qwen3NextGatedDeltaNet" in row.uncounted
+    entry: Any = SimpleNamespace(row=row)
+    assert report.cost("flops_per_token", str, entry, entry).text == "not counted"
+    with pytest.raises(ValueError, match=r"no rule for the operations of Qwen3NextGatedDeltaNet.*give --match tokens"):
+        make(Plan.new({"stream": ["denseformer"], **base, "match": "flops"}))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3_text", "mixtral"])
+def test_families_have_sizes_and_are_made_wider_and_deeper(family: str) -> None:
+    pytest.importorskip("transformers")
+    spelled = ["standard", "hyper_connections:streams=8,label=HC", "standard:wider=HC", "standard:deeper=HC"]
+    contenders = make_contenders(spelled, [])
+    base = {"family": family, "steps": 100, "context": 32, "batch": 4}
+    more = {"num_local_experts": 2} if family == "mixtral" else {}
+    sizes = "width=32:blocks=2:heads=4,width=64:blocks=6:heads=4"
+    plan = Plan.new({**base, "contenders": list(contenders), "sizes": sizes, "model": more})
+    made = make(plan)
+    for size in plan.sizes:
+        rows = {made.contender(row.contender).label: row for row in made.rows if row.size == size.label}
+        wide, deep = (rows[f"standard:{how}=HC"] for how in ("wider", "deeper"))
+        goal, plain = rows["HC"].parameters, rows["standard"].parameters
+        assert abs(wide.parameters - goal) < 0.01 * goal
+        per_block = plain / size.model["num_hidden_layers"]
+        assert abs(deep.parameters - goal) < per_block
+        assert wide.model["intermediate_size"] > size.model["intermediate_size"]
+        run = next(r for r in made.runs() if r.row == wide)
+        assert sum(p.numel() for p in make_model(made.config(run), 256).parameters()) == wide.parameters
+
+
+def test_a_comparison_takes_the_shape_of_a_configuration_file(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    fields = {
+        "model_type": "qwen3",
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**fields, "num_key_value_heads": 1, "intermediate_size": 48, "vocab_size": 151_936}))
+    options = {"family": str(path), "stream": ["denseformer"], "steps": 100, "context": 32}
+    plan = Plan.new(options)
+    path.unlink()  # what it says stands in the plan
+    assert (plan.base.family, plan.sizes[0].label) == ("qwen3", "qwen3")
+    assert Plan.new(plan.options()) == plan
+    assert make(plan).rows[0].parameters == 256 * 32 * 2 + 2 * (32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 48 + 96) + 32
+    wider = Plan.new({**plan.options(), "sizes": "width=64"}).sizes[0]
+    assert wider.model == {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
+    with pytest.raises(ValueError, match="the size 'tiny' names a preset, and the shape of qwen3 is given"):
+        Plan.new({**plan.options(), "sizes": "tiny"})
 
 
 def test_the_baselines_rate_is_kept_unless_another_is_clearly_better() -> None:
@@ -358,7 +433,7 @@ def test_checks_of_the_baseline_and_its_budget() -> None:
     assert [each.train for each in made] == [{"warmup": 0.15}, {"warmup": 0.6}, {"lr": 1e-3}, {"lr": 4e-3}]
     assert made[0].label == "standard, half the warm-up"
     assert len(recipe_checks(first, TrainConfig(steps=100), rates=False)) == 2
-    twice = exchange_check(first)
+    twice = with_budget(first, 2, "standard, twice the tokens")
     plan = make_plan("deep_delta").with_contenders([*made, twice], checks=True)
     assert plan.with_contenders([twice], checks=True) == plan
     rows = make(plan).rows
@@ -366,8 +441,8 @@ def test_checks_of_the_baseline_and_its_budget() -> None:
     assert [row.contender for row in make(plan).judged("stdlib", "nano")] == [rows[1].contender]
     flops = make(make_plan("deep_delta", match="flops").with_contenders([twice], checks=True)).rows
     assert flops[2].tokens == 2 * flops[0].tokens
-    with pytest.raises(ValueError, match=r"train\.budget must be a positive number, got 0"):
-        make_plan("deep_delta:train.budget=0")
+    with pytest.raises(ValueError, match=r"train\.budget must be a number from 0 on, got -1"):
+        make_plan("deep_delta:train.budget=-1")
 
 
 def test_rates_are_chosen_on_rows_that_nobody_is_judged_by() -> None:
@@ -468,7 +543,7 @@ def test_a_folder_grows_and_does_not_change() -> None:
     }
     with pytest.raises(ValueError, match="leave these options out to go on with it") as refused:
         plan.grow(changes)
-    for part in ("batch: 4 -> 8", "model: ", "steps: 100 -> 101", "match: 'tokens' -> 'flops'", "lr: 0.002 -> 0.001"):
+    for part in ("batch: 4 -> 8", "model: ", "steps: 100 -> 101", "match: 'tokens' -> 'flops'", "lr: 0.004 -> 0.001"):
         assert part in str(refused.value)
     with pytest.raises(ValueError, match="'deep_delta' and 'again' are the same"):
         plan.grow({"stream": ["deep_delta:label=again"]})
@@ -514,6 +589,8 @@ def test_seeds_are_counted_or_named() -> None:
     assert parse_seeds("3") == parse_seeds(3) == (0, 1, 2)
     assert parse_seeds("5,6,7") == parse_seeds([5, 6, 7]) == (5, 6, 7)
     assert parse_seeds("4,") == (4,)
+    assert parse_seeds("6-8") == (6, 7, 8)
+    assert parse_seeds("0, 6-8") == (0, 6, 7, 8)
     assert parse_seeds(2, 1000) == (1000, 1001)
 
 

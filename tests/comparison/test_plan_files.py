@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from tests.comparison.comparing import make_options
 from twoaxis.comparison.budget import make_rows
 from twoaxis.comparison.options import COMPARED, FIELDS
 from twoaxis.comparison.plan import Plan, data_label
-from twoaxis.comparison.probe_plan import ProbeConfig, ProbePlan, TextFacts, choose_rungs
 from twoaxis.comparison.run import Runs, prepare, read_options
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
@@ -27,7 +25,7 @@ OPTIONS: dict[str, Any] = {
     "sizes": "nano,tiny:steps=7",
     "context": 32,
 }
-BOUNDED = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+BOUNDED = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 plain = st.one_of(
     st.none(),
@@ -140,37 +138,6 @@ def test_python_is_run_only_where_the_caller_names_it(tmp_path: Path) -> None:
     assert read_options(str(file), {"use": [str(own)]})["use"] == [str(own), str(own)]
     assert prepare({"use": [str(own)]}, out).use == (str(own),)
     assert ran.exists()
-
-
-def test_a_damaged_plan_of_a_probe_is_named_with_its_field(tmp_path: Path) -> None:
-    control, *_ = choose_rungs(["denseformer"], [])
-    text = TextFacts(name="a", fingerprint="x", train=3, held_out=3)
-    rungs = (dataclasses.replace(control, steps=2),)
-    plan = ProbePlan(
-        config=ProbeConfig(), source="s", family="f", blocks=3, digest={}, place="p", text=text, rungs=rungs
-    )
-    plan.save(tmp_path)
-    assert ProbePlan.load(tmp_path) == plan
-    good = plan.to_dict()
-    first = good["rungs"][0]
-    for field, value in {
-        r"config\.seeds\[0\]": {"config": good["config"] | {"seeds": ["x"]}},
-        "config: seeds must not have 1000": {"config": good["config"] | {"seeds": [1000]}},
-        r"rungs\[0\]\.name: ": {"rungs": [{"name": 3}]},
-        r"rungs\[0\]: a table is wanted": {"rungs": [3]},
-        r"rungs\[0\]\.costs\.live": {"rungs": [first | {"costs": {"live": "x"}}]},
-        "the whole: control must have rates and steps": {"rungs": [first | {"steps": 0}]},
-        "blocks: ": {"blocks": None},
-        "digest: ": {"digest": {"a": 3}},
-        "text: a table is wanted": {"text": []},
-        "format: unknown format 2": {"format": 2},
-    }.items():
-        (tmp_path / "probe.json").write_text(json.dumps(good | value))
-        with pytest.raises(ValueError, match=rf"probe\.json is damaged at {field}"):
-            ProbePlan.load(tmp_path)
-    (tmp_path / "probe.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"probe\.json is damaged at the whole: a table is wanted"):
-        ProbePlan.load(tmp_path)
 
 
 def test_a_result_of_the_wrong_shape_is_named(document: dict[str, Any], tmp_path: Path) -> None:

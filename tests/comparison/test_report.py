@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 import re
 import shutil
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import twoaxis
-from tests.comparison.fake_comparison import FAKES, L_INF, STANDARD, Fake, make_fake
+from tests.comparison.fake_comparison import FAKES, STANDARD, Fake, make_fake
 from tests.support.commands import run
-from twoaxis.comparison.report import TABLES, closing, headline
 from twoaxis.comparison.results import Comparison
+from twoaxis.comparison.sentences import facts, headline
 from twoaxis.show import markdown, page, terminal
-from twoaxis.show.document import Saved, Table
+from twoaxis.show.document import Saved
 
 FILES = {"report.md", "report.html", "table.json"}
+KEPT = Path(__file__).parent / "reports"
+CHECKS = (
+    Fake("standard:train.budget=2,label=twice", 0.2),
+    Fake("standard:train.warmup=0.5,label=warm", -0.3),
+)
+PAIRED = (STANDARD, Fake("hyper_connections:init=paired", 0.5), Fake("muddformer", -0.1, speed=0.995))
 FIGURES = {f"report-{name}.{kind}" for name in ("curves", "differences", "parameters") for kind in ("svg", "png")}
 
 
@@ -40,60 +48,26 @@ def saved(found: Comparison) -> Saved:
     return found.save()
 
 
-def table_of(found: Comparison, title: str, section: int = 0) -> Table:
-    made = next(table for table in TABLES if table.title == title).make(found.sections[section])
-    assert made is not None
-    return made
+FROZEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tokens": ({}, {}),
+    "checks": ({"fakes": (*FAKES[:3], *CHECKS), "checks": ("twice", "warm")}, {"margin": 0.05}),
+    "rates": ({"fakes": PAIRED, "rates": (1e-3, 2e-3), "match": "flops", "held_out": 512}, {}),
+    "sizes": ({"fakes": FAKES[:2], "sizes": ("a", "b", "c"), "data": (("stdlib",), ("task:recall",))}, {"l_inf": 1.8}),
+    "until": ({"fakes": FAKES[:4], "seeds": tuple(range(8)), "match": "time", "until": "resolved"}, {}),
+    "one_seed": ({"fakes": FAKES[:2], "seeds": (0,)}, {}),
+}
+"""Comparisons whose report is kept: what is planted, and how it is read."""
 
 
-def column(table: Table, head: str) -> list[str]:
-    place = [column.head for column in table.columns].index(head)
-    return [row[place].text for row in table.rows]
+def report_of(name: str, folder: Path) -> str:
+    planted, read = FROZEN[name]
+    return markdown.render(Comparison.load(make_fake(folder / name, **planted), **read).document())
 
 
-def test_the_tables(found: Comparison) -> None:
-    result, equal, speed, cost = (table_of(found, table.title) for table in TABLES[:4])
-    assert column(result, "seeds") == ["4", "4", "4", "3 of 4", "3 of 4", "4"]
-    verdicts = ["baseline", "resolved (better)", "not resolved", "resolved (worse)", *["resolved (better)"] * 2]
-    assert column(result, "verdict") == verdicts
-    assert [row[7].tone for row in result.rows] == ["", "better", "", "worse", "better", "better"]
-    assert result.baseline == 0
-    assert "muddformer: 1 of 4 seeds not finished." in result.notes
-    assert len(equal.rows) == 5
-    assert column(equal, "at equal tokens (matched)")[0] == "-0.0631 resolved (better)"
-    assert column(equal, "at equal time")[0] == "-0.0201~ resolved (better)"
-    assert column(equal, "at equal FLOPs")[3] == "+0.0061~ not resolved"
-    assert column(cost, "parameters")[:3] == ["1.1M", "1.1M +0.1%", "1.11M +1.0%"]
-    assert column(cost, "tokens/s")[1] == "11.8k ×0.91"
-    assert column(cost, "peak memory")[2] == "570 MB ×1.90"
-    assert column(result, "seed 2")[2:4] == ["5.7371", "diverged"]
-    assert column(result, "seed 3")[4] == "-"
-    assert column(result, "p")[:3] == ["-", "<.001", "1.000"]
-    assert column(result, "resolvable")[1] == "0.0161"
-    assert column(speed, "throughput")[1] == "×0.91"
-    assert column(speed, "steps to it")[0] == "488"
-    assert "unigram 7.1000, bigram 5.6000" in result.notes[-1]
-
-
-def test_columns_that_a_section_may_have(tmp_path: Path) -> None:
-    rates = Comparison.load(make_fake(tmp_path / "a", FAKES[:2], rates=(2e-3, 4e-3), held_out=64))
-    assert column(table_of(rates, "Loss by learning rate"), "0.002") == ["4.0000 *", "4.0000 *"]
-    assert column(table_of(rates, "Cost"), "lr") == ["0.002 (edge)", "0.002 (edge)"]
-    assert "Loss by learning rate" in terminal.render(rates.document())
-    data = (("stdlib",), ("task:recall",))
-    several = Comparison.load(make_fake(tmp_path / "b", FAKES[:2], sizes=("a", "b", "c"), data=data), l_inf=L_INF)
-    names = [(section.data, section.size) for section in several.sections]
-    assert names == [(name, each) for name in ("stdlib", "task:recall") for each in ("a", "b", "c")]
-    speed = table_of(several, "Speed")
-    for head in ("step-wise", "net"):
-        assert re.fullmatch(r"1\.\d+ \(\d\.\d+ to \d\.\d+\)", column(speed, head)[1])
-    assert any("Speed-up by the law L = 1.8" in note for note in speed.notes)
-    task = table_of(several, "Result", 3)
-    assert [column.head for column in task.columns][9:11] == ["accuracy", "accuracy difference"]
-    assert "Guessing scores 10.0%" in task.notes[0]
-    names = [chart.name for chart in several.document().charts]
-    assert len(set(names)) == 18
-    assert names[13] == "differences-5-task-recall-b"
+@pytest.mark.parametrize("name", FROZEN)
+def test_tables_notes_and_sentences_are_those_that_are_kept(name: str, tmp_path: Path) -> None:
+    """`python -m tests.comparison.test_report` writes them anew; every changed number or word is seen in the diff."""
+    assert report_of(name, tmp_path) == (KEPT / f"{name}.md").read_text()
 
 
 def test_rows_have_the_values_of_the_cells(found: Comparison) -> None:
@@ -108,36 +82,14 @@ def test_rows_have_the_values_of_the_cells(found: Comparison) -> None:
     assert (mine["seed 2"], mine["peak memory"]) == (entry.losses[2], entry.peak_memory)
 
 
-def test_the_words(found: Comparison, tmp_path: Path) -> None:
-    first, second = closing(found)
-    assert first.startswith("Resolved as better than standard: attention_residuals:block_size=4 by 0.06")
-    assert "Resolved as worse than standard: write only <b> by 0.04" in first
-    assert "Not resolved at this scale and with these seeds: hyper_connections:streams=4" in first
-    assert "At equal time being better is not resolved for muddformer, standard + short_swa:window=4: --match" in first
-    for part in ("one shared learning rate (0.002)", "init=paper", "matched by training tokens", "1 run diverged"):
-        assert part in second, part
-    assert "95% for the 5 contenders of a table together (moderated t" in headline(found)
-    assert "would have been, with a probability of 80%" in first
-    assert "less than a table of counts over the same tokens (5.7" in second
+def test_seeds_that_were_added_are_told(found: Comparison) -> None:
     grown = dataclasses.replace(found, plan=dataclasses.replace(found.plan, grown=(2,)))
     assert "Seeds were added after verdicts had been seen (at 2, 4)" in headline(grown)
-    paired = (STANDARD, Fake("hyper_connections:init=paired", 0.5))
-    other = Comparison.load(make_fake(tmp_path / "x", paired, seeds=(0,), match="flops", rates=(1e-3, 2e-3)))
-    first, second = closing(other)
-    assert "one seed tells nothing of chance" in first
-    assert "matched by training operations" in second
-    assert "best of the learning rates 0.001, 0.002, chosen on separate seeds and held-out rows" in second
-    assert "edge of those tried for" in second
-    assert "init=paper and init=paired were both used" in second
-    timed = Comparison.load(make_fake(tmp_path / "y", FAKES[:2], match="time"))
-    clock = "in CPU time of the process where a run has one thread of a CPU, else by the clock"
-    assert clock in closing(timed)[1]
-    assert clock in table_of(timed, "Cost").notes[0]
 
 
 def test_the_charts(found: Comparison) -> None:
     curves, differences, parameters = found.document().charts
-    kinds = ("loss", "loss minus standard's", "loss of every seed")
+    kinds = ("loss", "loss minus standard's", "loss of every seed", "training loss")
     assert [panel.choice["show"] for panel in curves.panels] == [kind for kind in kinds for _ in range(3)]
     assert len(curves.panels[6].marks) == 4 + 4 + 4 + 3 + 3 + 4
     assert [line.x[0] for line in parameters.panels[0].marks][:3] == [1_100_000, 1_101_100, 1_111_000]  # type: ignore[union-attr]
@@ -145,6 +97,8 @@ def test_the_charts(found: Comparison) -> None:
     assert [line.label for line in curves.panels[0].marks][3] == "write only <b> (1 diverged)"
     assert len(curves.panels[3].marks) == 5
     assert curves.panels[3].y.rule == 0
+    lower = [a - b for a, b in zip(curves.panels[0].marks[0].y, curves.panels[9].marks[0].y, strict=True)]  # type: ignore[union-attr]
+    assert lower == pytest.approx([-0.1] * len(lower))
     low, high = curves.panels[0].y.low, curves.panels[0].y.high
     assert low is not None
     assert high is not None
@@ -166,9 +120,14 @@ def test_what_is_written(folder: Path, found: Comparison, saved: Saved) -> None:
     text = (folder / "report" / "report.md").read_text()
     assert "write only \\<b>" in text
     assert "![Held-out loss: stdlib, nano](report-curves.svg)" in text
+    place = (folder / "report" / "report.html").as_posix()
+    assert ("report", f"`{place}`") in facts(found)  # a terminal names the page, which does not name itself
+    assert place not in text
 
 
-def test_contenders_lead_to_their_models(folder: Path, found: Comparison, saved: Saved, tmp_path: Path) -> None:
+def test_contenders_lead_to_their_models(
+    folder: Path, found: Comparison, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_folder = found.entries[1].runs[2].folder
     links = set(re.findall(r'href="(\.\./[^"]+)"', (folder / "report" / "report.html").read_text()))
     assert f"../{run_folder.as_posix()}" in links
@@ -177,10 +136,16 @@ def test_contenders_lead_to_their_models(folder: Path, found: Comparison, saved:
     mine = tmp_path / "x"
     shutil.copytree(folder, mine)
     (mine / run_folder / "model").mkdir()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # of no matter here, and slow
     Comparison.load(mine).save(tmp_path / "elsewhere")
     text = (tmp_path / "elsewhere" / "report.md").read_text()
     assert f"](../x/{run_folder.as_posix()}/model)" in text
     assert 'href="..' not in found._repr_html_()  # a notebook stands anywhere
+    told = dict(facts(Comparison.load(mine)))
+    assert told["next"] == f"`twoaxis inspect {told['model'][1:-1]} --prompt TEXT`"
+    (mine / found.sections[0].baseline.runs[1].folder / "model").mkdir()
+    both = [f"{mine.as_posix()}/{run.as_posix()}/model" for run in (run_folder, found.entries[0].runs[1].folder)]
+    assert ("next", f"`twoaxis inspect {both[0]} --beside {both[1]} --prompt TEXT`") in facts(Comparison.load(mine))
 
 
 def test_the_report_is_made_anew(folder: Path, saved: Saved, tmp_path: Path) -> None:
@@ -193,15 +158,21 @@ def test_the_report_is_made_anew(folder: Path, saved: Saved, tmp_path: Path) -> 
         assert path.read_bytes() == (folder / "report" / path.name).read_bytes()  # the same to the last byte
 
 
-def test_reports_of_one_folder_at_once(folder: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "x"
-    shutil.copytree(folder, mine, ignore=shutil.ignore_patterns("report"))
-    code = (
-        "import sys; from twoaxis.comparison.results import Comparison as C; [C.load(sys.argv[1]).save() for _ in '12']"
-    )
-    started = [subprocess.Popen([sys.executable, "-c", code, mine], stderr=subprocess.PIPE) for _ in range(3)]
-    ended = [process.communicate(timeout=240)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0], ended
+def save_twice(folder: Path) -> None:
+    for _ in range(2):
+        Comparison.load(folder).save()
+
+
+def test_reports_of_one_folder_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # slow; figures are written in the same way
+    mine = make_fake(tmp_path / "x", FAKES[:2])
+    context = multiprocessing.get_context("fork")
+    started = [context.Process(target=save_twice, args=(mine,)) for _ in range(3)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(240)
+    assert [process.exitcode for process in started] == [0, 0, 0]
     assert {path.name for path in (mine / "report").iterdir()} >= FILES
     assert not [path for path in (mine / "report").iterdir() if "partial" in path.name]
 
@@ -243,10 +214,12 @@ def test_without_matplotlib_the_rest_is_written(folder: Path, tmp_path: Path, mo
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     made = Comparison.load(mine).save()
     assert {path.name for path in made.files} == FILES
-    assert "pip install 'twoaxis[lab]'" in made.note
+    assert 'pip install -e ".[lab]"' in made.note
 
 
-def test_the_command(folder: Path, saved: Saved) -> None:
+def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # of no matter here, and slow
+    folder = shutil.copytree(folder, tmp_path / "x", ignore=shutil.ignore_patterns("report"))
     code, out, err = run("report", str(folder), "--json")
     assert code == 0
     assert json.loads(out) == json.loads((folder / "report" / "table.json").read_bytes())
@@ -261,3 +234,9 @@ def test_the_command(folder: Path, saved: Saved) -> None:
     assert code == 2
     assert "needs --l-inf too" in err
     assert twoaxis.report(str(folder)).verdicts["muddformer"] == "resolved (better)"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        for each in FROZEN:
+            (KEPT / f"{each}.md").write_text(report_of(each, Path(place)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,41 +16,30 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from tests.comparison.comparing import arguments, make_options, weights
+from tests.comparison.comparing import arguments, make_options, stamps, weights
 from tests.comparison.probing import write_text
 from tests.support.foreign import byte_llama, save
 from tests.support.processes import alive, children, start, wait_for
-from twoaxis.comparison.probe_report import Probed
 from twoaxis.comparison.results import Comparison
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc"),
+    pytest.mark.slow,  # one kill of each process is in test_run.py, test_runner.py and test_probe.py
+]
 
 
 class Storm(NamedTuple):
-    """A command under fire.
+    """A command under fire."""
 
-    Attributes:
-        words: without its --out.
-        ends: what it comes to in a folder, to the last bit and without times.
-        limit: of a file's size that stops it, in bytes.
-    """
-
-    words: list[str]
-    ends: Callable[[Path], Any]
-    limit: int
+    words: list[str]  # without its --out
+    limit: int  # of a file's size that stops it, in bytes
 
 
-def compared(out: Path) -> Any:
+def ends(out: Path) -> Any:
+    """What a comparison comes to in a folder, to the last bit and without times."""
     found = Comparison.load(out)
-    rates = [(row.contender, row.lr, row.lr_losses) for row in found.plan.rows]
-    return weights(out), found.losses, found.verdicts, rates, found.missing
-
-
-def probed(out: Path) -> Any:
-    found = Probed.load(out)
-    rows = [row._replace(seconds=None) for row in found.rows]
-    whole = [json.loads(path.read_text()) for path in sorted(out.glob("results/*/*/result.json"))]
-    return rows, found.missing, [{k: v for k, v in each.items() if not k.endswith("seconds")} for each in whole]
+    rows = [(row.contender, row.lr, row.lr_losses, row.new_rate) for row in found.plan.rows]
+    return weights(out), found.losses, found.verdicts, rows, found.missing
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +51,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def target(request: pytest.FixtureRequest, place: Path) -> Storm:
     if request.param == "compare":
         options = make_options(place, stream=["denseformer"], seeds=1, lr="0.002,0.004", lr_seeds=1, eval_every=6)
-        return Storm(["compare", *arguments(options), "--no-report", "--jobs", "2"], compared, 100_000)
+        return Storm(["compare", *arguments(options), "--no-report", "--jobs", "2"], 100_000)
     model = save(byte_llama(num_hidden_layers=3), place / "model")
     words = ["probe", str(model), "--data", str(write_text(place / "probed")), "--stream", "denseformer"]
-    amounts = ["--context", "32", "--steps", "6", "--held-out", "3", "--site-windows", "2"]
-    return Storm([*words, *amounts, "--seeds", "2", "--rates", "1,0.3", "--jobs", "2"], probed, 300)
+    words += ["--context", "32", "--steps", "6", "--final-examples", "4", "--eval-examples", "4", "--save-every", "2"]
+    return Storm([*words, "--cache", str(place / "cache"), "--seeds", "1", "--jobs", "2"], 4_000)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +63,7 @@ def reference(target: Storm, place: Path) -> Any:
     """What it comes to when nobody interrupts it."""
     out = place / f"whole-{target.words[0]}"
     finish(target, out)
-    return target.ends(out)
+    return ends(out)
 
 
 def finish(target: Storm, out: Path) -> None:
@@ -86,11 +73,6 @@ def finish(target: Storm, out: Path) -> None:
     assert process.returncode == 0, said
     left = [path for path in out.rglob("*") if path.name in ("output.txt", ".progress", "failed.json", ".source")]
     assert left == []
-
-
-def stamps(out: Path) -> dict[Path, tuple[int, int]]:
-    """Inode and time of every result: the same as long as nobody writes it again."""
-    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.rglob("result.json")}
 
 
 def attack(target: Storm, out: Path, chance: random.Random, kills: int, limited: bool) -> int:
@@ -137,18 +119,12 @@ def survive(target: Storm, reference: Any, folder: Path, kills: int, seed: int, 
         before = stamps(out)
         finish(target, out)
         assert {path: stamps(out)[path] for path in before} == before
-        assert target.ends(out) == reference
+        assert ends(out) == reference
 
 
-def test_a_few_kills(target: Storm, reference: Any, tmp_path: Path) -> None:
-    survive(target, reference, tmp_path, 5, 0)
-
-
-@pytest.mark.slow
 def test_fifty_kills(target: Storm, reference: Any, tmp_path: Path) -> None:
     survive(target, reference, tmp_path, 50, 1)
 
 
-@pytest.mark.slow
 def test_kills_where_files_are_refused(target: Storm, reference: Any, tmp_path: Path) -> None:
     survive(target, reference, tmp_path, 10, 2, limited=True)

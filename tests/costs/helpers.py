@@ -15,6 +15,8 @@ from twoaxis.model.loss import next_token_loss
 from twoaxis.sequence.registry import MIXERS
 
 Fields = dict[str, Any]
+SIZES: Any = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
+SHAPE = ModelConfig(num_hidden_layers=3, num_key_value_heads=2, **SIZES)
 
 STREAM_VARIANTS: list[Fields] = [
     {"stream": name, "stream_options": dict(options)}

@@ -7,26 +7,16 @@ import dataclasses
 import pytest
 import torch
 
-from tests.costs.helpers import FIRST, FIRST_MIXERS, WIDE_DELTA, Fields, label
+from tests.costs.helpers import FIRST, FIRST_MIXERS, SHAPE, WIDE_DELTA, Fields, label
 from twoaxis.base.meter import storage_bytes
 from twoaxis.costs.costs import cost
-from twoaxis.costs.trace import lengthened, meta_model, trace_step
+from twoaxis.costs.trace import meta_model, runner_of, trace_decoding, trace_step
 from twoaxis.depth.counts import count
 from twoaxis.depth.walk import apply_nothing
-from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.deployment import Deployment
 from twoaxis.model.stages import boundaries
 from twoaxis.model.variant import Contender
-
-SHAPE = ModelConfig(
-    vocab_size=40,
-    hidden_size=16,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    intermediate_size=24,
-)
 
 
 @torch.no_grad()
@@ -38,7 +28,7 @@ def test_bytes_kept_are_those_of_the_real_past(fields: Fields) -> None:
     for chunk in torch.zeros(batch, context, dtype=torch.long).split(5, dim=1):
         _, past = model.step(chunk, past)
     blank = meta_model(model.config, "float32")
-    kept = trace_step(blank, batch, 1, past=lengthened(trace_step(blank, batch, 2).past, context - 1)).kept
+    kept = trace_decoding(blank, batch, context).kept
     rings = [ring for of_site in past.sublayers for ring in of_site]
     assert kept.attention == sum(ring.nbytes() for ring in rings if ring.window is None)
     assert kept.local == sum(ring.nbytes() for ring in rings if ring.window is not None)
@@ -50,7 +40,7 @@ def test_bytes_kept_are_those_of_the_real_past(fields: Fields) -> None:
 @pytest.mark.parametrize("fields", [WIDE_DELTA, {"attention_windows": (5, None, 5)}], ids=str)
 def test_a_lengthened_past_is_that_of_a_long_one(fields: Fields) -> None:
     blank = meta_model(dataclasses.replace(SHAPE, **fields), "float32")
-    ours, real = lengthened(trace_step(blank, 1, 9).past, 50), trace_step(blank, 1, 50).past
+    ours, real = runner_of(blank).lengthened(trace_step(blank, 1, 9).past, 50), trace_step(blank, 1, 50).past
     assert [(ring.seen, ring.stored) for ring in ours.rings()] == [(ring.seen, ring.stored) for ring in real.rings()]
     assert ours.seen == real.seen == 50
 

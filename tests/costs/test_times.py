@@ -17,8 +17,8 @@ from twoaxis.base.meter import ATTENTION, Meter
 from twoaxis.costs.costs import Costs, cost
 from twoaxis.costs.fuse import VIEW, Kernel, Part, Work, work_by
 from twoaxis.costs.hardware import find_profile
-from twoaxis.costs.here import TINY, LiveClock, attention
 from twoaxis.costs.roofline import work_seconds
+from twoaxis.costs.this_machine import TINY, LiveClock, attention
 from twoaxis.costs.trace import meta_model, trace_training
 from twoaxis.guide.suggest import candidates
 from twoaxis.kernels.dispatch import device_of, target
@@ -55,7 +55,7 @@ def test_a_stretch_by_hand() -> None:
     size = 8 * 4 * 4
     fused = {kernel._replace(number=-1): n for kernel, n in work["mlp"].fused.items()}
     assert fused == {Kernel("fused", 3 * size): 1, Kernel("mm", 2 * size + 256, 512): 1}
-    assert work["mlp"].calls == 4
+    assert work["mlp"].eager.total() == 4
     assert work["mlp"].eager_bytes == 3 * size + 3 * size + 2 * size + 2 * size + 256
     assert work["stream"].fused == {Kernel("fused", 256 + size): 1}  # a narrow product fuses, its result is dropped
 

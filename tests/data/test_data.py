@@ -6,7 +6,6 @@ import math
 import platform
 import re
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -179,26 +178,10 @@ def test_too_little_text(tmp_path: Path, folder: Path) -> None:
         load(tmp_path, folder, held_out=0.9, context=10_000)
 
 
-def test_the_standard_library(tmp_path: Path) -> None:
-    data = load_data(settings(tmp_path, "stdlib", held_out=0.05, context=256))
-    facts = data.describe()
-    assert facts["name"] == "stdlib"
-    assert facts["python"] == platform.python_version()
-    assert facts["train"]["documents"] > 300
-    assert facts["train"]["bytes"] > 5_000_000
-    assert 0.02 < facts["held_out"]["documents"] / facts["train"]["documents"] < 0.09
-    assert facts["train"]["tokens"] == facts["train"]["bytes"] + facts["train"]["documents"]
-    started = time.perf_counter()
-    rows: Any = data.train(0, 10**9)
-    for number in (10**9 - 1, 5 * 10**8, 0):
-        assert rows[number]["input_ids"].shape == (256,)
-    assert time.perf_counter() - started < 1.0  # the billionth example is as near as the first
-
-
 @pytest.mark.slow
 def test_the_standard_library_with_a_tokenizer_of_its_own(tmp_path: Path) -> None:
     data = load_data(DataOptions(cache=str(tmp_path)))
-    assert data.vocab_size == 2048
+    assert (data.vocab_size, data.describe()["python"]) == (2048, platform.python_version())
     assert data.bytes_per_token is not None
     assert 2.8 < data.bytes_per_token < 3.6
     (other,) = {load_data(DataOptions(cache=str(tmp_path / "again"))).fingerprint}

@@ -14,8 +14,6 @@ from torch import Tensor
 import twoaxis
 from twoaxis.depth.attention_residuals import AttentionResiduals
 from twoaxis.depth.compose import compose
-from twoaxis.depth.counts import count
-from twoaxis.depth.stream import Layout
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.variant import make_contender
 
@@ -81,30 +79,6 @@ def test_equals_flash_linear_attention(naive_attnres: Callable[..., Tensor], siz
                 assert (a - b).abs().max() <= 2e-5 * max(1.0, b.abs().max().item())
 
 
-def test_published_parameter_count() -> None:
-    kimi_k3 = Layout.make(93, 7168)
-    with torch.device("meta"):
-        stream = AttentionResiduals(AttentionResiduals.Config(block_size=24), kimi_k3)
-    cost = count(stream)
-    assert cost.parameters == 2 * 7168 * 187 == 2_680_832
-    assert cost.reads == 1003
-
-
-def test_full_form_reads() -> None:
-    assert count(make(blocks=27, block_size=1)).reads == 55 * 56 // 2
-    assert count(make(blocks=27, block_size=6)).reads == 325
-
-
-def test_first_query_never_learns() -> None:
-    stream = make()
-    x = torch.randn(1, 3, 8, dtype=torch.float64)
-    run(stream, x)[2].square().sum().backward()
-    assert stream.query is not None
-    assert stream.query.grad is not None
-    assert stream.query.grad[0].abs().max() == 0
-    assert set(stream.dead()) == {"query[0]", "norm_weight[0]"}
-
-
 def test_an_absent_partial_is_not_a_zero_source() -> None:
     stream = make(blocks=2, spread=0.0, block_size=2)
     x = torch.ones(1, 1, 8, dtype=torch.float64)
@@ -128,21 +102,3 @@ def test_the_controls_of_heads_are_one_head() -> None:
     config = AttentionResiduals.Config(heads=4, scale=2.0)
     assert AttentionResiduals.controls(config) == ({"heads": 1}, {"heads": 1, "scale": 1.0})
     assert AttentionResiduals.controls(AttentionResiduals.Config()) == ()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"heads": 3}, r"heads \(3\) must divide the width \(8\)"),
-        ({"evaluation": "two_phase", "window": 3}, "two_phase needs window=None.*got window=3"),
-        (
-            {"evaluation": "two_phase", "block_size": 4, "group": 6},
-            r"group \(6\) must be a multiple of block_size \(4\)",
-        ),
-        ({"query": "none", "heads": 2}, "query='none' needs heads=1, got 2"),
-        ({"query": "none", "temperature": "learned"}, "would scale weights that are learned already"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        twoaxis.stream("attention_residuals", blocks=2, width=8, **options)

@@ -208,23 +208,6 @@ def test_an_optimiser_treats_the_stream_as_its_method_says() -> None:
     assert (decays["functions.1.weight"], decays["norms.0.weight"]) == (0.1, 0.0)
 
 
-def test_runs_strangers_sublayers_with_their_arguments() -> None:
-    stream = twoaxis.stream("standard", blocks=1, width=4)
-    calls = []
-
-    def attention(c: Tensor, *, mask: float) -> Tensor:
-        calls.append(mask)
-        return c * mask
-
-    layers = [("attention", nn.LayerNorm(4), attention), ("mlp", None, lambda c, mask: c + mask)]
-    run = twoaxis.compose(stream, layers)
-    x = torch.randn(2, 3, 4)
-    a = x + nn.functional.layer_norm(x, (4,)) * 2.0
-    assert torch.allclose(run(x, mask=2.0), a + (a + 2.0))
-    assert calls == [2.0]
-    assert [n for n, _ in run.named_parameters()] == ["norms.0.weight", "norms.0.bias"]
-
-
 def test_refuses_sublayers_that_do_not_match() -> None:
     stream = twoaxis.stream("standard", blocks=2, width=4)
     with pytest.raises(ValueError, match="built for 4 sub-layers, got 1: too few or too many"):

@@ -31,7 +31,7 @@ class Ways(nn.Module):
 
 
 def test_unknown_names_and_options_list_what_exists() -> None:
-    message = r"unknown stream 'densformer' \(did you mean 'denseformer'\?\); the streams are standard, "
+    message = r"unknown stream 'densformer' \(did you mean 'denseformer'\?\); the streams are .*deep_delta \(ddl\), "
     with pytest.raises(ValueError, match=message):
         twoaxis.stream("densformer", blocks=2, width=8)
     message = r"no option 'dilution' \(did you mean 'dilation'\?\); its options are dilation, period"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -53,8 +52,3 @@ def test_a_null_source_takes_its_part() -> None:
     state = stream.write(state, stream.sites[0], 2 * x, seen, seen)
     torch.testing.assert_close(stream.read(state, stream.sites[1]).x, 3 * x + (x + 2 * x) / 3)
     assert stream.sources(stream.sites[1]) == ("null", "embedding", "sub-layer 0")
-
-
-def test_heads_divide_the_width() -> None:
-    with pytest.raises(ValueError, match=r"heads \(3\) must divide the width \(8\)"):
-        twoaxis.stream("delta_attention_residuals", blocks=2, width=8, heads=3)

@@ -156,7 +156,7 @@ def steps_taken() -> Iterator[list[int]]:
 def test_building_is_linear_in_depth(name: str, options: Any) -> None:
     """MUDDFormer and the other methods over all blocks make a parameter per block: their number is what is built."""
     counts = []
-    for blocks in (100, 400):
+    for blocks in (50, 200):
         layout = Layout.make(blocks, WIDTH)
         with torch.device("meta"), steps_taken() as count:
             STREAMS.find(name)(STREAMS.find(name).Config(**options), layout)
@@ -206,6 +206,24 @@ def test_a_residual_is_scaled_between_layers(name: str, options: Any) -> None:
         close(scaled(stream), scaled(plain))
     else:
         close(resume(stream, stream.rescale(stream.open(x), 0.7)), run(stream, 0.7 * x))
+
+
+@pytest.mark.parametrize("name", ["deep_cross_attention", "muddformer"])
+def test_placement_decides_per_way(name: str) -> None:
+    """Only attentions on: their q, k and v are mixtures while the residual stays plain. First sites alone: one."""
+    stream, x = make(name, {}, MIXED_BLOCK, placement="attention"), randn(2, 3, WIDTH)
+    assert {read.ways for read in stream.plan.reads if read is not None} == {("q", "k", "v")}
+    state, total = stream.open(x), x
+    for site in stream.sites:
+        seen = stream.read(state, site)
+        assert torch.equal(seen.x, total)
+        assert (seen.q is not None) == (site.kind == "attention" and stream.plan.reads[site.index - 1] is not None)
+        c, y = acting(stream)(site, seen)
+        state, total = stream.write(state, site, y, seen, c), total + y
+    assert torch.equal(stream.close(state), total)
+    first = make(name, {}, MIXED_BLOCK, placement="mixer")
+    assert {read.ways for read in first.plan.reads if read is not None} == {("x",)}
+    assert {len(read.ways) for read in make(name, {}, ("mlp",)).plan.reads if read is not None} == {1}
 
 
 # Gradients are autograd's own.
@@ -286,6 +304,7 @@ def test_data_parallelism_takes_two_steps() -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention_residuals", "deep_cross_attention", "denseformer", "muddformer"])
 def test_compiled_autograd(name: str) -> None:
     stream, x = make(name, {}), randn(2, 3, WIDTH)
@@ -297,6 +316,7 @@ def test_compiled_autograd(name: str) -> None:
     all_close({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in stream.named_parameters()}, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"window": 2}, {}, {"block_size": 3, "evaluation": "two_phase"}], ids=str)
 def test_blocks_compiled_one_by_one(options: dict[str, Any]) -> None:
     stream, x = make("attention_residuals", options), randn(2, 3, WIDTH)

@@ -12,9 +12,7 @@ from torch import Tensor
 import twoaxis
 from tests.golden_formats.base import trace
 from tests.support.streams import maps, moved
-from twoaxis.depth import counts
 from twoaxis.depth.hyper_connections import HyperConnections
-from twoaxis.depth.stream import Layout
 
 WIDTH = 6
 KINDS = ("mixer", "attention", "mlp")
@@ -67,50 +65,11 @@ def test_initial_values() -> None:
     assert build(scale_start=0.5).get_parameter("dynamic_beta_scale")[0] == 0.5
 
 
-def test_neutral_class_follows_what_the_head_reads() -> None:
-    assert build(streams=1).neutral == "bitwise"
-    kinds = "mixer+attention+mlp"
-    stream, x = build(streams=3, placement=kinds).double(), embedding()
-    assert stream.neutral == "bitwise"
-    assert torch.equal(run(stream, x), plain(x))
-
-
 def test_output_scale() -> None:
     assert build(streams=4).output_scale == 2.0
     assert build(streams=3).output_scale == math.sqrt(3)
     assert build(streams=4, readout="mean").output_scale == 1.0
     assert build(streams=4, placement="none").output_scale == 1.0
-
-
-# Counts.
-
-
-def test_published_parameter_counts() -> None:
-    def count(**options: Any) -> int:
-        with torch.device("meta"):
-            layout = Layout.make(16, 2048)
-            stream = HyperConnections(HyperConnections.Config(streams=4, **options), layout)
-        assert counts.count(stream).parameters == sum(p.numel() for p in stream.parameters())
-        return counts.count(stream).parameters
-
-    assert count(dynamic=False) == 768
-    assert count(affine=False) == 394_048
-    assert count(norm="rms") == 394_048 + 32 * 2048
-    assert count() == 394_048 + 2 * 32 * 2048
-    assert count(norm="none") == 394_048
-
-
-def test_published_flops() -> None:
-    with torch.device("meta"):
-        layout = Layout.make(16, 2048)
-        static = counts.count(HyperConnections(HyperConnections.Config(streams=4, dynamic=False), layout))
-        dynamic = counts.count(HyperConnections(HyperConnections.Config(streams=4, norm="none"), layout))
-    readout = 3 * 2048
-    assert static.flops - readout == 32 * 2 * 2048 * (4 * 5 + 4) == 3_145_728
-    assert dynamic.flops - static.flops == 32 * 2 * 2048 * 4 * 6
-    assert static.live == 4 * 2048
-    assert static.kept == 0
-    assert static.reads == 33 * 4
 
 
 # The weights.
@@ -192,18 +151,3 @@ def test_agrees_with_the_package(streams: int, tanh: bool) -> None:
         expected = torch.stack([layer.get_parameter(key).grad for layer in layers])
         assert parameter.grad is not None
         assert (parameter.grad - expected).abs().max() <= 1e-10 * expected.abs().max(), name
-
-
-def test_agrees_with_the_package_to_a_bit_without_dynamic_weights() -> None:
-    package = pytest.importorskip("hyper_connections")
-    stream, x = build(streams=4).double(), embedding()
-    functions = maps(len(stream.sites), WIDTH, torch.float64)
-    expand, reduce = package.HyperConnections.get_expand_reduce_stream_functions(4)
-    h = expand(x)
-    for row, fn in enumerate(functions):
-        branch, add = package.HyperConnections(4, dim=WIDTH, layer_index=row).double()(h)
-        h = add(fn(branch))
-    assert torch.equal(run(stream, x), reduce(h))
-
-
-# Errors.

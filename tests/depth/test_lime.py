@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import twoaxis
@@ -139,31 +138,6 @@ def test_the_published_start_of_a_router() -> None:
     assert last[:, :-8].abs().max() == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"over": "heads"}, "over='heads' and kv_heads belong together"),
-        ({"kv_heads": 2}, "over='heads' and kv_heads belong together"),
-        ({"over": "heads", "kv_heads": 2, "ways": "x"}, "over='heads' has one form"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        twoaxis.stream("lime", blocks=2, width=8, **options)
-
-
 def test_another_number_of_heads_is_refused() -> None:
     with pytest.raises(ValueError, match="built for kv_heads=4, the attention has 2 key heads"):
         decoder("lime", over="heads", kv_heads=4)(torch.tensor([[1, 2]]))
-
-
-def test_softmax_of_the_router_is_over_layers() -> None:
-    stream = twoaxis.stream("lime", blocks=3, width=8, normaliser="softmax", ways="x").double()
-    state = stream.open(randn(1, 2, 8))
-    for site in stream.sites[:4]:
-        seen = stream.read(state, site)
-        state = stream.write(state, site, F.silu(seen.x), seen, seen)
-    weights = stream.weights(state, stream.sites[4])
-    assert weights is not None
-    close(weights.sum(-1), torch.ones(1, 2, 1, dtype=torch.float64))
-    close(weights[0, 0, 0, -1], torch.tensor([0.0, 0.0, 4.0], dtype=torch.float64).softmax(0)[-1])

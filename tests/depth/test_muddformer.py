@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 
 import twoaxis
 from tests.golden_formats.base import trace
-from tests.support.numbers import close, randn
-from tests.support.streams import moved, run, toy, toys
-from twoaxis.depth import counts
+from tests.support.numbers import close
+from tests.support.streams import built, embedding, run, toys
 from twoaxis.depth.muddformer import MuddFormer
-from twoaxis.depth.stream import State, Stream
 
 WIDTH, BLOCKS = 8, 4
 PLAIN_BLOCK, MIXED_BLOCK = ("attention", "mlp"), ("mixer", "attention", "mlp")
-
-
-def make(
-    kinds: Sequence[str] | Sequence[Sequence[str]] = PLAIN_BLOCK,
-    blocks: int = BLOCKS,
-    random: bool = True,
-    **options: Any,
-) -> MuddFormer:
-    """A stream, with parameters far from their start unless told."""
-    stream = twoaxis.stream("muddformer", blocks=blocks, width=WIDTH, kinds=kinds, **options).double()
-    assert isinstance(stream, MuddFormer)
-    return moved(stream, 0.5, start=False) if random else stream
-
-
-def embedding() -> Tensor:
-    return randn(2, 3, WIDTH, seed=9, grad=True)
+make = partial(built, "muddformer", by=0.5)
 
 
 @pytest.mark.parametrize("both", [False, True])
@@ -56,7 +37,7 @@ def test_the_start(both: bool) -> None:
 
 
 def test_the_generator_wakes_in_the_second_step() -> None:
-    stream = make(random=False)
+    stream = make(by=0.0)
     assert stream.dead() == {}
     optimiser = torch.optim.SGD(stream.parameters(), lr=0.1)
     for step in range(2):
@@ -69,67 +50,6 @@ def test_the_generator_wakes_in_the_second_step() -> None:
             assert weight.grad is not None
             assert weight.grad.any()
         optimiser.step()
-
-
-def test_the_post_norm_does_not_starve_the_residual_way() -> None:
-    """At a = 0 its slope is 0.001 / sqrt(1e-6) = 1: the residual way moves with a weight as q, k and v do."""
-    stream = make(random=False, prenorm=True, postnorm=True, dynamic=False)
-    state = stream.open(embedding().detach())
-    for site in stream.sites[:2]:
-        seen = stream.read(state, site)
-        state = stream.write(state, site, toy(site.kind, site.index, WIDTH)(seen.x), seen, seen)
-    moved = state.value.kept[0].x
-    static = stream.static["1"]
-    for way, row in (("q", 0), ("x", 3)):
-
-        def read(a: Tensor, way: str = way) -> Tensor:
-            seen = torch.func.functional_call(_Read(stream, state), {"stream.static.1": a}, (way,))
-            assert isinstance(seen, Tensor)
-            return seen
-
-        step = torch.zeros_like(static)
-        step[row, 0] = 1e-9
-        close((read(static + step) - read(static.detach())) / 1e-9, moved, 1e-5)
-
-
-class _Read(torch.nn.Module):
-    """One way that the first site of block 1 reads, as a function of the parameters."""
-
-    def __init__(self, stream: Stream, state: State) -> None:
-        super().__init__()
-        self.stream, self.state = stream, state
-
-    def forward(self, way: str) -> Tensor:
-        return getattr(self.stream.read(self.state, self.stream.sites[2]), way)
-
-
-def published(blocks: int, width: int, ways: int, expand_last: bool, round64: bool) -> int:
-    total = 0
-    for i in range(blocks):
-        n, c = i + 2, ways if i < blocks - 1 else 1
-        hidden = 4 * n if expand_last and i == blocks - 1 else c * n
-        hidden = (hidden // 64 + 1) * 64 if round64 else hidden
-        total += width * hidden + hidden * c * n + c * n
-    return total
-
-
-@pytest.mark.parametrize(
-    ("blocks", "width", "released", "millions"),
-    [
-        (24, 1024, False, 1.33),
-        (24, 1024, True, 2.36),
-        (24, 2048, False, 2.58),
-        (24, 2048, True, 4.58),
-        (32, 2560, False, 5.67),
-        (32, 2560, True, 8.78),
-    ],
-)
-def test_parameters_of_the_published_sizes(blocks: int, width: int, released: bool, millions: float) -> None:
-    with torch.device("meta"):
-        stream = twoaxis.stream("muddformer", blocks=blocks, width=width, expand_last=released, round64=released)
-    count = counts.count(stream).parameters
-    assert count == published(blocks, width, 4, released, released) == sum(p.numel() for p in stream.parameters())
-    assert round(count / 1e6, 2) == millions
 
 
 def test_round64_always_adds() -> None:
@@ -175,55 +95,8 @@ def test_weights_reproduce_the_reads(dynamic: bool) -> None:
     assert stream.sources(stream.sites[0]) == ()
 
 
-def test_a_block_without_attention_mixes_one_way() -> None:
-    stream = make([PLAIN_BLOCK, ("mlp",), PLAIN_BLOCK], blocks=3)
-    assert stream.mixes == {1: ("x",), 2: ("q", "k", "v", "x"), 3: ("x",)}
-
-
-def test_placement_decides_per_way() -> None:
-    stream = make(MIXED_BLOCK, placement="attention", postnorm=True)
-    assert set(stream.mixes.values()) == {("q", "k", "v")}
-    assert not list(stream.post_scale)
-    total = x = embedding()
-    out, steps, _ = trace(stream, x, toys(stream))
-    for step in steps:
-        assert torch.equal(step["seen"].x, total)
-        inside = step["site"].kind == "attention" and step["site"].block > 0
-        assert (step["seen"].q is not None) == inside
-        total = total + step["y"]
-    assert torch.equal(out, total)
-    assert set(make(MIXED_BLOCK, placement="mixer").mixes.values()) == {("x",)}
-    assert set(make(placement="1-2").static) == {"1", "2"}
-    assert set(make(placement="1-2", prenorm=True).pre_scale) == {"0", "1", "2"}
-
-
-def test_cost() -> None:
-    # modules of 4 ways over 2, 3, 4 slots and of one way over 5
-    cost, pairs = counts.count(make()), 4 * (2 + 3 + 4) + 5
-    assert cost.reads == 2 + 3 + 4 + 5
-    assert cost.flops == WIDTH * (2 * pairs + 2 * pairs + 3 * BLOCKS)
-    assert counts.count(make(dynamic=False)).flops == WIDTH * 2 * pairs
-    assert counts.count(make(ways="one", dynamic=False)).flops == WIDTH * 2 * 14
-    norms = 4 * (BLOCKS + 1) + BLOCKS + (4 * 3 + 1) + 4 * BLOCKS
-    assert counts.count(make(prenorm=True, postnorm=True)).flops == cost.flops + WIDTH * norms
-    assert counts.count(make(MIXED_BLOCK)).flops == cost.flops + 3 * WIDTH * (BLOCKS - 1)
-    assert cost.live == (BLOCKS + 1) * WIDTH
-
-
 def test_everything_is_decayed_as_in_the_original() -> None:
     stream = make(prenorm=True, postnorm=True)
     (group,) = stream.parameter_groups()
     assert group.decay
     assert set(group.names) == {name for name, _ in stream.named_parameters()}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dynamic": False, "round64": True}, "round64=True sizes the generator of dynamic weights"),
-        ({"dynamic": False, "expand_last": True}, "expand_last=True sizes the generator of dynamic weights"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(**options)

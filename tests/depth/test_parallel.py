@@ -15,8 +15,7 @@ import twoaxis
 from tests.support.numbers import close, randn
 from twoaxis.base.method import Normal
 from twoaxis.depth.parallel import ParallelStreams, Projection, Route
-from twoaxis.depth.rows import Row
-from twoaxis.depth.stream import Layout, State, Stream
+from twoaxis.depth.stream import Layout, Row, State, Stream
 
 METHODS = [
     ("hyper_connections", {}),

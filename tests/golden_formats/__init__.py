@@ -11,8 +11,7 @@ from tests.golden_formats.deep_cross_attention import check_deep_cross_attention
 from tests.golden_formats.deep_delta import check_deep_delta
 from tests.golden_formats.denseformer import check_denseformer
 from tests.golden_formats.elc_bert import check_elc_bert
-from tests.golden_formats.hyper_connections import check_hyper_connections
-from tests.golden_formats.manifold_hyper_connections import check_manifold_hyper_connections
+from tests.golden_formats.hyper_connections import check_hyper_connections, check_manifold_hyper_connections
 from tests.golden_formats.muddformer import check_muddformer
 from tests.golden_formats.vertical_attention import check_vertical_attention
 
@@ -37,4 +36,5 @@ def check_file(path: Path) -> int:
         raise AssertionError(f"{path.name} is of no known golden format; the formats start with {', '.join(FORMATS)}")
     golden = Golden(path)
     check(golden)
+    golden.finish()
     return golden.compared

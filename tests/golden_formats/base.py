@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,43 @@ from twoaxis.depth.compose import normalise
 from twoaxis.depth.stream import Seen, State, Stream
 
 FORWARD, GRADIENT = 1e-10, 1e-9
+ABOUT = {"source", "commit", "official_commit", "official_file", "seed", "L", "d", "B", "T", "batch", "seq"}
+"""What a file may say of itself that its arrays' shapes say too, or where it comes from."""
+
+
+class Looked(dict[str, Any]):
+    """A dictionary that knows what was taken out of it; asking whether something is there does not count."""
+
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        super().__init__(entries)
+        self.seen: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.seen.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.seen.add(key)
+        return super().get(key, default)
 
 
 class Golden:
-    """The arrays of one file, and a count of those that were compared."""
+    """The arrays of one file and its settings, and a count of the arrays that were compared."""
 
     def __init__(self, path: Path) -> None:
         with np.load(path) as arrays:
-            self.arrays: Mapping[str, np.ndarray] = dict(arrays)
+            self.arrays: Mapping[str, np.ndarray] = Looked(arrays)
         self.name = path.name
         self.compared = 0
+        self.meta = Looked(json.loads(str(self.arrays["meta"])) if "meta" in self.arrays else {})
+
+    def finish(self) -> None:
+        """Refuse a gradient that nobody has compared; warn of anything else that nobody has looked at."""
+        entries = (self.arrays, self.meta)
+        left = {key for part in entries if isinstance(part, Looked) for key in set(part) - part.seen - ABOUT}
+        assert not (grads := [key for key in left if key.startswith("grad")]), f"{self.name}: nobody compares {grads}"
+        if left:
+            warnings.warn(f"{self.name}: nobody reads {sorted(left)}", stacklevel=2)
 
     def __contains__(self, key: str) -> bool:
         return key in self.arrays
@@ -72,8 +101,46 @@ def trace(
 
 def put(parameter: Tensor | None, value: Tensor) -> None:
     assert parameter is not None
+    assert parameter.shape == value.shape
     with torch.no_grad():
         parameter.copy_(value)
+
+
+def fill(g: Golden, stream: Stream, names: Mapping[str, str], spare: Collection[str] = ()) -> dict[str, Tensor]:
+    """Put the file's parameters, by the names they have there, into ours; returns ours by the same names.
+
+    Args:
+        g: the file.
+        stream: every parameter of which has a name, or is among the `spare` ones that stay where they start.
+        names: theirs to ours; one that the file does not have is passed over.
+        spare: names of ours.
+    """
+    ours = dict(stream.named_parameters())
+    held: dict[str, Tensor] = {theirs: ours[name] for theirs, name in names.items() if theirs in g and name in ours}
+    left = set(ours) - {names[theirs] for theirs in held}
+    assert left <= set(spare), f"{g.name}: parameters without a golden: {left}"
+    for theirs, parameter in held.items():
+        put(parameter, g.tensor(theirs))
+    return held
+
+
+def ways_toys(g: Golden) -> tuple[dict[str, Tensor], Callable[..., Tensor], Callable[[int, Tensor], Tensor]]:
+    """Toy weights A, B, C, M by block, and the attention and MLP made of them: tanh(q A + k B + v C) and tanh(x M)."""
+    toys = {name: g.tensor(f"toy.{name}", grad=True) for name in "ABCM"}
+
+    def attention(block: int, *ways: Tensor) -> Tensor:
+        q, k, v = ways * 3 if len(ways) == 1 else ways
+        return torch.tanh(q @ toys["A"][block] + k @ toys["B"][block] + v @ toys["C"][block])
+
+    return toys, attention, lambda block, x: torch.tanh(x @ toys["M"][block])
+
+
+def equal_ways(g: Golden, block: int, seen: Seen) -> None:
+    """What the attention of a block read along each way, and the residual."""
+    for way in "qkv":
+        separate = getattr(seen, way)
+        g.equal(f"stream.{way}{block}", seen.x if separate is None else separate)
+    g.equal(f"stream.r{block}", seen.x)
 
 
 def rms_norm(weight: Tensor, eps: float) -> Callable[[Tensor], Tensor]:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import twoaxis
-from tests.golden_formats.base import Golden, finish, put, trace
+from tests.golden_formats.base import Golden, equal_ways, fill, finish, trace, ways_toys
 from twoaxis.depth.history import HistoryStream
 
-TOYS = ("A", "B", "C", "M")
-KNOWN = re.compile(
-    r"(grad\.)?(x0|toy\.[ABCM]|grn(\d+|_out)\.[bw])|G|out|loss|plain_out|stack(\d+|_out)|stream\.[qkvr]\d+|block_out\d+"
-    # the norm in front of w, whose epsilon this is, is what the patched code leaves out
-    r"|cfg\.(version|grn_per_block|k|norm_eps)"
-)
+LEAVES = {"b": "static", "w": "token"}
 
 
 def check_deep_cross_attention(g: Golden) -> None:
-    unknown = [key for key in g.arrays if not KNOWN.fullmatch(key)]
-    assert not unknown, f"{g.name}: nobody reads {unknown}"
+    g.arrays.get("cfg.norm_eps")  # of the norm in front of w, which the patched code leaves out
     # the two forms of the ReLU differ in the gradient at exactly zero, where the files hold torch.relu's
     zero = [not g.arrays[key].any() for key in g.arrays if re.fullmatch(r"grn.*\.w", key)]
     for form in ["literal", "trainable"] if zero and not any(zero) else ["literal"]:
@@ -30,8 +24,7 @@ def check_deep_cross_attention(g: Golden) -> None:
 
 
 def check_form(g: Golden, form: str) -> None:
-    x0 = g.tensor("x0", grad=True)
-    toys = {name: g.tensor(f"toy.{name}", grad=True) for name in TOYS}
+    x0, (toys, attention, mlp) = g.tensor("x0", grad=True), ways_toys(g)
     blocks, k = len(toys["A"]), g.number("cfg.k")
     stream = twoaxis.stream(
         "deep_cross_attention",
@@ -43,39 +36,23 @@ def check_form(g: Golden, form: str) -> None:
         relu=form,
     ).double()
     assert isinstance(stream, HistoryStream)
-    ours = dict(stream.named_parameters())
-    held: dict[str, str] = {}
-    for block in range(blocks + 1):
-        theirs = f"grn{block}" if block < blocks else "grn_out"
-        held |= {f"{theirs}.b": f"static.{block}"} | ({f"{theirs}.w": f"token.{block}"} if f"{theirs}.w" in g else {})
-    assert set(ours) == set(held.values())
+    grns = [f"grn{block}" for block in range(blocks)] + ["grn_out"]
+    names = {f"{grn}.{theirs}": f"{ours}.{n}" for n, grn in enumerate(grns) for theirs, ours in LEAVES.items()}
     if "plain_out" in g:
-        for theirs, name in held.items():
-            assert torch.equal(ours[name].detach(), g.tensor(theirs)), f"{name} does not start where {theirs} does"
-    for theirs, name in held.items():
-        assert ours[name].shape == g.arrays[theirs].shape
-        put(ours[name], g.tensor(theirs))
-
-    def attention(block: int, *ways: Tensor) -> Tensor:
-        q, key, v = ways * 3 if len(ways) == 1 else ways
-        return torch.tanh(q @ toys["A"][block] + key @ toys["B"][block] + v @ toys["C"][block])
-
-    sublayers: list[Any] = []
-    for block in range(blocks):
-        sublayers.append(lambda *ways, block=block: attention(block, *ways))
-        sublayers.append(lambda h, block=block: torch.tanh(h @ toys["M"][block]))
+        for theirs, name in names.items():
+            if theirs in g:
+                start = stream.get_parameter(name).detach()
+                assert torch.equal(start, g.tensor(theirs)), f"{name} does not start where {theirs} does"
+    held = fill(g, stream, names)
+    sublayers: list[Any] = [partial(toy, block) for block in range(blocks) for toy in (attention, mlp)]
     out, steps, state = trace(stream, x0, sublayers)
     for block in range(blocks):
         first, last = steps[2 * block], steps[2 * block + 1]
-        seen = first["seen"]
         g.equal(f"stack{block}", torch.stack(stream.view(first["before"].value, first["site"]).sources))
-        for way in "qkv":
-            separate = getattr(seen, way)
-            g.equal(f"stream.{way}{block}", seen.x if separate is None else separate)
-        g.equal(f"stream.r{block}", seen.x)
+        equal_ways(g, block, first["seen"])
         g.equal(f"block_out{block}", first["y"] + last["y"])
     g.equal("stack_out", torch.stack(stream.view(state.value, stream.layout.out).sources))
     if "plain_out" in g:
         g.equal("plain_out", out)
-    leaves = {"grad.x0": x0} | {f"grad.toy.{name}": toy for name, toy in toys.items()}
-    finish(g, out, leaves | {f"grad.{theirs}": ours[name] for theirs, name in held.items()})
+    leaves = {"x0": x0, **{f"toy.{name}": toy for name, toy in toys.items()}, **held}
+    finish(g, out, {f"grad.{name}": leaf for name, leaf in leaves.items()})

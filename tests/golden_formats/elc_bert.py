@@ -40,8 +40,6 @@ def check_elc_bert(g: Golden) -> None:
     g.equal("hidden", torch.stack([x0, *stored]))
     check_mixing_weights(g, stream, [s["before"] for s in steps] + [state])
     leaves = {"grad_x0": x0} | {f"grad_{key}": t for key, t in w.items()}
-    theirs = {key for key in g.arrays if key.startswith("grad_")}
-    assert theirs == set(leaves) | {f"grad_{key}" for _, key, _ in logits}, f"{g.name}: gradients nobody compares"
     loss = (out * g.tensor("G")).sum()
     grads = torch.autograd.grad(loss, [p for p, _, _ in logits], retain_graph=True)
     rows = torch.zeros_like(g.tensor("layer_logits"))

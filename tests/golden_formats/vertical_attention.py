@@ -46,5 +46,4 @@ def check_vertical_attention(g: Golden) -> None:
             rows[n, : n + 1] = grad
         g.gradients({"grad_layer_scores": rows})
         leaves = {"grad_x0": x0, "grad_W": w}
-        assert {key for key in g.arrays if key.startswith("grad_")} == {*leaves, "grad_layer_scores"}
         finish(g, out, leaves, key="output")

@@ -17,7 +17,7 @@ from tests.support import processes
 from tests.support.commands import call, run
 from twoaxis import cli
 from twoaxis.base.method import Card, Suggestion
-from twoaxis.base.timer import Rounds
+from twoaxis.base.timer import Rounds, Throughput
 from twoaxis.depth.registry import METHODS, STREAMS
 from twoaxis.guide import next_steps as steps_of
 from twoaxis.guide.advise import Advice, Question, advise, papers_say
@@ -210,12 +210,13 @@ def test_next_commands_parse_and_their_methods_exist(monkeypatch: pytest.MonkeyP
 def test_the_forecast_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many runs as compare makes, each as long as its budget takes at the speed of a step."""
     monkeypatch.undo()
-    monkeypatch.setattr("twoaxis.comparison.budget.measure_speeds", lambda *args, **options: {"plain": Rounds((1e4,))})
+    fast = Throughput(Rounds((1e4,)), None)
+    monkeypatch.setattr("twoaxis.comparison.budget.measure_speeds", lambda *args, **options: {"plain": fast})
     monkeypatch.setattr("twoaxis.comparison.runner.launchers.default_jobs", lambda device: (1, [None]))
     steps_of.comparison_seconds.cache_clear()
     taken = steps_of.comparison_seconds(3)
     steps_of.comparison_seconds.cache_clear()
-    assert 12 * 2_048_000 / 1e4 < taken < 1.2 * 12 * 2_048_000 / 1e4  # four contenders, three seeds, 500 steps
+    assert 12 * 512_000 / 1e4 < taken < 1.2 * 12 * 512_000 / 1e4  # four contenders, three seeds, 500 steps
 
 
 def test_deployment_flags_say_what_differs() -> None:
@@ -251,7 +252,7 @@ def test_the_page_and_the_document() -> None:
 
 
 def test_records_are_printed() -> None:
-    shown = " ".join(run("advise", "--records", "depth_attention", "muddformer").out.split())
+    shown = " ".join(run("advise", "--records", "depth_attention", "mudd").out.split())
     assert "No published result: The paper reports no experiment." in shown
     assert "10.83" in shown
     document = json.loads(run("advise", "--records", "--json").out)
@@ -303,11 +304,7 @@ def test_on_a_terminal_it_asks() -> None:
     os.close(ours)
     os.close(theirs)
     assert process.returncode == 0, shown
-    for words in (
-        "unknown shape 'llama-3-9000b'",
-        "Goal: a better shortcut",
-        "pipeline_stages must be at least 1",
-    ):
+    for words in ("unknown shape 'llama-3-9000b'", "Goal: a better shortcut", "pipeline_stages must be at least 1"):
         assert words in " ".join(shown.split()), words
     told = " ".join(out.split())
     for words in ("Advice for nano", "Wanted: local mixing, from scratch", "context 64", "2 pipeline stages"):

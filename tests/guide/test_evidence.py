@@ -13,7 +13,7 @@ from twoaxis.depth.registry import STREAMS
 from twoaxis.guide.evidence import DATA, Evidence, Law, Record, read_evidence, sentences
 from twoaxis.sequence.registry import MIXERS
 
-LAW = Law(0.057, 2.0, "a test")
+LAW = Law(exponent=0.057, typical_loss=2.0, source="a test")
 OWN: dict[str, Any] = {"method": "denseformer", "kind": "own", "source": "a paper", "metric": "loss"}
 
 
@@ -83,6 +83,8 @@ def test_gain_is_positive_where_better() -> None:
     assert record(baseline=2.0, value=1.9).gain == pytest.approx(0.1)
     assert record(metric="accuracy", baseline=50, value=52).gain == 2
     assert record(metric="loss difference", difference=-0.02).gain == 0.02
+    assert record(metric="accuracy", difference=1.5).gain == 1.5, "more is better, as a difference too"
+    assert record(metric="wall-clock speed-up", baseline=1, value=0.95).gain == pytest.approx(-0.05)
     assert record(metric="throughput", baseline=100, value=90).gain == -10
     assert record(metric="overhead", baseline=0, value=4).gain == -4
 
@@ -121,6 +123,7 @@ def test_trust_by_hand() -> None:
         ({"baseline": 2, "value": 1, "seeds": 0}, "seeds must be at least 1, got 0"),
         ({"baseline": 2, "value": 1, "kind": "rumour"}, "unknown kind 'rumour'"),
         ({"baseline": 2, "value": 1, "parameters": "7B"}, "parameters must be an integer or None, got '7B'"),
+        ({"baseline": 2, "value": 1, "parameters": 0}, "parameters must be at least 1, got 0"),
         ({"kind": None}, "unknown kind None"),
     ],
 )
@@ -146,18 +149,21 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         ("{}", "it needs law and records"),
         ({"law": law, "records": [], "more": []}, "it needs law and records, and may have figures and advice"),
         ({"law": law, "records": 3}, "records must be a list, got 3"),
-        ({"law": law, "records": [3]}, r"record 0 \(not an object\): it must be an object"),
+        ({"law": law, "records": [3]}, "record 0 must be an object, got 3"),
         ({"law": law, "records": [], "figures": [figure]}, r"figure 0 \(standard\): it has no why"),
         ({"law": law, "records": [], "figures": [figure | {"why": "", "value": "x"}]}, "value must be"),
-        ({"law": law, "records": [], "advice": [{"goal": "mixing"}]}, "advice 0 needs goal, method, source"),
+        ({"law": law | {"exponent": 0}, "records": []}, "the law: exponent must be positive, got 0"),
+        ({"law": law | {"source": 3}, "records": []}, "the law: source must be text, got 3"),
+        (
+            {"law": law, "records": [], "advice": [{"goal": "speed", "method": "canon", "source": ""}]},
+            r"advice 0 \(canon\): unknown goal 'speed'; it is one of shortcut, mixing, retrieval",
+        ),
+        ({"law": law, "records": [], "advice": [{"goal": "mixing"}]}, "advice 0: it has no method"),
         ({"law": law, "records": [], "advice": [{"goal": "mixing", "method": "ring", "source": ""}]}, "unknown stream"),
     ):
         path.write_text(text if isinstance(text, str) else json.dumps(text))
         with pytest.raises(ValueError, match=message):
             read_evidence(path)
-    path.write_text('{"law": {"exponent": 0, "typical_loss": 2.0, "source": ""}, "records": []}')
-    with pytest.raises(ValueError, match="exponent must be a number above 0, got 0"):
-        read_evidence(path)
 
 
 def test_the_file_has_a_record_per_line() -> None:

@@ -51,7 +51,7 @@ def test_json_and_files(folder: Path, tmp_path: Path) -> None:
     drawn = {f"inspect-{name}.{form}" for name in ("sources", "depth") for form in ("png", "svg")}
     names = {"inspect.html", "inspect.json", "inspect.md", *drawn}
     assert {p.name for p in out.iterdir()} == names
-    assert all(str(out / name) in done.err for name in names)
+    assert f"wrote {out / 'inspect.html'} and {len(names) - 1} more" in done.err
     (out / "inspect-old.png").write_text("")  # of an earlier one with more to draw
     again = run(str(folder), "--prompt", "-", "--bytes", "--out", str(out), "--beside", str(folder), stdin=b"other\n")
     assert again.code == 0, again.err

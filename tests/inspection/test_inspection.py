@@ -26,7 +26,7 @@ from twoaxis.inspection import inspection
 from twoaxis.inspection.inspection import Inspection, describe, inspect, merge_sources, pieces
 from twoaxis.show import terminal
 from twoaxis.show.charts import Chart, Grid
-from twoaxis.show.document import Table
+from twoaxis.show.document import Prose, Table
 
 METHODS: list[dict[str, Any]] = [
     {"stream": "attention_residuals"},
@@ -83,7 +83,9 @@ def test_every_number_is_the_trace_s_and_every_one_is_shown(changes: dict[str, A
             same(site["effective"], record.effective.mean(-1))
         inner = {f"{i.name}: {name}": probe for i in record.inner for name, probe in i.probes.items()}
         for (name, probe), entry in zip((record.probes | inner).items(), site["quantities"], strict=True):
-            assert (entry["name"], entry["axes"]) == (name, list(probe.axes))
+            assert (entry["name"], entry["axes"], entry["meaning"]) == (name, list(probe.axes), probe.meaning)
+            assert probe.meaning, f"{name} does not say what it means"
+            assert any(f": {probe.meaning}." in grid.note for grid in grids.values())
             if probe.per_token:
                 same(entry, probe.value)
             else:
@@ -110,6 +112,9 @@ def test_long_prompts_show_evenly_spaced_tokens_and_average_over_all(monkeypatch
     found = look(text, stream="attention_residuals")
     some = only(found)
     assert some["shown"] == [0, 5, 10, 15, 20, 25]
+    assert [row["norm"] for row in found.rows()] == [site["norm"]["mean"] for site in whole["sites"]]
+    last = {name: value for name, value in found.rows()[-1].items() if name in some["columns"]}
+    assert sum(last.values()) == pytest.approx(1, abs=1e-5)  # a softmax over all sources
     for a, b in zip(whole["sites"], some["sites"], strict=True):
         assert a["norm"]["mean"] == b["norm"]["mean"]
         assert [a["norm"]["tokens"][i] for i in some["shown"]] == b["norm"]["tokens"]
@@ -196,7 +201,7 @@ def test_what_is_shown() -> None:
     assert window.columns == tuple(f"{h},{d}" for h in range(4) for d in range(3))
     attention = made["sites"][0]["quantities"][-1]
     assert window.rows[0].values[2] == [entry for head in attention["tokens"][1] for entry in head]
-    assert "deep_delta; mixer short_swa:window=3,start=normal; 2 blocks" in terminal.render(found.document(), 120)
+    assert "deep_delta + short_swa:window=3,start=normal; 2 blocks" in terminal.render(found.document(), 120)
     depth = block(found, Chart, "depth")
     panels = {panel.title: panel.marks for panel in depth.panels}
     assert list(panels) == ["Length", "Cosine", "Gate", "Discrepancy"]
@@ -225,6 +230,10 @@ def test_two_models_side_by_side() -> None:
     assert both.to_dict()["models"] == [only(one), only(other)]
     document = both.document()
     assert document.title == "a <model> (1) and a <model> (2)"
+    folders = Inspection(both.prompt, tuple({**m, "model": f"runs/{n}/model"} for n, m in enumerate(both.models)))
+    said = [b.text for b in folders.document().blocks if isinstance(b, Prose)]
+    assert folders.document().title == "attention_residuals and muddformer"
+    assert said[1].startswith("**attention_residuals**: `runs/0/model`; 2 blocks of width")
     grids = [b for b in document.blocks if isinstance(b, Grid)]
     assert [g.name for g in grids] == ["1-sites", "1-sources", "2-sites", "2-sources"]
     assert len({next(iter(g.choices)) for g in grids}) == 1  # one choice of token moves both
@@ -232,7 +241,10 @@ def test_two_models_side_by_side() -> None:
     assert [line.label for line in length.marks] == [
         f"a <model> ({n}), {w}" for n in (1, 2) for w in ("read", "increment")
     ]
-    assert [line.dashed for line in length.marks] == [False, False, True, True]
+    assert [(line.colour, line.dashed) for line in length.marks] == [(1, False), (1, True), (2, False), (2, True)]
+    assert {line.colour for line in block(both, Chart, "depth").panels[1].marks} == {1, 2}
+    pytest.importorskip("matplotlib")
+    assert both._repr_html_().count('class="swatch dashed"') == 2  # the increments
 
 
 def test_a_stream_of_one_s_own_is_shown_with_all_it_tells() -> None:

@@ -57,8 +57,7 @@ def test_deep_delta_discrepancy_shrinks_by_its_factor(options: dict[str, Any]) -
     for row, (site, state, seen, y, c, after) in enumerate(pass_over(stream)):
         probes = stream.quantities(state, site, y, seen, c)
         beta = probes["gate"].value
-        k = stream.direction(row, y, c.x)
-        v = stream.values(row, seen.x if stream.config.map == "k" else y)
+        k, _, v = stream.terms(row, y, seen.x, c.x)
         for when, held in (("before", state), ("after", after)):
             h = held.value.h
             error = torch.stack([(k * h[..., i, :]).sum(-1) - v[..., i] for i in range(h.shape[-2])], -1)

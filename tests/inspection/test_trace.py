@@ -223,7 +223,7 @@ def test_checkpointed_blocks_are_recorded_once() -> None:
     text = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
     text |= {"model_type": "llama", "num_hidden_layers": 2}
     model = twoaxis.TwoAxisForCausalLM(twoaxis.TwoAxisConfig(text_config=text)).train()
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     tokens = sample_tokens(8)
     with twoaxis.trace(model) as seen:
         model(tokens, labels=tokens).loss.backward()

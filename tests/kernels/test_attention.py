@@ -14,9 +14,10 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from tests.support.numbers import close, randn
 from twoaxis.base.meter import Meter
-from twoaxis.kernels import attention_blocked
-from twoaxis.kernels.attention import attention, band_pays, chunk_of
-from twoaxis.kernels.attention_flex import TILE, through, window_mask
+from twoaxis.kernels import attention_blocked, attention_fused
+from twoaxis.kernels.attention import attention
+from twoaxis.kernels.attention_band import band_pays, chunk_of
+from twoaxis.kernels.attention_fused import TILE, window_mask
 from twoaxis.kernels.dispatch import target
 from twoaxis.kernels.operator import _Apply
 
@@ -227,12 +228,20 @@ def test_tiles_are_those_with_a_visible_pair(n: int, more: int, window: int) -> 
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize(("n", "m", "window"), [(300, 300, 5), (140, 290, 130), (140, 290, None)])
 def test_the_mask_for_gpus(
-    heads: int, kv_heads: int, sinks: bool, documents: bool, n: int, m: int, window: int | None
+    heads: int,
+    kv_heads: int,
+    sinks: bool,
+    documents: bool,
+    n: int,
+    m: int,
+    window: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(attention_fused, "_kernel", lambda: flex_attention)
     q, k, v = randn(2, heads, n, 16), randn(2, kv_heads, m, 16, seed=1), randn(2, kv_heads, m, 8, seed=2)
     sink = randn(heads, seed=3) if sinks else None
     reach = torch.randint(0, 200, (2, n), generator=torch.Generator().manual_seed(4)) if documents else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it runs without its kernel
-        ours = through(flex_attention, q, k, v, sink, reach, window=window, scale=0.3)
+        ours, _ = attention.forms["flex"].forward(q, k, v, None, sink, reach, window=window, scale=0.3)
     close(ours, attention.reference(q, k, v, None, sink, reach, window=window, scale=0.3), 1e-10)

@@ -1,14 +1,10 @@
-"""Hand-written backward passes under everything autograd allows, against the readable forms differentiated by torch."""
+"""Whole streams with hand-written backward passes under what autograd allows, against the references differentiated."""
 
 from __future__ import annotations
 
-import copy
-import gc
 import socket
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,85 +13,31 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.numbers import randn
-from twoaxis.depth.registry import stream
 from twoaxis.depth.stream import State
 from twoaxis.kernels import using
+from twoaxis.verify.subject import Run, StreamSubject
 
-WIDTH = 6
-
-GATHERED: list[tuple[str, dict[str, Any]]] = [
+STREAMS: list[tuple[str, dict[str, Any]]] = [
     ("attention_residuals", {"block_size": 2, "read": "sum", "evaluation": "two_phase", "heads": 2}),
     ("attention_residuals", {"weighting": "sigmoid", "window": 3, "overflow": "sum"}),
     ("denseformer", {"dilation": 2}),
     ("muddformer", {"prenorm": True, "postnorm": True}),
-]
-CARRIED: list[tuple[str, dict[str, Any]]] = [
     ("hyper_connections", {}),
     ("manifold_hyper_connections", {"streams": 3}),
     ("deep_delta", {"value_channels": 3, "expand": "conv"}),
 ]
-every = pytest.mark.parametrize(("name", "options"), GATHERED + CARRIED)
-
-
-@contextmanager
-def readable() -> Iterator[None]:
-    """The readable forms, as they run under a compiler, differentiated by torch."""
-    with pytest.MonkeyPatch.context() as patch, using("reference"):
-        patch.setattr(torch.compiler, "is_compiling", lambda: True)
-        yield
-
-
-class Stack(nn.Module):
-    """A stream around small sub-layers."""
-
-    def __init__(self, name: str, options: dict[str, Any], blocks: int = 3) -> None:
-        super().__init__()
-        self.stream = stream(name, blocks=blocks, width=WIDTH, **options)
-        self.maps = nn.ParameterList(randn(WIDTH, WIDTH, seed=i) for i, _ in enumerate(self.stream.sites))
-        self.double()
-        self.stream.reset_parameters(torch.Generator().manual_seed(1))
-        with torch.no_grad():
-            for i, p in enumerate(self.stream.parameters()):
-                p.add_(0.3 * randn(*p.shape, seed=i))
-
-    def block(self, state: State, number: int, watch: Callable[[int, Tensor], Any] | None = None) -> State:
-        for site in self.stream.sites_of(number):
-            seen = self.stream.read(state, site)
-            x = seen.x if seen.q is None or seen.k is None or seen.v is None else seen.q * seen.k + seen.v
-            y = torch.tanh(x @ self.maps[site.index])
-            if watch is not None:
-                watch(site.index, y)
-            state = self.stream.write(state, site, y, seen, seen)
-        return state
-
-    def forward(self, x: Tensor, watch: Any = None, wrap: Any = None) -> Tensor:
-        state = self.stream.open(x)
-        for number in range(self.stream.layout.blocks):
-            state = self.block(state, number, watch) if wrap is None else wrap(self.block, state, number, watch)
-        return self.stream.close(state)
-
-    def staged(self, x: Tensor, wrap: Any) -> Tensor:
-        """Every block between `unpack` and `pack`."""
-
-        def run(number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-            state = self.stream.unpack(tensors, self.stream.sites_of(number)[0])
-            return self.stream.pack(self.block(state, number))
-
-        tensors = self.stream.pack(self.stream.open(x))
-        for number in range(self.stream.layout.blocks):
-            tensors = wrap(run, number, *tensors)
-        return self.stream.close(self.stream.unpack(tensors, self.stream.layout.out))
+every = pytest.mark.parametrize(("name", "options"), STREAMS)
 
 
 class Asked:
-    """A stack, its leaves, and the gradients that they should get."""
+    """A stream between sub-layers, its leaves, and the gradients that they should get."""
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
-        self.model = Stack(name, options)
-        self.x = randn(2, 3, WIDTH, seed=5).requires_grad_()
-        self.leaves = [self.x, *self.model.parameters()]
-        with readable():
-            self.want = self.grads(self.loss(self.model(self.x)))
+        self.run: Run = StreamSubject(name, options).run(perturb=0.3, width=8)
+        self.x = self.run.input(grad=True)
+        self.leaves = [self.x, *self.run.parameters()]
+        with using("reference"):
+            self.want = self.grads(self.loss(self.run(self.x)))
 
     @staticmethod
     def loss(out: Tensor) -> Tensor:
@@ -106,6 +48,28 @@ class Asked:
 
     def check(self, found: Sequence[Tensor | None]) -> None:
         close(found, self.want)
+
+    def block(self, state: State, number: int) -> State:
+        return self.run.go(state, self.run.stream.sites_of(number)[-1].index + 1)
+
+    def by_blocks(self, x: Tensor, wrap: Any) -> Tensor:
+        """The pass with each block behind `wrap`."""
+        state = self.run.stream.open(x)
+        for number in range(self.run.stream.layout.blocks):
+            state = wrap(self.block, state, number)
+        return self.run.stream.close(state)
+
+    def by_stages(self, x: Tensor, wrap: Any) -> Tensor:
+        """The pass with each block behind `wrap`, between `unpack` and `pack`."""
+        stream = self.run.stream
+
+        def stage(number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+            return stream.pack(self.block(stream.unpack(tensors, stream.sites_of(number)[0]), number))
+
+        tensors = stream.pack(stream.open(x))
+        for number in range(stream.layout.blocks):
+            tensors = wrap(stage, number, *tensors)
+        return stream.close(stream.unpack(tensors, stream.layout.out))
 
 
 def close(found: Sequence[Tensor | None], want: Sequence[Tensor | None], bound: float = 1e-11) -> None:
@@ -121,8 +85,7 @@ def close(found: Sequence[Tensor | None], want: Sequence[Tensor | None], bound: 
 @every
 def test_any_gradient_may_be_asked_for_any_number_of_times(name: str, options: dict[str, Any]) -> None:
     asked = Asked(name, options)
-    model, x = asked.model, asked.x
-    loss = asked.loss(model(x))
+    loss = asked.loss(asked.run(asked.x))
     for i, leaf in enumerate(asked.leaves):
         close(asked.grads(loss, [leaf], retain_graph=True), asked.want[i : i + 1])
     found: list[Any] = []
@@ -134,126 +97,67 @@ def test_any_gradient_may_be_asked_for_any_number_of_times(name: str, options: d
     with pytest.raises(RuntimeError, match="second time"):
         asked.grads(loss)
     for part in (slice(0, 1), slice(1, 2)):  # accumulated over parts of the batch
-        probe = randn(2, 3, WIDTH, seed=6)[part]
-        (model(x.detach()[part]) * probe).sum().backward()
-    close([p.grad for p in model.parameters()], asked.want[1:])
-
-
-@every
-def test_an_aborted_pass_leaves_nothing_behind(name: str, options: dict[str, Any]) -> None:
-    asked = Asked(name, options)
-    armed, seen = [True], []
-
-    def trip(_: Tensor) -> None:
-        if armed[0]:
-            raise RuntimeError("tripped")
-
-    def watch(index: int, y: Tensor) -> None:
-        seen.append(weakref.ref(y))
-        if index == 1:
-            y.register_hook(trip)
-
-    loss = asked.loss(asked.model(asked.x, watch))
-    for _ in range(2):
-        armed[0] = True
-        with pytest.raises(RuntimeError, match="tripped"):
-            asked.grads(loss, retain_graph=True)
-        asked.check(asked.grads(asked.loss(asked.model(asked.x))))
-        armed[0] = False
-        asked.check(asked.grads(loss, retain_graph=True))
-    del loss
-    asked.model(asked.x, watch)  # and a pass that is never differentiated
-    gc.collect()
-    assert len(seen) == 12
-    assert not any(ref() is not None for ref in seen)
+        (asked.run(asked.x.detach()[part]) * randn(*asked.x.shape, seed=6)[part]).sum().backward()
+    close([leaf.grad for leaf in asked.leaves[1:]], asked.want[1:])
 
 
 @every
 def test_recomputed_and_offloaded(name: str, options: dict[str, Any]) -> None:
     asked = Asked(name, options)
-    model, x = asked.model, asked.x
 
     def again(run: Any, *arguments: Any) -> Any:
         return checkpoint(run, *arguments, use_reentrant=False)
 
-    asked.check(asked.grads(asked.loss(again(lambda x: model(x, None, again), x))))  # nested
+    asked.check(asked.grads(asked.loss(again(lambda x: asked.by_blocks(x, again), asked.x))))  # nested
     with torch.autograd.graph.save_on_cpu():
-        out = model(x)
+        out = asked.run(asked.x)
     asked.check(asked.grads(asked.loss(out)))
-    out = model.staged(x, lambda run, *arguments: checkpoint(run, *arguments, use_reentrant=True))
+    out = asked.by_stages(asked.x, lambda run, *arguments: checkpoint(run, *arguments, use_reentrant=True))
     asked.loss(out).backward()
     asked.check([leaf.grad for leaf in asked.leaves])
 
 
 @every
-def test_passes_of_two_models_run_inside_one_another(name: str, options: dict[str, Any]) -> None:
-    asked = Asked(name, options)
-    twin, inner = copy.deepcopy(asked.model), []
-    with torch.inference_mode():
-        twin(asked.x.detach())
-
-    @torch.enable_grad()
-    def differentiate(_: Tensor) -> None:
-        inner.append(asked.grads(asked.loss(twin(asked.x)), [asked.x, *twin.parameters()]))
-
-    loss = asked.loss(asked.model(asked.x, lambda index, y: y.register_hook(differentiate) if index == 2 else None))
-    asked.check(asked.grads(loss))
-    asked.check(inner[0])
-
-
-@every
 def test_what_is_frozen_or_cut_off(name: str, options: dict[str, Any]) -> None:
-    model, x = Stack(name, options), randn(2, 3, WIDTH, seed=5)
+    asked = Asked(name, options)
+    stream, own = asked.run.stream, {id(p) for p in asked.run.stream.parameters()}
 
     def grads(x: Tensor, cut: bool) -> tuple[Tensor | None, ...]:
-        def detach(run: Any, state: State, number: int, watch: Any) -> State:
+        def detach(run: Any, state: State, number: int) -> State:
             if number == 1 and cut:
-                tensors = model.stream.pack(state)
-                state = model.stream.unpack([t.detach() for t in tensors], model.stream.sites_of(1)[0])
-            return run(state, number, watch)
+                state = stream.unpack([t.detach() for t in stream.pack(state)], stream.sites_of(1)[0])
+            return run(state, number)
 
-        leaves = [t for t in (x, *model.parameters()) if t.requires_grad]
-        return torch.autograd.grad(Asked.loss(model(x, None, detach)), leaves, allow_unused=True)
+        leaves = [t for t in (x, *asked.run.parameters()) if t.requires_grad]
+        return asked.grads(asked.loss(asked.by_blocks(x, detach)), leaves)
 
-    for trained in ("stream", "maps"):
-        for key, p in model.named_parameters():
-            p.requires_grad_(key.startswith(trained))
-        for given in (x, x.clone().requires_grad_()):
+    for streams_learn in (True, False):
+        for p in asked.run.parameters():
+            p.requires_grad_((id(p) in own) == streams_learn)
+        for given in (asked.x.detach(), asked.x):
             for cut in (False, True):
-                with readable():
+                with using("reference"):
                     want = grads(given, cut)
                 close(grads(given, cut), want)
 
 
-@every
-def test_changing_what_was_saved_raises(name: str, options: dict[str, Any]) -> None:
-    asked = Asked(name, options)
-    embedding = asked.x * 1.0
-    loss = asked.loss(asked.model(embedding))
-    with torch.no_grad():
-        for tensor in (embedding, *asked.model.stream.parameters()):
-            tensor.add_(1.0)
-    with pytest.raises(RuntimeError, match=r"modified .*inplace"):
-        asked.grads(loss)
-
-
-def _parallel(rank: int, port: int, cases: list[tuple[str, dict[str, Any]]]) -> None:
+def _parallel(rank: int, port: int) -> None:
     torch.set_num_threads(1)
     address = f"tcp://127.0.0.1:{port}"
     torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
     try:
-        for name, options in cases:
-            model = Stack(name, options)
-            wrapped = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
-            x, probe = randn(4, 3, WIDTH, seed=1), randn(4, 3, WIDTH, seed=2)
+        for name, options in STREAMS:
+            run = Asked(name, options).run
+            wrapped = nn.parallel.DistributedDataParallel(run, find_unused_parameters=True)
+            x, probe = randn(4, 3, 8, seed=1), randn(4, 3, 8, seed=2)
             part = slice(2 * rank, 2 * rank + 2)
             for _ in range(2):
-                model.zero_grad()
+                run.zero_grad()
                 (wrapped(x[part]) * probe[part]).sum().backward()
-            with readable():
-                loss = (model(x) * probe).sum() / 2  # gradients are averaged over the processes
-                want = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-            close([p.grad for p in model.parameters()], want)
+            with using("reference"):
+                loss = (run(x) * probe).sum() / 2  # gradients are averaged over the processes
+                want = torch.autograd.grad(loss, list(run.parameters()), allow_unused=True)
+            close([p.grad for p in run.parameters()], want)
     finally:
         torch.distributed.destroy_process_group()
 
@@ -263,4 +167,4 @@ def test_two_processes_average_the_gradients() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_parallel, (port, GATHERED + CARRIED), 2)  # pyright: ignore[reportPrivateImportUsage]
+    torch.multiprocessing.spawn(_parallel, (port,), 2)  # pyright: ignore[reportPrivateImportUsage]

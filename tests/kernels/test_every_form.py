@@ -98,14 +98,13 @@ CASES = [
     replace(rewrite(2), lead=()),
     replace(rewrite(3, bound=0.0), lead=(2, 1024)),
     rewrite(5),  # the direction and the value have one shape
-    Case("read_channels", ((T, 3, 5), (3, 5))),
-    Case("read_channels", ((T, 1, 5), (1, 5)), lead=()),
     *(
         Case("stream_logits", ((T, 3, 5), (4, 5)), {"norm": norm, "eps": eps}, lead)
         for norm in ("layer", "rms", "none")
         for eps, lead in ((0.1, (2, 3)), (0.0, (2, 3)), (0.1, ()))
     ),
-    *(Case("read_streams", ((T, 3, 5), weights)) for weights in ((T, 3), (3,))),
+    *(Case("read_streams", ((T, 3, 5), weights)) for weights in ((T, 3, 1), (3, 1), (3, 5))),
+    Case("read_streams", ((T, 1, 5), (1, 5)), lead=()),
     *(mix(weights, gain) for weights, gain in (((T, 2, 3), (T, 2)), ((2, 3), (2,)), ((T, 2, 3), None))),
     *(mix(weights, gain) for weights in ((3,), None) for gain in ((T, 3), (3,))),
     replace(mix((3, 3), (T, 3)), lead=()),
@@ -456,6 +455,7 @@ def test_compiled(case: Case) -> None:
     pairs(gradients(outputs, leaves), gradients(want, leaves))
 
 
+@pytest.mark.slow
 @of_each_operator()
 def test_compiled_autograd(case: Case) -> None:
     """A backward pass that a compiler traces runs the hand-written backward."""
@@ -476,9 +476,9 @@ def test_every_form_has_a_case() -> None:
 
 
 def test_the_choice_of_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = CASES[0]
+    case = next(case for case in CASES if case.name == "read_streams")
     inputs = case.inputs()
-    with only(case.op, "vector") as ran:  # which has no backward
+    with only(case.op, "few_tokens") as ran:  # which has no backward
         case.op(*inputs, **case.options)
         assert ran == []
         with using("reference"), torch.no_grad():

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tests.support.numbers import close, randn
 from twoaxis.kernels.history import query_read, rms_logits, softmax_read, source_dots, weighted_sum
-from twoaxis.kernels.operator import using
 
 
 @pytest.mark.parametrize("heads", [None, 1, 2])
@@ -42,26 +41,6 @@ def test_a_query_reads_normalised_sources(heads: int, eps: float | None) -> None
     close(query_read(sources, query, eps=eps, scale=2.0), softmax_read(sources, logits, scale=2.0))
     close(rms_logits(sources[0], query[None], eps=eps)[..., 0], logits[0])
     close(source_dots(query.flatten()[None], norms)[..., 0, :].unsqueeze(-1), torch.stack(logits, -2).sum(-1, True))
-
-
-@pytest.mark.parametrize("setting", ["tf32", "bf16", "ieee"])
-@pytest.mark.parametrize("form", ["reference", "eager"])
-def test_products_are_never_narrow(form: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where float32 products may be narrow, logits and their gradients run in float64."""
-    used: list[torch.dtype] = []
-    plain = torch.Tensor.__matmul__
-    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: used.append(a.dtype) or plain(a, b))
-    products: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
-    before, products.fp32_precision = products.fp32_precision, setting
-    try:
-        for heads in (1, 2):
-            x, u = (randn(*shape, dtype=torch.float32, grad=True) for shape in ((4, 6), (3, heads, 6 // heads)))
-            with using(form):
-                rms_logits(x, u, eps=1e-6).sum().backward()
-        assert used
-        assert set(used) == {torch.float32 if setting == "ieee" else torch.float64}
-    finally:
-        products.fp32_precision = before
 
 
 def test_a_source_used_elsewhere_too_gets_both_gradients() -> None:

@@ -33,7 +33,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="y and gain together"):
         mix_streams(torch.zeros(2, 4), torch.zeros(2, 2), torch.zeros(4))
     with pytest.raises(ValueError, match="weights for 3 streams, the state has 2"):
-        read_streams(torch.zeros(2, 4), torch.zeros(3))
+        read_streams(torch.zeros(2, 4), torch.zeros(3, 1))
 
 
 def test_a_layer_norm_survives_a_large_mean() -> None:
@@ -77,9 +77,10 @@ def test_products_are_never_narrow(form: str, setting: str, monkeypatch: pytest.
             out = mix_streams(leaves[0], torch.eye(4), leaves[1], torch.zeros(4))
             assert torch.equal(out, h)
             assert torch.equal(torch.autograd.grad(out, leaves, h)[0], h)
-            assert torch.equal(read_streams(h, torch.eye(4)[1])[0], h[..., 1, :])
+            assert torch.equal(read_streams(h, torch.eye(4)[1, :, None])[0], h[..., 1, :])
             stream_logits(h, rows, norm="rms", eps=1e-6)
-            rms_logits(h, rows.view(5, 2, 512), eps=1e-6)
+            for heads in (1, 2):
+                rms_logits(leaves[0], rows.view(5, heads, -1), eps=1e-6).sum().backward()
         assert used
         assert set(used) == {torch.float32 if setting == "ieee" else torch.float64}
         assert precision.narrow_products("cpu") is (setting != "ieee")
@@ -103,7 +104,7 @@ def test_streams_that_are_copies_do_not_run_token_by_token() -> None:
     leaves = [t.requires_grad_() for t in (torch.randn(1, 96, 1, 64).expand(1, 96, 4, 64), weights, y, gain)]
     read.requires_grad_()
     with profile(activities=[ProfilerActivity.CPU]) as seen:
-        out, passed = read_streams(leaves[0], read)
+        out, passed = read_streams(leaves[0], read.unsqueeze(-1))
         mixed = mix_streams(passed, *leaves[1:4])
         torch.autograd.backward((out, mixed), (torch.ones_like(out), grad))
     assert sum(e.count for e in seen.key_averages() if e.key in ("aten::bmm", "aten::select", "aten::mm")) < 30

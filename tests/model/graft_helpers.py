@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
 
 from tests.model.tiny_families import tiny
+from twoaxis.model.config import ModelConfig
+from twoaxis.model.family import family_fields
 from twoaxis.model.graft import graft
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -18,6 +21,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "deep_delta with tokens": {"stream": "deep_delta:value_channels=2,expand=conv", "blend": True},
     "hyper_connections": {"stream": "hyper_connections:readout=mean"},
     "muddformer": {"stream": "muddformer"},
+    "gated_streams": {"stream": "gated_streams:rank=6"},
+    "depth_kv": {"stream": "depth_kv", "blend": True},
+    "lime": {"stream": "lime:over=heads,kv_heads=2"},
     "short_swa": {"mixer": "short_swa:window=4,heads=2,head_width=8"},
     "canon": {"mixer": "canon:start=zero"},
     "two axes": {"stream": "muddformer", "mixer": "canon:start=zero,set=AB", "mixer_blocks": [0, 2]},
@@ -40,6 +46,11 @@ def grafted(family: str, method: str = "plain", *, active: bool = True, **change
                 if name.startswith("stream.") or "twoaxis_" in name:
                     parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
     return model
+
+
+def to_family(config: ModelConfig) -> PreTrainedConfig:
+    """The configuration of the family that has a decoder's options."""
+    return AutoConfig.for_model(**family_fields(config))
 
 
 @torch.no_grad()

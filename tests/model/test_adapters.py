@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +14,14 @@ import torch
 from torch import Tensor
 
 import twoaxis
+from docs._make.fill import DOCS, filled, parts
 from tests.model import adapter_samples as samples
 from tests.model.adapter_samples import SAMPLES, WIDTH, Sample
 from twoaxis.depth.denseformer import DenseFormer
 from twoaxis.depth.stream import Stream
-from twoaxis.model.originals import FAMILIES, REQUIRED, Row, original_config, read_stream, to_original
+from twoaxis.model.originals import FAMILIES, original_config, read_stream, to_original
 
-PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
+PAGE = DOCS / "howto" / "foreign_checkpoints.md"
 each_sample = pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.family)
 Tensors = dict[str, Tensor]
 
@@ -165,7 +165,7 @@ def test_a_misspelt_key_is_shown_beside_the_missing_one() -> None:
 
 
 def test_what_tensors_do_not_tell_is_asked_for() -> None:
-    with pytest.raises(ValueError, match=r"do not tell attn_res_block_size \(Transformer layers"):
+    with pytest.raises(ValueError, match=r"do not tell attn_res_block_size \(counts Transformer layers"):
         read_stream(samples.kimi_k3().tensors)
     with pytest.raises(ValueError, match="block_size must be at least 1, got 0"):
         read_stream(samples.kimi_k3().tensors, config={"attn_res_block_size": 0})
@@ -442,40 +442,7 @@ def test_what_the_originals_do_not_have_is_refused() -> None:
             to_original(stream, like)
 
 
-# The document.
-
-
-def tables(heading: str) -> list[tuple[str, ...]]:
-    text = PAGE.read_text().split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    rows = [line.strip("| \n").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    return [tuple(cell.strip().strip("`") for cell in row) for row in rows[1:]]
-
-
-def cell(text: str) -> str:
-    return text or "-"
-
-
-def test_the_document_has_every_name() -> None:
-    want = [
-        (name, row.theirs, row.shape, row.ours, cell("; ".join(filter(None, (row.note, _also(row))))))
-        for name, family in FAMILIES.items()
-        for row in family.rows
-    ]
-    assert tables("Names") == want
-
-
-def _also(row: Row) -> str:
-    return "; ".join(f"in files {name}" for name in row.also)
-
-
-def test_the_document_has_every_setting() -> None:
-    want = [
-        (name, s.name, s.ours, _default(s.default), cell(s.note))
-        for name, family in FAMILIES.items()
-        for s in family.settings
-    ]
-    assert tables("Settings") == want
-
-
-def _default(default: Any) -> str:
-    return "required" if default is REQUIRED else "found" if default is None else str(default)
+def test_the_page_has_every_name_and_setting() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert list(parts(page)) == ["original names", "original settings"]
+    assert filled(page) == page, "run make docs"

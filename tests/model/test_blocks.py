@@ -44,6 +44,7 @@ def outcome(model: Decoder, tokens: Tensor) -> list[Tensor]:
     return [logits.detach(), *(g.full_tensor() if isinstance(g, DTensor) else g for g in grads)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", EVERY)
 def test_each_block_compiles_without_a_graph_break(config: ModelConfig) -> None:
     """As torchtitan compiles a model: block by block, each one graph; traced here, with autograd's own backward."""

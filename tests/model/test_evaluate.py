@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from twoaxis.data.tokenizer import Bytes, Encoded
 from twoaxis.model import evaluate as measuring
-from twoaxis.model import running
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.evaluate import encode_pieces, evaluate, pick_context, windows
@@ -172,7 +171,7 @@ def test_a_text_that_fits_is_one_forward(method: str) -> None:
 def test_a_smaller_vocabulary_chunk_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, documents = model_of("plain"), [document(30, 1), document(12, 2)]
     whole = evaluate(model, documents, context=8, stride=4)
-    monkeypatch.setattr(running, "LOGITS", 50)  # two tokens at a time
+    monkeypatch.setattr(measuring, "LOGITS", 50)  # two tokens at a time
     assert evaluate(model, documents, context=8, stride=4).loss == pytest.approx(whole.loss, rel=1e-13)
 
 

@@ -149,7 +149,17 @@ def test_logits_to_keep_are_the_last_ones_or_the_named() -> None:
 def test_nothing_is_remembered_while_layers_are_recomputed() -> None:
     model = grafted("llama", METHOD).train()
     assert model(tokens(), use_cache=True).past_key_values is not None
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     out = model(tokens(), labels=tokens(), use_cache=True)
     assert out.past_key_values is None
     out.loss.backward()
+
+
+@pytest.mark.parametrize("method", ["plain", "denseformer", "hyper_connections", "short_swa"])
+def test_a_compiled_forward_generates_the_same_text(method: str) -> None:
+    model, given = grafted("llama", method), tokens(2, 6)
+    expected = grow(model, given)
+    torch._dynamo.reset()
+    model.forward = torch.compile(model.forward, backend="aot_eager")
+    cached = {"cache_implementation": "static"} if method != "short_swa" else {}
+    assert torch.equal(grow(model, given, **cached), expected)

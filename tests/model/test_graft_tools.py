@@ -20,8 +20,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests.model.graft_helpers import METHODS, gradients, grafted, logits, tokens
 from tests.model.tiny_families import tiny
-from twoaxis.model import joins
 from twoaxis.model.graft import graft
+from twoaxis.model.grafted import original_class
 from twoaxis.model.survey import difference
 
 
@@ -160,9 +160,9 @@ def test_serving_engines_find_one_attention_per_layer(family: str, tmp_path: Pat
     base = AutoModel.from_pretrained(tmp_path)
     assert base._supports_attention_backend
     assert base.backbone._supports_attention_backend
-    found = [m for m in base.modules() if attention_calls(joins.original_class(m).forward) and hasattr(m, "layer_idx")]
+    found = [m for m in base.modules() if attention_calls(original_class(m).forward) and hasattr(m, "layer_idx")]
     assert [m.layer_idx for m in found] == list(range(base.config.get_text_config().num_hidden_layers))
-    assert all(attention_calls(joins.original_class(m).forward) == 1 and m.config is not None for m in found)
+    assert all(attention_calls(original_class(m).forward) == 1 and m.config is not None for m in found)
     assert all(isinstance(m.scaling, float) for m in found)
     out = base(input_ids=tokens(1), position_ids=torch.arange(13)[None], use_cache=False, return_dict=False)
     assert isinstance(out, tuple)

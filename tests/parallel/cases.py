@@ -1,6 +1,9 @@
 """Models on several processes against one, for every stream, mixer and Blend: run by torchrun, one line per case.
 
-    torchrun --nproc-per-node 2 -m tests.parallel.cases shard tensor pipeline ... [--all]
+    torchrun --nproc-per-node 2 -m tests.parallel.cases shard tensor 1f1b ... [--all] [--double] [--part=2/5]
+
+Without --all five models are taken. Of those that are taken --part has the second, seventh, twelfth, ... alone, so that
+a sweep of hours can be made in slices.
 
 Each line of the first process is a JSON record: what, case, error (largest difference of any gradient as a part of the
 largest gradient, or of the loss), payload (bytes per token over each boundary) and planned.
@@ -26,8 +29,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from twoaxis.depth.registry import STREAMS, stream_names
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
+from twoaxis.model.loss import logits_of
 from twoaxis.model.stages import plan
-from twoaxis.parallel.pipeline import Pipeline, shard_stage
+from twoaxis.parallel.pipeline import Pipeline
 from twoaxis.parallel.shard import materialise, shard, whole_tensor
 from twoaxis.parallel.tensor import add_partial, spread_tensors
 from twoaxis.sequence.registry import MIXERS, mixer_names
@@ -51,22 +55,41 @@ FAST = (
 """What `make test` runs: each family of memory, a Blend, a mixer, an untied head, norms of queries and keys."""
 
 
+KV = "depth_kv", True
+"""Stream and Blend whose gate mixes keys and values."""
+
+
 def cases(every: bool) -> Iterator[dict[str, Any]]:
     """Fields of models."""
     yield from FAST
     if every:
         for name in stream_names():
             for options in STREAMS.find(name).variants:
-                yield {"stream": name, "stream_options": dict(options)}
-            yield {"stream": name, "blend": True}
+                heads = {"kv_heads": SHAPE["num_key_value_heads"]} if "kv_heads" in options else {}
+                yield {"stream": name, "stream_options": dict(options) | heads}
+            with torch.device("meta"):
+                blends = Decoder(ModelConfig(**SHAPE, stream=name)).stream.unblendable() is None
+            if blends:
+                yield {"stream": name, "blend": True}
         for name in mixer_names():
             for options in MIXERS.find(name).variants:
                 yield {"mixer": name, "mixer_options": dict(options)}
 
 
-def make(fields: Mapping[str, Any]) -> Decoder:
-    """A model whose routing is away from its start, where many gradients are zero."""
-    model = Decoder(ModelConfig(**SHAPE | dict(fields)))
+def make(fields: Mapping[str, Any]) -> Any:
+    """A decoder, or a transformers model of a family, away from its start, where many gradients are zero."""
+    if "family" not in fields:
+        model: Any = Decoder(ModelConfig(**SHAPE | dict(fields)))
+    else:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        from twoaxis.model.graft import graft
+
+        more = {"num_local_experts": 4, "num_experts_per_tok": 2} if fields["family"] == "mixtral" else {"head_dim": 4}
+        config = AutoConfig.for_model(fields["family"], **SHAPE, max_position_embeddings=64, **more)
+        torch.manual_seed(0)
+        methods = {name: value for name, value in fields.items() if name != "family"}
+        model = graft(AutoModelForCausalLM.from_config(config), **methods, start="paper").train()
     shake(model)
     return model
 
@@ -90,17 +113,25 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return nats / (ROWS * (CONTEXT - 1))
 
 
-def reference(model: Decoder) -> tuple[float, dict[str, Tensor | None]]:
-    """Loss and gradients in one process."""
-    whole, x = copy.deepcopy(model), batch()
-    loss = loss_of(whole(x), x)
+def backward(model: Any, x: Tensor, shares: int = 1) -> Tensor:
+    """The loss of a batch, its gradients left in the parameters."""
+    loss = loss_of(logits_of(model(input_ids=x, use_cache=False)), x) * shares
     loss.backward()
-    return float(loss.detach()), {name: parameter.grad for name, parameter in whole.named_parameters()}
+    return loss.detach()
 
 
-def worst(loss: float, grads: Mapping[str, Tensor | None], model: Decoder) -> float:
+def worst(loss: float, grads: Mapping[str, Tensor | None], model: Any) -> float:
     """The largest error against one process."""
-    return difference(loss, grads, *reference(model))
+    whole = copy.deepcopy(model)
+    want = float(backward(whole, batch()))
+    return difference(loss, grads, want, {name: p.grad for name, p in whole.named_parameters()})
+
+
+def against_one(loss: Tensor, parted: nn.Module, model: Any) -> dict[str, Any]:
+    """The error of a model in parts, whose processes have a loss each."""
+    dist.all_reduce(loss)
+    grads = {name: None if p.grad is None else whole_tensor(p.grad) for name, p in parted.named_parameters()}
+    return {"error": worst(float(loss) / dist.get_world_size(), grads, model)}
 
 
 def difference(
@@ -131,45 +162,6 @@ GRAFTS = (
 """Families whose layers keep their own loop, one of them a mixture of experts."""
 
 
-def make_graft(fields: Mapping[str, Any]) -> nn.Module:
-    """A small transformers model with a stream, away from its start."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from twoaxis.model.graft import graft
-
-    more = {"num_local_experts": 4, "num_experts_per_tok": 2} if fields["family"] == "mixtral" else {"head_dim": 4}
-    names = SHAPE | {"max_position_embeddings": 64} | more
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields["family"], **names))
-    methods = {name: value for name, value in fields.items() if name != "family"}
-    made = graft(model, **methods, start="paper")
-    shake(made)
-    return made.train()
-
-
-def check_graft(fields: Mapping[str, Any], *, tensor: bool = False) -> dict[str, Any]:
-    """FSDP2 per layer, or the family's own plan of tensor parallelism, over all processes."""
-    model, world, rank = make_graft(fields), dist.get_world_size(), dist.get_rank()
-    mesh, parted, x = init_device_mesh("cpu", (world,)), copy.deepcopy(model), batch()
-    whole = loss_of(model(input_ids=x, use_cache=False).logits, x)
-    whole.backward()
-    if tensor:
-        tensors = spread_tensors(parted, mesh)
-        loss = loss_of(parted(input_ids=x, use_cache=False).logits, x)
-        loss.backward()
-        add_partial(tensors, mesh)
-    else:
-        shard(parted, mesh)
-        x = mine(x, rank, world)
-        loss = loss_of(parted(input_ids=x, use_cache=False).logits, x) * world
-        loss.backward()
-    total = loss.detach()
-    dist.all_reduce(total)
-    want = {name: p.grad for name, p in model.named_parameters()}
-    grads = {name: None if p.grad is None else whole_tensor(p.grad) for name, p in parted.named_parameters()}
-    return {"error": difference(float(total) / world, grads, float(whole.detach()), want)}
-
-
 def mine(x: Tensor, part: int, parts: int) -> Tensor:
     return x.chunk(parts)[part]
 
@@ -185,16 +177,11 @@ def check_shard(fields: Mapping[str, Any], *, recompute: int = 0, meta: bool = F
     shard(sharded, mesh, recompute=recompute)
     if meta:
         materialise(sharded, torch.device("cpu"), model if rank == 0 else None)
-    loss = torch.zeros(())
+    loss, x = torch.zeros(()), mine(batch(), rank, world)
     for _ in range(2):
         sharded.zero_grad()
-        x = mine(batch(), rank, world)
-        loss = loss_of(sharded(x), x) * world
-        loss.backward()
-    loss = loss.detach()
-    dist.all_reduce(loss)
-    grads = {name: None if p.grad is None else whole_tensor(p.grad) for name, p in sharded.named_parameters()}
-    return {"error": worst(float(loss) / world, grads, model)}
+        loss = backward(sharded, x, world)
+    return against_one(loss, sharded, model)
 
 
 def check_tensor(fields: Mapping[str, Any], *, data: int = 1) -> dict[str, Any]:
@@ -202,17 +189,12 @@ def check_tensor(fields: Mapping[str, Any], *, data: int = 1) -> dict[str, Any]:
     model, world = make(fields), dist.get_world_size()
     mesh = init_device_mesh("cpu", (data, world // data), mesh_dim_names=("data", "tensor"))
     spread = copy.deepcopy(model)
-    tensors = spread_tensors(spread, mesh["tensor"])
+    norms = spread_tensors(spread, mesh["tensor"])
     if data > 1:
         shard(spread, mesh["data"])
-    x = mine(batch(), mesh.get_local_rank("data"), data)
-    loss = loss_of(spread(x), x) * data
-    loss.backward()
-    add_partial(tensors, mesh["tensor"])
-    loss = loss.detach()
-    dist.all_reduce(loss)
-    grads = {name: None if p.grad is None else whole_tensor(p.grad) for name, p in spread.named_parameters()}
-    return {"error": worst(float(loss) / world, grads, model), "spread": len(tensors.spread)}
+    loss = backward(spread, mine(batch(), mesh.get_local_rank("data"), data), data)
+    add_partial(norms, mesh["tensor"])
+    return against_one(loss, spread, model)
 
 
 def check_pipeline(
@@ -224,32 +206,30 @@ def check_pipeline(
     stages = world // data
     mesh = init_device_mesh("cpu", (stages, data), mesh_dim_names=("pipeline", "data"))
 
+    cut = copy.deepcopy(model)
     pipeline = Pipeline(
-        copy.deepcopy(model),
+        cut,
         schedule=schedule,
-        stages=stages,
         virtual=virtual,
         micro_batches=4,
         loss=lambda logits, labels: loss_of(logits, labels) * data,
         rows=ROWS // 4 // data,
         context=CONTEXT,
         group=mesh.get_group("pipeline"),
+        data=mesh["data"] if data > 1 else None,
         cached=cached,
-        shard=(lambda stage: shard_stage(stage, mesh["data"])) if data > 1 else (lambda stage: None),
     )
     total = torch.zeros(())
     for _ in range(2):
-        for _, p in pipeline.named_parameters():
-            p.grad = None
+        cut.zero_grad()
         x = mine(batch(), mesh.get_local_rank("data"), data)
         loss = pipeline.step(x, x)
         pipeline.add_shared()
-        pipeline.add_data(mesh["data"]) if data > 1 else None
         total = torch.zeros(()) if loss is None else loss.clone()
     dist.all_reduce(total)
-    own = {name: None if p.grad is None else whole_tensor(p.grad) for name, p in pipeline.named_parameters()}
+    own = {name: None if p.grad is None else whole_tensor(p.grad) for name, p in cut.named_parameters()}
     gathered: list[Any] = [None] * world
-    dist.all_gather_object(gathered, (own, [(stage.first, stage.sent) for stage in pipeline.stages]))
+    dist.all_gather_object(gathered, (own, [(stage.blocks.start, stage.sent) for stage in pipeline.stages]))
     grads: dict[str, Tensor | None] = {}
     sent: dict[int, int] = {}
     for theirs, payload in gathered:
@@ -265,7 +245,7 @@ def check_pipeline(
         "error": worst(float(total) / data, grads, model),
         "payload": [sent[first] for first in sorted(sent)][:-1],
         "planned": [b.cached for b in planned.boundaries],
-        "left": sum(len(s.shelves or {}) for s in pipeline.stages),
+        "left": sum(len(shelf) for stage in pipeline.stages for shelf in stage.shelves),
     }
 
 
@@ -275,8 +255,8 @@ WHAT: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "meta": partial(check_shard, meta=True),
     "tensor": check_tensor,
     "shard-tensor": partial(check_tensor, data=2),
-    "graft-shard": check_graft,
-    "graft-tensor": partial(check_graft, tensor=True),
+    "graft-shard": check_shard,
+    "graft-tensor": check_tensor,
     "gpipe": partial(check_pipeline, schedule="gpipe"),
     "1f1b": partial(check_pipeline, schedule="1f1b"),
     "interleaved": partial(check_pipeline, schedule="interleaved", virtual=2),
@@ -288,14 +268,21 @@ WHAT: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 def main(words: list[str]) -> None:
     """See above."""
+    assert "transformers" not in sys.modules, "a decoder on several processes needs torch alone"
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64 if "--double" in words else torch.float32)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    part, parts = next((map(int, word[7:].split("/")) for word in words if word.startswith("--part=")), (1, 1))
     for what in [word for word in words if not word.startswith("--")]:
-        for fields in GRAFTS if what.startswith("graft") else cases("--all" in words):
+        taken = GRAFTS if what.startswith("graft") else tuple(cases("--all" in words))
+        for fields in taken[part - 1 :: parts]:
+            learned = "over" in fields.get("stream_options", {}) or (fields.get("stream"), fields.get("blend")) == KV
+            if "tensor" in what and learned:
+                continue  # heads that a method learns to mix are not spread: refused by name
             record = {"what": what, "case": fields} | WHAT[what](fields)
             if dist.get_rank() == 0:
                 print(json.dumps(record), flush=True)
+    dist.barrier()  # nobody closes a connection that another process still reads from
     dist.destroy_process_group()
 
 

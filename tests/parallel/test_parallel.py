@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from torch import nn
@@ -13,8 +16,9 @@ from torch import nn
 from tests.support.processes import environment
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.parallel.parts import find_parts
 from twoaxis.parallel.pipeline import check_pipeline
+from twoaxis.parallel.shard import find_blocks
+from twoaxis.parallel.tensor import spread_tensors
 
 EXACT = 1e-12
 """In float64: what rounding leaves, and far less than any error of an exchange."""
@@ -22,13 +26,21 @@ SINGLE = 2e-6
 """In float32."""
 
 
-def run(count: int, *words: str) -> list[dict[str, Any]]:
-    """Records of all cases of `words` on `count` processes."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    command = [sys.executable, *launch, "-m", "tests.parallel.cases", *words]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=1500)
+def run(count: int, *words: str, module: str = "tests.parallel.cases") -> list[dict[str, Any]]:
+    """Records that a module prints on `count` processes.
+
+    A rank died of SIGSEGV once, for a reason that is not known, and it was not seen again: such a run is told, with the
+    lines that were being executed, and repeated once.
+    """
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)] if count > 1 else []
+    command = [sys.executable, *launch, "-m", module, *words]
+    start = partial(subprocess.run, command, env=environment(), capture_output=True, text=True, timeout=1500)
+    done = start()
+    if "Signal 11" in done.stderr:
+        warnings.warn(f"a rank died of SIGSEGV after {done.stdout[-300:]!r}:\n{done.stderr[:6000]}", stacklevel=2)
+        done = start()
     assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
 
 
 def check(records: list[dict[str, Any]], bound: float) -> None:
@@ -58,7 +70,7 @@ def test_everything_on_two_processes() -> None:
 
 @pytest.mark.slow
 def test_everything_on_four_processes() -> None:
-    kinds = ("1f1b", "interleaved", "shard-tensor", "shard-pipeline", "shard-interleaved")
+    kinds = ("1f1b", "interleaved", "interleaved-whole", "shard-tensor", "shard-pipeline", "shard-interleaved")
     records = run(4, *kinds, "--double", "--all")
     assert len(records) > 90 * len(kinds)
     check(records, EXACT)
@@ -77,6 +89,35 @@ def test_single_precision() -> None:
     check(run(2, "shard", "tensor", "1f1b", "interleaved"), SINGLE)
 
 
+@pytest.mark.slow
+def test_an_ordinary_trainer(tmp_path: Path) -> None:
+    """Trainer with accelerate's FSDP2: a unit per layer, the losses of one process, and a folder that is the model.
+
+    In bfloat16 accelerate has routing in bfloat16 too, unless the callback keeps it out.
+    """
+    pytest.importorskip("accelerate")
+    from twoaxis.model.graft import TwoAxisForCausalLM
+
+    module = "tests.parallel.ordinary"
+    (alone,) = run(1, str(tmp_path), module=module)
+    (found,) = run(2, str(tmp_path), module=module)
+    want = [{name: pytest.approx(value, rel=1e-5) for name, value in entry.items()} for entry in alone["log"]]
+    for kind, units, dtype in (("plain", 7, "float32"), ("kept", 8, "float32"), ("bf16", 7, "bfloat16")):
+        record = found[kind]
+        assert (record["units"], record["layers"], record["dtypes"]) == (units, 4, [f"torch.{dtype}"])
+        assert kind == "bf16" or record["log"] == want
+    assert found["bf16 kept"]["dtypes"] == ["torch.float32"]
+    assert [entry["loss"] for entry in found["bf16 kept"]["log"]] == [
+        pytest.approx(entry["loss"], rel=5e-3) for entry in alone["log"]
+    ]
+    assert found["fsdp"]["units"] == 8
+    assert found["tp"]["parts"] >= 4 * 7  # every matrix of four layers
+    assert max(found["fsdp"]["error"], found["tp"]["error"]) < SINGLE
+    for number in range(2):  # written by both processes at once, ten times
+        model = TwoAxisForCausalLM.from_pretrained(tmp_path / f"several-{number}")
+        assert model.config.stream == "attention_residuals"
+
+
 def test_what_cannot_be_cut_is_refused() -> None:
     for schedule, blocks, stages, virtual, pieces, said in (
         ("1f1b", 6, 4, 1, 4, r"6 blocks cannot be cut into 4 stages; \[1, 2, 3, 6\] stages can"),
@@ -89,12 +130,18 @@ def test_what_cannot_be_cut_is_refused() -> None:
             check_pipeline(schedule, blocks, stages, virtual, pieces)  # type: ignore[arg-type]
 
 
-def test_parts_are_found_whatever_their_names() -> None:
+@pytest.mark.parametrize(
+    ("name", "methods"), [("lime", {"stream_options": {"over": "heads", "kv_heads": 2}}), ("depth_kv", {"blend": True})]
+)
+def test_heads_that_a_stream_learns_to_mix_are_not_spread(name: str, methods: dict[str, Any]) -> None:
+    shape: Any = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = Decoder(ModelConfig(**shape, stream=name, **methods))
+    with pytest.raises(ValueError, match=f"{name} learns how to mix keys and values, whose heads tp spreads; use fsdp"):
+        spread_tensors(model, cast(Any, None))
+
+
+def test_blocks_are_those_of_a_model_with_a_stream() -> None:
     model = Decoder(ModelConfig(hidden_size=16, num_hidden_layers=3))
-    parts = find_parts(model)
-    assert parts.stream is model.stream
-    assert parts.blocks is model.layers
-    wrapped = nn.ModuleDict({"backbone": nn.ModuleDict({"h": model.layers}), "stream": model.stream})
-    assert find_parts(wrapped).name == "h"
+    assert find_blocks(model) is model.layers
     with pytest.raises(ValueError, match="Linear has no residual stream"):
-        find_parts(nn.Linear(2, 2))
+        find_blocks(nn.Linear(2, 2))

@@ -40,6 +40,7 @@ LARGEST = 2e-5
 OPTIONS = {
     "depth_attention": "heads=3,head_width=16",
     "attention_residuals": "block_size=8",
+    "gated_streams": "rank=16",
     "short_swa": "heads=3,head_width=16",
 }
 """Options that fit 9 heads of 64 channels and keep the methods small."""

@@ -16,9 +16,10 @@ pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file
 
 import twoaxis
+from tests.model.tiny_families import tiny
 from tests.support.foreign import byte_llama, byte_tokenizer, save
 from twoaxis.model.graft import graft
-from twoaxis.pretrained.measure import difference
+from twoaxis.pretrained.measure import difference, make_text
 from twoaxis.pretrained.source import open_source
 
 
@@ -82,6 +83,10 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "twoaxis": (lambda f: change_config(f, model_type="twoaxis"), "a twoaxis model already"),
     "no stream": (lambda f: change_config(f, model_type="bert"), "do not fit its configuration"),
     "code": (lambda f: change_config(f, auto_map={"AutoModel": "mine.Model"}), "code of its own"),
+    "type of a list": (lambda f: change_config(f, model_type=[]), r"model_type \[\] is no causal language model"),
+    "no heads": (lambda f: change_config(f, num_key_value_heads=0), "the weights of .* cannot be read: integer div"),
+    "bad dtype": (lambda f: change_config(f, dtype=1.5), "the weights of .* cannot be read"),
+    "bad settings": (lambda f: (f / "generation_config.json").write_text("[]"), "the weights of .* cannot be read"),
     "no config": (lambda f: drop(f, "config.json"), "has no config.json"),
     "bad config": (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read"),
     "list config": (lambda f: (f / "config.json").write_text("[]"), "holds a list"),
@@ -98,6 +103,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
         "unexpected: model.more",
     ),
     "shape": (lambda f: change_weights(f, lambda t: t.update({NORM: torch.ones(31)})), "cannot be read|mismatched"),
+    "quantised": (lambda f: change_config(f, quantization_config={"quant_method": "awq"}), r"quantised \(awq\); give"),
     "adapter": (lambda f: (f / "adapter_config.json").write_text("{}"), "merge it into the weights first"),
     "tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "the tokenizer of .* cannot be read"),
     "foreign tokenizer": (
@@ -124,6 +130,18 @@ def test_the_copy_itself_is_whole(folder: Path, tmp_path: Path) -> None:
     made = twoaxis.retrofit(folder, stream="denseformer", out=tmp_path / "out", tokens=8)
     assert made.record.measured["source"]["relative"] < 1e-6
     assert (tmp_path / "out" / "retrofit.json").is_file()
+
+
+def test_a_plain_model_that_training_saved_is_its_family_s_again(tmp_path: Path) -> None:
+    theirs, ids = byte_llama(tie_word_embeddings=True), torch.arange(12)[None]
+    expected = theirs(ids).logits
+    graft(theirs).save_pretrained(tmp_path / "plain", max_shard_size="100KB")
+    found = open_source(tmp_path / "plain")
+    assert (found.config.model_type, len(found.files) > 1) == ("llama", True)
+    assert torch.equal(found.load(None)(ids).logits, expected)
+    graft(byte_llama(), stream="denseformer").save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="a twoaxis model already"):
+        open_source(tmp_path / "other")
 
 
 def test_places_that_are_taken_are_refused_before_anything_is_read(tmp_path: Path) -> None:
@@ -171,6 +189,14 @@ def test_models_that_are_not_causal_models_of_a_family() -> None:
         open_source(graft(byte_llama()))
 
 
+@pytest.mark.parametrize("family", ["gpt2", "bloom"])
+def test_families_with_habits_of_their_own(family: str) -> None:
+    """A model that is not called ForCausalLM, and one that says no number of positions."""
+    made = twoaxis.retrofit(tiny(family), stream="denseformer", tokens=8)
+    assert made.record.measured["source"]["largest"] == 0.0
+    assert made.record.source["family"] == family
+
+
 def test_wrong_arguments(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"unknown dtype 'int8'.*it is one of float32, bfloat16"):
         twoaxis.retrofit(whole, dtype="int8")
@@ -214,6 +240,13 @@ def test_the_difference_is_the_largest_of_all_tokens() -> None:
     assert (found.largest, found.relative, found.agree, found.tokens) == (3.0, 0.75, 2, 3)
     with pytest.raises(ValueError, match="the logits are not finite"):
         difference([theirs[0], theirs[1] * torch.nan], theirs)
+
+
+def test_a_text_is_cut_where_the_model_ends() -> None:
+    for positions, windows in ((None, [256, 44]), (-1, [256, 44]), (200, [200, 100])):
+        found = make_text(None, 256, positions, 300)
+        assert [window.shape[1] for window in found.tokens] == windows
+        assert found.length == 300
 
 
 def test_a_source_without_a_tokenizer_is_measured_on_bytes(folder: Path) -> None:

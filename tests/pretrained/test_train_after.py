@@ -14,8 +14,6 @@ from tests.support.commands import run
 from tests.support.foreign import byte_llama, save
 from twoaxis.model.load import load_model
 from twoaxis.pretrained.record import read_record
-from twoaxis.training.config import TrainConfig
-from twoaxis.training.setup import make_optimizer
 
 STREAM = "stream."
 
@@ -54,17 +52,3 @@ def test_what_is_asked_for_learns_and_what_cannot_is_said(tmp_path: Path) -> Non
     done = run("train", *small, "--train", "neww", "--out", str(tmp_path / "no"))
     assert done.code == 2
     assert "no parameter is called 'neww' (did you mean 'new'?)" in done.err
-
-
-def test_pretrained_parameters_learn_at_a_tenth_of_the_rate(tmp_path: Path) -> None:
-    source, made = save(byte_llama(num_hidden_layers=2), tmp_path / "source"), tmp_path / "made"
-    arguments = ["--stream", "attention_residuals:block_size=2", "--mixer", "short_conv", "--tokens", "8"]
-    assert run("retrofit", str(source), *arguments, "--out", str(made)).code == 0
-    record = read_record(made)
-    assert record is not None
-    model = load_model(made, "cpu")
-    optimizer = make_optimizer(TrainConfig(source=str(made), train="all", lr=1.0), model)
-    rates = {name: group["peak_lr"] for group in optimizer.param_groups for name in group["names"]}
-    assert {rates[name] for name in record.new} == {1.0}
-    assert {rate for name, rate in rates.items() if name not in set(record.new)} == {0.1}
-    assert set(rates) == set(weights(made))

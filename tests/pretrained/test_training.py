@@ -1,4 +1,4 @@
-"""After a retrofit the new parameters learn: 50 steps on real text lower the loss."""
+"""After a retrofit the new parameters learn: 30 steps on real text lower the loss."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from tests.pretrained.helpers import library_bytes
 from tests.support.foreign import byte_llama
 from twoaxis.model.groups import param_groups, trainable
 from twoaxis.pretrained.record import learning_rates, new_parameters, parameter_origins
-from twoaxis.pretrained.stuck import CLOSED
 
-STEPS, BATCH, LENGTH = 50, 8, 48
+STEPS, BATCH, LENGTH = 30, 8, 48
 CODE = library_bytes("argparse.py", 40_000)
 """What the source has learned."""
 TRAINED = 32_000
@@ -33,6 +32,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "deep_delta": {"stream": "deep_delta"},
     "short_swa": {"mixer": "short_swa:window=4"},
 }
+ONE_OF_EACH_KIND = {"block attention_residuals", "deep_delta", "short_swa"}
+"""A history, an update of the sum, a mixer; the others are slow."""
 
 
 def batch(text: Tensor, generator: torch.Generator) -> Tensor:
@@ -66,11 +67,13 @@ def source() -> Any:
     torch.manual_seed(2)
     model: Any = byte_llama(num_hidden_layers=3, tie_word_embeddings=True)
     model.apply(model._init_weights)
-    train(model, torch.optim.AdamW(model.parameters(), 6e-3), CODE, 100, seed=0)
+    train(model, torch.optim.AdamW(model.parameters(), 6e-3), CODE, 60, seed=0)
     return model.eval()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in ONE_OF_EACH_KIND else [pytest.mark.slow]) for n in METHODS]
+)
 def test_new_parameters_learn(source: Any, name: str) -> None:
     made = twoaxis.retrofit(source, **METHODS[name], tokens=8)
     model = made.model
@@ -78,31 +81,12 @@ def test_new_parameters_learn(source: Any, name: str) -> None:
     loss = measure(model)
     assert loss == pytest.approx(measure(source), abs=1e-5)
     trainable(model, new_parameters(model))
-    train(
-        model,
-        optimizer(model),
-        PROSE[:TRAINED],
-        STEPS,
-        seed=1,
-    )
+    train(model, optimizer(model), PROSE[:TRAINED], STEPS, seed=1)
     after = measure(model)
     assert after < loss - 0.01, (loss, after)
     for parameter, role in parameter_origins(model).items():
         moved = not torch.equal(model.get_parameter(parameter), before[parameter])
         assert moved == (role == "new" and parameter not in made.record.stuck), parameter
-
-
-def test_all_parameters_learn_at_their_own_rates(source: Any) -> None:
-    made = twoaxis.retrofit(source, stream="deep_delta", mixer="canon:set=AC", tokens=8)
-    model = made.model
-    loss = measure(model)
-    trainable(model, "all")
-    train(model, optimizer(model), PROSE[:TRAINED], 20, seed=1)
-    assert measure(model) < loss - 0.05
-    gates: Any = model.get_parameter("stream.gate")
-    assert bool((gates[1:] != 0).all())
-    assert made.record.stuck["stream.gate[0]"] == CLOSED  # before the first sub-layer nothing differs
-    assert gates[0] == 0
 
 
 def test_a_trained_retrofit_is_saved_and_loaded(source: Any, tmp_path: Path) -> None:
@@ -111,13 +95,7 @@ def test_a_trained_retrofit_is_saved_and_loaded(source: Any, tmp_path: Path) -> 
     model = twoaxis.retrofit(source, stream="hyper_connections", out=tmp_path / "made", tokens=8).model
     loaded: Any = load_model(tmp_path / "made", "cpu")
     trainable(loaded, new_parameters(loaded))
-    train(
-        loaded,
-        optimizer(loaded),
-        PROSE[:TRAINED],
-        5,
-        seed=1,
-    )
+    train(loaded, optimizer(loaded), PROSE[:TRAINED], 5, seed=1)
     loaded.save_pretrained(tmp_path / "trained")
     again = load_model(tmp_path / "trained", "cpu")
     assert measure(again) == measure(loaded) != measure(model)

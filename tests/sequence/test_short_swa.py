@@ -7,35 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.sequence.helpers import randomise, small_decoder
+from tests.sequence.helpers import small_decoder
 from tests.support.numbers import close, randn
-from twoaxis import Seen, ShortSWA, mixer
-
-
-def made(width: int = 8, **options: Any) -> ShortSWA:
-    local = ShortSWA(width, **options)
-    randomise(local)
-    return local
-
-
-def test_window_one_is_the_value_alone() -> None:
-    for options in ({}, {"rope": False}, {"qk_norm": True}):
-        local, x = made(window=1, heads=2, **options), randn(2, 7, 8)
-        close(local(x), x @ local.value.weight.T @ local.output.weight.T)
-
-
-def test_only_distances_count() -> None:
-    local, x = made(window=4, heads=2), randn(2, 12, 8)
-    close(local(x)[:, 8:], local(x[:, 5:])[:, 3:])
-
-
-@pytest.mark.parametrize("options", [{}, {"sink": True, "qk_norm": True}], ids=str)
-def test_branch_is_the_input_plus_the_residual_form(options: dict[str, Any]) -> None:
-    residual, branch = made(window=3, heads=2, **options), made(window=3, heads=2, where="branch", **options)
-    x = randn(2, 9, 8)
-    assert torch.equal(branch(x), x + residual(x))
-    assert mixer("short_swa").points == ("site",)
-    assert mixer("short_swa", where="branch").points == ("attention",)
+from twoaxis import Seen, ShortSWA
 
 
 def test_residual_form_is_the_papers_block() -> None:
@@ -57,19 +31,6 @@ def test_residual_form_is_the_papers_block() -> None:
     a = s + attention(Seen(norm(s, p["layers.0.input_layernorm.weight"])), None, info)[0]
     out = a + mlp(Seen(norm(a, p["layers.0.post_attention_layernorm.weight"])), None, info)[0]
     close(model(ids), norm(out, p["norm.weight"]) @ p["embed_tokens.weight"].T)
-
-
-def test_thin_heads_count_and_cost() -> None:
-    thin = ShortSWA(64, window=16, heads=2, head_width=8)
-    assert tuple(thin.cost()) == (4 * 64 * 16, 8 * 64 * 16 + 4 * 16 * 16, 2 * 15 * 16)
-    full = ShortSWA(64, window=16, heads=4)
-    assert full.cost().parameters == 4 * 64 * 64
-    grouped = ShortSWA(64, window=8, heads=4, kv_heads=1, sink=True, qk_norm=True)
-    assert grouped.cost().parameters == 2 * 64 * 64 + 2 * 64 * 16 + 4 + 2 * 16
-    assert grouped.cost().kept == 2 * 7 * 16
-    assert {name for name, _ in grouped.named_parameters()} == {
-        *("query.weight", "key.weight", "value.weight", "output.weight", "sink", "query_norm", "key_norm")
-    }
 
 
 @pytest.mark.parametrize("options", [{}, {"kv_heads": 1}, {"rope": False, "head_width": 64}, {"window": 64}], ids=str)

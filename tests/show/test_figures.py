@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from tests.show.samples import CONTENDERS, Sample, bars, curves, everything, heat, intervals
+from twoaxis.base.extras import needs
 from twoaxis.show import figures
 from twoaxis.show.charts import COLOURS, PALETTE, Axis, Chart, Line, Mark, Panel, Row, legend
 from twoaxis.show.document import Document
@@ -67,6 +68,21 @@ def test_heights_of_lines_are_those_of_the_data() -> None:
     assert y1 < y3 < y0  # svg counts from the top
     assert (x3 - x0) == pytest.approx(3 * (x1 - x0), abs=1e-3)
     assert (y0 - y3) == pytest.approx((y0 - y1) / 2, abs=1e-3)
+
+
+def test_whole_numbers_have_whole_ticks() -> None:
+    line = Line("a", tuple(range(13)), tuple(range(13)))
+    panel = Panel("lines", "", Axis("site", "whole"), Axis(), (line,))
+    found = re.findall(r"<text[^>]*>\s*([\d.]+)\s*</text>", figures.svg(Chart("ticks", "", ((panel,),))))
+    assert found[:7] == ["0", "2", "4", "6", "8", "10", "12"]
+
+
+@pytest.mark.parametrize(("last", "first_labels"), [(420_500, ["419,000", "419,500"]), (900_000, ["400k", "500k"])])
+def test_ticks_of_counts_differ(last: int, first_labels: list[str]) -> None:
+    panel = Panel("lines", "", Axis("", "count"), Axis(""), (Line("one", (419_000, last), (1.0, 2.0)),))
+    found = re.findall(r"<text[^>]*>\s*([\d.,]+k?)\s*</text>", figures.svg(Chart("ticks", "", ((panel,),))))
+    assert len({*found}) == len(found)
+    assert [label for label in found if label.endswith("k") or "," in label][:2] == first_labels
 
 
 def test_bars_are_as_long_as_their_values() -> None:
@@ -141,13 +157,13 @@ def test_without_matplotlib_there_is_one_note(monkeypatch: pytest.MonkeyPatch, t
 
     assert isinstance(tmp_path, Path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"figures need matplotlib: pip install 'twoaxis\[lab\]'"):
+    with pytest.raises(ValueError, match=r"a figure needs the package matplotlib"):
         figures.png(curves())
     saved = Sample(everything()).save(tmp_path)
-    assert saved.note == "figures need matplotlib: pip install 'twoaxis[lab]'"
+    assert saved.note == needs("a figure", "matplotlib")
     assert [file.name for file in saved.files] == ["report.md", "report.html", "report.json"]
     page = (tmp_path / "report.html").read_text()
-    assert page.count("figures need matplotlib") == 1
+    assert page.count("needs the package matplotlib") == 1
     assert "![" not in (tmp_path / "report.md").read_text()
 
 

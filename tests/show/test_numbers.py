@@ -17,6 +17,7 @@ from twoaxis.show import numbers
         (numbers.loss, 2.30607, "2.3061"),
         (numbers.difference, -0.0213, "-0.0213"),
         (numbers.difference, 3.14e-5, "+3.1e-05"),
+        (numbers.difference, 6.9e-4, "+0.0007"),
         (numbers.difference, 0.0, "+0.0000"),
         (numbers.percent, 0.125, "12.5%"),
         (numbers.share, 0.0, "0%"),

@@ -77,7 +77,7 @@ def test_script_in_every_place_is_text() -> None:
             Chart("c", bad, (panels,), bad),
         ),
     )
-    for text, scripts in ((page.render(document), 1), (page.fragment(document), 0)):
+    for text, scripts in ((page.render(document), 1), (page.render(document, whole=False), 0)):
         found = Elements(text)
         assert sum(tag == "script" for tag, _ in found.tags) == scripts
         assert not any(tag == "img" for tag, _ in found.tags)
@@ -107,7 +107,9 @@ def test_headings_have_anchors_that_links_find() -> None:
 
 
 def test_a_notebook_gets_an_element_that_leaves_the_rest_alone() -> None:
-    text = Sample(Document("T", (Prose("word"), curves())))._repr_html_()
+    sample = Sample(Document("T", (Prose("word"), curves())))
+    text = sample._repr_html_()
+    assert repr(sample) == "<Sample: .show() prints it, .rows(), .frame() and .to_dict() have its values>"
     assert text.strip().startswith('<div class="twoaxis">')
     style = re.search(r"<style>(.*?)</style>", text, flags=re.DOTALL)
     assert style is not None

@@ -15,8 +15,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Variables for a child: this tree's modules, one thread, no GPU, UTF-8, no width of a terminal; `more` wins."""
-    ours = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONIOENCODING": "utf-8"}
+    """Variables for a child: this tree's modules, one thread, no GPU, UTF-8, no width of a terminal; `more` wins.
+
+    A child that dies by a signal of the machine, such as SIGSEGV, says in which line.
+    """
+    ours = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONIOENCODING": "utf-8", "PYTHONFAULTHANDLER": "1"}
     ours["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {name: value for name, value in os.environ.items() if name != "COLUMNS"} | ours | more
 

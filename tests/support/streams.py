@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import twoaxis
+from tests.support.numbers import randn
 from twoaxis.depth.stream import Stream
 
 Function = Callable[..., Tensor]
@@ -21,6 +22,17 @@ def moved(stream: Any, by: float = 0.3, seed: int = 1, *, start: bool = True) ->
         for p in stream.parameters():
             p.mul_(float(start)).add_(by * torch.randn(p.shape, generator=generator, dtype=p.dtype))
     return stream
+
+
+def built(name: str, kinds: Any = ("attention", "mlp"), *, blocks: int = 4, by: float = 1.0, **options: Any) -> Any:
+    """A stream of width 8 in float64 whose parameters are N(0, by); `by=0` leaves them at their start."""
+    stream = twoaxis.stream(name, blocks=blocks, width=8, kinds=kinds, **options).double()
+    return moved(stream, by, start=False) if by else stream
+
+
+def embedding() -> Tensor:
+    """What a stream of width 8 opens with; it wants a gradient."""
+    return randn(2, 3, 8, seed=9, grad=True)
 
 
 def norm(x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from twoaxis.comparison.options import parse
 from twoaxis.depth.registry import STREAMS
 from twoaxis.guide.map import entry
 from twoaxis.model.config import ModelConfig
@@ -47,7 +48,7 @@ def test_key_depends_on_what_changes_weights_only() -> None:
     ("change", "message"),
     [
         ({"steps": 1, "tokens": 1}, "both given"),
-        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"steps": -1}, "steps must not be negative, got -1"),
         ({"context": 1}, "context must be at least 2"),
         ({"batch": 10, "accumulate": 4}, r"accumulate \(4\) must divide batch \(10\)"),
         ({"warmup": 1.5}, "warmup must lie between 0 and 1, got 1.5"),
@@ -90,7 +91,9 @@ def test_names_that_people_use_become_names_here(alias: str, name: str) -> None:
     assert getattr(run, field) == f"{name}:init=paired"
     assert getattr(model_config(run, 64), field) == name
     assert getattr(ModelConfig.from_dict({field: alias}), field) == name
-    assert getattr(make_contender(**{field: alias}), field) == name
+    assert getattr(made := make_contender(**{field: alias}), field) == name
+    spelled = alias if field == "stream" else f"standard + {alias}"
+    assert parse({field: [name, "scaled"], "baseline": spelled})["baseline"] == made.label
     assert entry(alias, ModelConfig()).name == name
 
 

@@ -12,11 +12,13 @@ import pytest
 pytest.importorskip("transformers")
 
 from tests.training.runs import numbers, processes, small
+from twoaxis.commands.train_plan import plan_training
 from twoaxis.model.load import load_model
 from twoaxis.training.checkpoint import checkpoints
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.engines.degrees import Degrees
+from twoaxis.training.engines.processes import Degrees
 from twoaxis.training.results import load_log, load_result
+from twoaxis.training.setup import model_config
 from twoaxis.training.tensors import weights, weights_digest
 from twoaxis.training.train import train
 
@@ -149,11 +151,26 @@ def test_degrees() -> None:
             Degrees.read(wrong, world)
     run = small(**RUN)
     for degrees, said in (
-        (Degrees(tp=4), "2 key and value heads cannot be spread over 4"),
+        (Degrees(tp=4), r"num_key_value_heads \(2\) cannot be spread over 4 devices; \[1, 2\] can"),
         (Degrees(pp=3), r"4 blocks cannot be cut into 3 stages; \[1, 2, 4\] stages can"),
         (Degrees(pp=2, micro_batches=1), "at least as many micro-batches as the 2 stages"),
         (Degrees(pp=2, virtual=2, micro_batches=6, dp=2), "2 processes times 6 micro-batches must divide it"),
         (Degrees(fsdp=3), "times the 3 processes must divide it"),
     ):
         with pytest.raises(ValueError, match=said):
-            degrees.check(run, blocks=4, heads=4, kv_heads=2)
+            degrees.check(run, model_config(run, 40))
+
+
+def test_a_dry_run_plans_what_each_process_holds() -> None:
+    """Parameters are divided by the processes that share them; what does not fit is refused as the run would be."""
+    config = small(**RUN)
+    alone = plan_training(config, 40)
+    halves = plan_training(dataclasses.replace(config, parallel="fsdp=2"), 40)
+    assert (alone.processes, alone.held, alone.memory["gathered"]) == (1, alone.parameters, 0)
+    assert (halves.processes, halves.held) == (2, alone.parameters / 2)
+    assert halves.memory["moments"] == alone.memory["moments"] / 2 == 4 * alone.parameters
+    stages = plan_training(dataclasses.replace(config, parallel="pp=2,virtual=2,micro_batches=4"), 40)
+    assert len(stages.boundaries) == 3
+    assert alone.parameters / 2 < stages.held < alone.parameters  # each has the stream, and the ends the embedding
+    with pytest.raises(ValueError, match=r"4 blocks cannot be cut into 3 stages; \[1, 2, 4\] stages can"):
+        plan_training(dataclasses.replace(config, parallel="pp=3"), 40)

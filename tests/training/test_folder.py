@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
@@ -18,9 +20,15 @@ from tests.training.runs import SHAPE, Broken, Uneven, small, stop_at
 from twoaxis.model.load import load_model
 from twoaxis.model.save import save_decoder
 from twoaxis.pretrained.retrofit import retrofit
+from twoaxis.training.folder import ABOUT
 from twoaxis.training.setup import make_optimizer
 from twoaxis.training.tensors import weights
 from twoaxis.training.train import train
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 10**20) | st.floats() | st.sampled_from(["", "x", "nano", "a=b"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+)
 
 
 def test_a_finished_run_is_not_done_again(tmp_path: Path) -> None:
@@ -28,7 +36,7 @@ def test_a_finished_run_is_not_done_again(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()  # as a process leaves it that is killed at the very end
     assert train(small(keep=5, log_every=1), tmp_path, on_step=stop_at(0)) == first
     assert not (tmp_path / "checkpoints").exists()
-    with pytest.raises(ValueError, match=r"another run: batch is 4 there and 8 here; lr is 0.002 there and 0.1 here"):
+    with pytest.raises(ValueError, match=r"another run: batch is 4 there and 8 here; lr is 0.004 there and 0.1 here"):
         train(small(lr=0.1, batch=8, log_every=1), tmp_path)
 
 
@@ -53,6 +61,33 @@ def test_damaged_documents_are_refused_in_a_line(file: str, edit: Any, message: 
     with pytest.raises(ValueError, match=message) as caught:
         train(small(steps=2), tmp_path)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_run_of_any_shape_is_read_or_refused_by_file_and_field(begun: Path, data: st.DataObject) -> None:
+    path = begun / "run.json"
+    whole = json.loads(path.read_text())
+    name = data.draw(st.sampled_from([*ABOUT, *(f"config.{field}" for field in whole["config"])]))
+    damaged, value = json.loads(path.read_text()), data.draw(VALUES)
+    *table, field = name.split(".")
+    (damaged[table[0]] if table else damaged)[field] = value
+    path.write_text(json.dumps(damaged))
+    try:
+        train(small(steps=2), begun)
+    except ValueError as error:
+        told = str(error)
+        assert "has changed" in told or "holds another run" in told or (str(path) in told and field in told)
+    finally:
+        path.write_text(json.dumps(whole))
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run."""
+    folder = tmp_path_factory.mktemp("begun")
+    train(small(steps=2), folder)
+    return folder
 
 
 def test_changed_data_is_refused(tmp_path: Path) -> None:

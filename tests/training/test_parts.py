@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,18 @@ def test_wsd() -> None:
     found = [rate(config, step) for step in range(1, 21)]
     assert found[:15] == [0.5, *[1.0] * 14]
     assert found[15:] == pytest.approx([0.84, 0.68, 0.52, 0.36, 0.2])
+
+
+def test_runs_are_compiled_when_asked_or_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(compile: Any) -> list[bool]:
+        return [TrainConfig(steps=steps, compile=compile, device="cpu").compiles for steps in (1, 4999, 5000)]
+
+    assert compiled("yes") == [True] * 3
+    assert compiled("no") == [False] * 3
+    monkeypatch.setenv("CXX", sys.executable)
+    assert compiled("auto") == [False, False, True]
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert compiled("auto") == [False] * 3
 
 
 def test_constant_and_extremes() -> None:

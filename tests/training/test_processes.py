@@ -17,11 +17,11 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
-from tests.support.processes import children, environment
+from tests.support.processes import alive, children, environment, wait_for
 from tests.training.runs import SHAPE, Uneven, numbers, processes, small
 from twoaxis.training.checkpoint import checkpoints
 from twoaxis.training.engines.engine import Engine
-from twoaxis.training.engines.place import Place
+from twoaxis.training.engines.processes import Place
 from twoaxis.training.results import load_log, load_result
 from twoaxis.training.setup import make_model
 from twoaxis.training.train import train
@@ -112,27 +112,43 @@ def test_every_process_makes_as_many_held_out_passes() -> None:
     ]
 
 
+def torchrun(out: Path, *words: str) -> subprocess.Popen[Any]:
+    """A small run on two processes that torchrun starts."""
+    options = {"batch": "4", "context": "24", "eval-examples": "4", "save-every": "4", "device": "cpu", "compile": "no"}
+    model = ",".join(f"{name}={value}" for name, value in SHAPE.items())
+    line = ["-m", "twoaxis", "train", "--no-measure-memory", "--data", "task:recall:pairs=3", "--model", model]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *line, "--out", str(out), *words]
+    launch += [word for name, value in options.items() for word in (f"--{name}", value)]
+    with open(f"{out}.txt", "ab") as said:
+        streams: dict[str, Any] = {"stdout": said, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen(launch, env=environment(), start_new_session=True, **streams)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["dp=2", "fsdp=2"])
+def test_nobody_trains_on_without_the_launcher(parallel: str, tmp_path: Path) -> None:
+    """Torchrun's own processes save and end when it is killed; nothing is left behind, and nothing hangs."""
+    run = torchrun(tmp_path / "run", "--steps", "100000", "--parallel", parallel)
+    wait_for(lambda: checkpoints(tmp_path / "run" / "checkpoints"), seconds=300)
+    workers = [pid for pid in children(run.pid) if alive(pid)]
+    assert len(workers) >= 2
+    run.kill()
+    run.wait()
+    wait_for(lambda: not any(map(alive, workers)), seconds=120)
+    assert checkpoints(tmp_path / "run" / "checkpoints")
+    assert load_result(tmp_path / "run") is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["parent", "worker", "group"])
 def test_killed_under_torchrun(victim: str, tmp_path: Path) -> None:
     """Whoever is killed, and whatever goes on for a while without it, the same command ends in the same bits."""
-    options = {"steps": "480", "batch": "4", "context": "24", "eval-examples": "4", "save-every": "4", "device": "cpu"}
-    model = ",".join(f"{name}={value}" for name, value in SHAPE.items())
-    line = ["-m", "twoaxis", "train", "--no-measure-memory", "--data", "task:recall:pairs=3", "--model", model]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *line]
-    launch += [word for name, value in options.items() for word in (f"--{name}", value)]
-
-    def start(out: Path) -> subprocess.Popen[Any]:
-        with open(f"{out}.txt", "ab") as said:
-            streams: dict[str, Any] = {"stdout": said, "stderr": subprocess.DEVNULL}
-            return subprocess.Popen([*launch, "--out", str(out)], env=environment(), start_new_session=True, **streams)
-
-    assert start(tmp_path / "whole").wait(600) == 0
+    assert torchrun(tmp_path / "whole", "--steps", "480").wait(600) == 0
     assert (tmp_path / "whole.txt").read_text().count("held-out loss") == 1  # of several processes one speaks
     folder, chance, kills = tmp_path / "run", random.Random(victim), 0
     deadline = time.monotonic() + 1200
     while load_result(folder) is None and time.monotonic() < deadline:
-        run, seen = start(folder), len(checkpoints(folder / "checkpoints"))
+        run, seen = torchrun(folder, "--steps", "480"), len(checkpoints(folder / "checkpoints"))
         while kills < 5 and run.poll() is None and len(checkpoints(folder / "checkpoints")) <= min(seen, 1):
             time.sleep(0.02)
         if kills < 5 and run.poll() is None:

@@ -28,7 +28,7 @@ from twoaxis.base.files import LEASE, FileError, JsonLines
 from twoaxis.base.interrupt import Interrupted
 from twoaxis.training import checkpoint as saving
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.results import Result, load_log, load_result
+from twoaxis.training.results import Result, load_result
 from twoaxis.training.train import train
 
 RUN: dict[str, Any] = {
@@ -305,15 +305,6 @@ def test_half_written_files_are_removed(half: Path, whole: Whole, capfd: pytest.
     same(half, whole)
 
 
-def test_seconds_add_up(half: Path) -> None:
-    before = saving.newest_checkpoint(half / "checkpoints", small(**RUN).key, print)
-    assert before is not None
-    result = train(small(**RUN), half)
-    assert result.seconds > before.counters["seconds"] > 0
-    seconds = [record["seconds"] for record in load_log(half)]
-    assert seconds == sorted(seconds)
-
-
 # stopped
 
 
@@ -397,15 +388,6 @@ def test_keep(tmp_path: Path) -> None:
     assert max(map(len, seen)) == 3
     assert seen[-1] == [8, 7, 6]  # the newest, before the last step is saved
     assert not (folder / "checkpoints").exists()
-
-
-def test_saved_by_the_clock(tmp_path: Path) -> None:
-    """A step's checkpoint comes after `on_step` of that step."""
-    seen = []
-    for folder, seconds in ((tmp_path / "always", 1e-6), (tmp_path / "never", 1e6)):
-        run = small(steps=6, save_seconds=seconds)
-        train(run, folder, on_step=lambda step, loss, at=folder: seen.append(max(steps_of(at), default=0)))
-    assert seen == [0, 0, 1, 2, 3, 4, 5, *[0] * 7]
 
 
 def test_the_clock_starts_anew_after_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers")
 
-from transformers.utils import logging
-
+from tests.support.commands import Done, run
+from tests.support.processes import environment
 from tests.training.runs import SHAPE
-from twoaxis import cli
-from twoaxis.depth.registry import STREAMS
 from twoaxis.show.charts import Line
 from twoaxis.show.numbers import percent
 from twoaxis.training.config import TrainConfig
@@ -32,70 +29,53 @@ DATA = ["--data", "task:recall:pairs=3", "--context", "24", "--eval-examples", "
 SMALL = [*MODEL, *DATA, "--batch", "4", "--no-measure-memory"]
 
 
-@pytest.fixture(autouse=True)
-def notes() -> Iterator[None]:
-    """The command silences transformers in its process, which here belongs to other tests too."""
-    level = logging.get_verbosity()
-    yield
-    logging.set_verbosity(level)
-    logging.enable_progress_bar()
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["twoaxis", "train", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert isinstance(end.value.code, int)
-    return end.value.code
+def train(*arguments: str) -> Done:
+    """The command on a wide terminal."""
+    return run("train", *arguments, env={"COLUMNS": "300"})
 
 
 def config_of(folder: Path) -> TrainConfig:
     return TrainConfig.from_dict(json.loads((folder / "run.json").read_text())["config"])
 
 
-def test_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
+def test_train(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     arguments = [*SMALL, "--out", str(folder), "--steps", "6", "--stream", "deep_delta:value_channels=2"]
-    assert run(monkeypatch, *arguments) == 0
-    out, err = capsys.readouterr()
+    code, out, err = train(*arguments)
     result = load_result(folder)
     assert result is not None
+    assert code == 0
     assert result.loss is not None
     assert f"held-out loss  {result.loss:.4f} nats per token" in out
     assert f"accuracy       {percent(result.accuracy, 2)} (chance 3.12%)" in out
-    assert f"sha256 {result.weights}" in out
+    assert f"weights        {result.weights}\n" in out
     assert "6 steps, 576 tokens" in out
     assert f"model in {folder}/model" in out
+    methods, data = "--stream deep_delta:value_channels=2", "--data task:recall:pairs=3"
+    assert f"next           twoaxis compare --out {folder}-compared {methods} {data}\n" in out
     assert err.startswith("train: 576 tokens in ")
     assert len(err.splitlines()) == 1
     assert err.rstrip().split("  ")[-3:-1] == ["step 6", f"loss {result.train_loss:.4f}"]
     config = config_of(folder)
     assert config.model == SHAPE
     assert (config.stream, config.measure_memory, config.steps) == ("deep_delta:value_channels=2", False, 6)
-    assert run(monkeypatch, *arguments, "--json") == 0  # finished: told again, not done again
-    out, err = capsys.readouterr()
-    assert json.loads(out) == json.loads(json.dumps(result.to_dict()))
-    assert err == ""
-    assert run(monkeypatch, *arguments, "--lr", "0.1") == 2
-    assert capsys.readouterr().err == (
-        f"twoaxis: {folder} holds another run: lr is 0.002 there and 0.1 here. Choose another folder, or remove it\n"
-    )
+    told = json.dumps(result.to_dict(), indent=1, ensure_ascii=False) + "\n"
+    assert train(*arguments, "--json") == (0, told, "")  # finished: told again, not done again
+    other = f"{folder} holds another run: lr is 0.004 there and 0.1 here. Choose another folder, or remove it"
+    assert train(*arguments, "--lr", "0.1") == (2, "", f"twoaxis: {other}\n")
 
 
-def test_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
+def test_divergence(tmp_path: Path) -> None:
     arguments = [*SMALL, "--steps", "3", "--lr", "1e30", "--warmup", "0", "--out", str(tmp_path / "run")]
-    assert run(monkeypatch, *arguments) == 1
+    done = train(*arguments)
     message = f"the gradient's norm of step 2 is nan; the run in {tmp_path / 'run'} was stopped there"
-    assert " ".join(capsys.readouterr().out.split()).startswith(f"diverged {message} trained ")
-    assert run(monkeypatch, *arguments, "--json") == 1
-    assert json.loads(capsys.readouterr().out)["message"] == message
+    assert done.code == 1
+    assert " ".join(done.out.split()).startswith(f"diverged {message} trained ")
+    done = train(*arguments, "--json")
+    assert (done.code, json.loads(done.out)["message"]) == (1, message)
 
 
-def test_methods_of_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_methods_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import twoaxis\n"
         "from twoaxis.depth.standard import Standard\n"
@@ -103,15 +83,9 @@ def test_methods_of_ones_own(
         "class Mine(Standard):\n"
         "    pass\n"
     )
-    monkeypatch.setattr(STREAMS, "entries", dict(STREAMS.entries))  # other tests list what there is
     arguments = [*SMALL, "--steps", "2", "--out", str(tmp_path / "run"), "--stream", "mine"]
-    assert run(monkeypatch, *arguments) == 2
-    assert run(monkeypatch, *arguments, "--use", str(tmp_path / "mine.py")) == 0
-    capsys.readouterr()
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    assert train(*arguments).code == 2
+    assert train(*arguments, "--use", str(tmp_path / "mine.py")).code == 0
 
 
 @pytest.mark.slow
@@ -135,14 +109,12 @@ def test_interrupted(number: int, code: int, tmp_path: Path) -> None:
 
 
 def documented() -> list[str]:
-    page = (Path(__file__).parent.parent.parent / "docs" / "training.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "howto" / "train.md").read_text()
     return [line for line in page.splitlines() if line.startswith("twoaxis train ") and "--help" not in line]
 
 
 @pytest.mark.parametrize("command", documented())
-def test_documented_commands_are_understood(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_documented_commands_are_understood(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take minutes; what they ask for is compared with the same fields given in Python."""
     asked: list[TrainConfig] = []
 
@@ -151,14 +123,12 @@ def test_documented_commands_are_understood(
         raise ValueError(out)
 
     monkeypatch.setattr("twoaxis.training.train.train", stop)
-    monkeypatch.chdir(tmp_path)
     delta = TrainConfig(stream="deep_delta:value_channels=4", steps=2000)
     (tmp_path / "runs" / "delta").mkdir(parents=True)
     (tmp_path / "runs" / "delta" / "run.json").write_text(json.dumps({"config": delta.to_dict(), "key": delta.key}))
     words = shlex.split(command)
-    assert run(monkeypatch, *words[2:]) == 2
     folder = words[words.index("--out") + 1]
-    assert capsys.readouterr().err == f"twoaxis: {folder}\n"
+    assert run(*words[1:], folder=tmp_path) == (2, "", f"twoaxis: {folder}\n")
     assert asked == [
         {
             "runs/delta": delta,
@@ -170,14 +140,17 @@ def test_documented_commands_are_understood(
             ),
             "runs/again": TrainConfig(stream="deep_delta:value_channels=4", steps=2000, seed=1),
             "runs/tuned": TrainConfig(source="runs/delta/model", data=("notes",), lr=1e-4),
+            "runs/retrofit": TrainConfig(
+                source="SmolLM2-135M", stream="denseformer", train="new+norms", data=("notes",)
+            ),
         }[folder]
     ]
 
 
-def test_a_result_has_a_page_with_its_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_has_a_page_with_its_losses(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     folder = tmp_path / "run"
-    assert run(monkeypatch, *SMALL, "--out", str(folder), "--steps", "6", "--eval-every", "3") == 0
+    assert train(*SMALL, "--out", str(folder), "--steps", "6", "--eval-every", "3").code == 0
     result = load_result(folder)
     assert result is not None
     (chart,) = result.document().charts
@@ -192,3 +165,39 @@ def test_a_result_has_a_page_with_its_losses(tmp_path: Path, monkeypatch: pytest
     assert f"{result.loss:.4f} nats per token" in (folder / "report" / "report.html").read_text()
     assert result.exit_code == 0
     assert dataclasses.replace(result, status="diverged", message="the loss is nan").exit_code == 1
+
+
+def test_a_family_is_trained_from_scratch(tmp_path: Path) -> None:
+    """By its name and by a config.json, with the data and the values that our decoder has: the same run."""
+    from twoaxis.model.load import load_model
+
+    common = ["--steps", "4", *DATA, "--batch", "4", "--no-measure-memory", "--stream", "denseformer"]
+    family = {**SHAPE, "head_dim": SHAPE["hidden_size"] // SHAPE["num_attention_heads"], "rms_norm_eps": 1e-5}
+    family |= {
+        "num_key_value_heads": SHAPE["num_attention_heads"],
+        "tie_word_embeddings": True,
+        "initializer_range": 0.06,
+    }
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "qwen3", **family}))
+    spelled = ",".join(f"{name}={value}" for name, value in family.items())
+    ways = {
+        "decoder": MODEL,
+        "name": ["--family", "qwen3", "--model", spelled],
+        "file": ["--config", str(file)],
+    }
+    for name, given in ways.items():
+        assert train(*given, *common, "--out", str(tmp_path / name)).code == 0
+    results: dict[str, Any] = {name: load_result(tmp_path / name) for name in ways}
+    assert results["name"].weights == results["file"].weights
+    assert results["file"].loss == pytest.approx(results["decoder"].loss, rel=1e-5)
+    assert (results["file"].parameters, results["file"].flops) == (
+        results["decoder"].parameters,
+        results["decoder"].flops,
+    )
+    kept = config_of(tmp_path / "file")
+    assert (kept.family, kept.model["hidden_size"]) == ("qwen3", SHAPE["hidden_size"])
+    model: Any = load_model(tmp_path / "file" / "model", "cpu")
+    assert model.config.text_config.model_type == "qwen3"
+    assert train("--family", "qwen3", "--model", "hiden_size=32", *common, "--out", str(tmp_path / "x")).code == 2
+    assert not (tmp_path / "x").exists()

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.verify.streams import Runs
+from tests.verify.streams import Gain
 from twoaxis.base.spec import spell
 from twoaxis.depth.registry import STREAMS, stream_names
+from twoaxis.depth.stream import Stream
 from twoaxis.sequence.registry import MIXERS, mixer_names
 from twoaxis.show import terminal
 from twoaxis.verify import check
@@ -156,11 +157,15 @@ def test_every_method_of_the_library_gives_a_definition() -> None:
     assert [cls.name for cls in classes if not given(cls)] == []
 
 
+class Undefined(Gain):
+    definition = Stream.definition
+
+
 def test_a_method_without_a_definition_is_said_to_have_none() -> None:
-    report = check(Runs, only=["definition", "gradients: finite differences"])
+    report = check(Undefined, only=["definition", "gradients: finite differences"])
     assert report.ok
     assert [result.instances for result in report.results] == [0, 0, 2]
     assert "none given" in terminal.render(report.document())
     run = StreamSubject("standard").run()
-    with pytest.raises(NotImplementedError, match="Runs does not give its definition"):
-        Runs(Runs.Config(), run.stream.layout).definition(run.input(), run.act)
+    with pytest.raises(NotImplementedError, match="Undefined does not give its definition"):
+        Undefined(Undefined.Config(), run.stream.layout).definition(run.input(), run.act)

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 from tests.support.foreign import byte_llama
 from tests.support.steppers import Memory, Stepped, transformers_stepper
-from twoaxis.verify.time import TIME, Stepper, in_steps, splits
+from twoaxis.verify.time import TIME, Stepper, splits
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def llama() -> Stepper:
 @pytest.mark.parametrize("name", TIME)
 @torch.no_grad()
 def test_a_transformers_model_holds_the_claim(llama: Stepper, name: str) -> None:
-    assert TIME[name](llama, 0).holds
+    assert TIME[name](llama).holds
 
 
 class Forgets(Stepped):
@@ -76,18 +76,18 @@ TRIM, ROWS = "time: trimmed tokens leave no trace", "time: reordered and repeate
 @torch.no_grad()
 def test_a_fault_is_seen(llama: Stepper, fault: Callable[[Any], Stepped], names: tuple[str, ...]) -> None:
     faulty = llama._replace(module=fault(llama.module.model))
-    assert [name for name in names if TIME[name](faulty, 0).holds] == []
+    assert [name for name in names if TIME[name](faulty).holds] == []
 
 
 @torch.no_grad()
 def test_memory_that_grows_is_seen(llama: Stepper) -> None:
     growing = llama._replace(kept=lambda past: past.cache.get_seq_length())
-    assert TIME["time: memory does not grow"](growing, 0).error == 24
+    assert TIME["time: memory does not grow"](growing).error == 24
 
 
 @torch.no_grad()
 def test_cuts_cover_a_sequence(llama: Stepper) -> None:
     assert {sum(cuts) for cuts in splits(12, 3)} == {12}
-    logits, past = in_steps(llama, llama.inputs(0), (5, 7))
+    logits, past = llama.in_steps(llama.inputs(), (5, 7))
     assert logits.shape[:2] == (2, 12)
     assert past.cache.get_seq_length() == 12

@@ -48,11 +48,9 @@ class Claimed(ValueError):
 
 @contextlib.contextmanager
 def file_errors(path: str | Path, doing: str = "written") -> Iterator[None]:
-    """Context manager that turns an `OSError` into a `FileError` with the file's name and the remedy.
+    """Context manager that turns an `OSError` into a `FileError` with the remedy and the file's name.
 
-    Args:
-        path: named where the error itself names no file.
-        doing: what could not be done, such as written or read.
+    That is `path` where the error itself names no file; `doing` is what could not be done with it.
     """
     try:
         yield
@@ -86,7 +84,12 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write a JSON document whole; NaN and infinities are refused, as JSON has none."""
-    write_text(path, json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """A JSON document as this program writes it everywhere."""
+    return json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def read_json(path: str | Path) -> Any:
@@ -103,9 +106,7 @@ def read_json(path: str | Path) -> Any:
 def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """Context manager with an empty folder to fill, which takes its place if the block ends without an error.
 
-    Args:
-        path: the place. It must not exist, or be empty, unless `replace`.
-        replace: take the place of what stands there.
+    The place must not exist, or be empty, unless `replace`.
     """
     path = Path(path)
     if not replace:
@@ -133,12 +134,7 @@ def check_empty(path: Path) -> None:
 
 
 def remove_partial(folder: str | Path, of: str = "") -> None:
-    """Remove what a killed process left unfinished in a folder that this process has claimed.
-
-    Args:
-        folder: where it lies.
-        of: name of the only file or folder whose unfinished forms are removed; all are if it is empty.
-    """
+    """Remove what a killed process left unfinished, `of` one name or of all, in a folder that this one has claimed."""
     for left in Path(folder).glob(f".{glob.escape(of) or '*'}{PARTIAL}*"):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
@@ -193,11 +189,7 @@ def _holder(lease: Path) -> str:
 
 
 class JsonLines:
-    """A log of JSON records, one per line, that survives a crash.
-
-    Args:
-        path: the file; created with the first record.
-    """
+    """A log of JSON records, one per line, that survives a crash; the file is created with the first record."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
+import logging
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,14 +91,18 @@ def pick_device(name: str | None) -> torch.device:
         raise ValueError(f"device {name!r} cannot be used ({reason}); give cpu, cuda or cuda:N") from error
 
 
+def can_compile(device: str | None) -> bool:
+    """Whether torch.compile finds what it needs on a device: Triton for a GPU, a C++ compiler elsewhere."""
+    if pick_device(device).type == "cuda":
+        return importlib.util.find_spec("triton") is not None
+    return shutil.which(os.environ.get("CXX", "g++")) is not None
+
+
 @contextlib.contextmanager
 def reproducible(threads: int | None) -> Iterator[None]:
     """Context manager for a process that repeats the same bits; restores threads, settings and generators on exit.
 
-    torch may use deterministic algorithms only, where that costs nothing: on a CPU.
-
-    Args:
-        threads: of torch; None leaves them as they are.
+    torch may use deterministic algorithms only where that costs nothing: on a CPU. None leaves the threads alone.
     """
     import torch
     import torch.utils.deterministic
@@ -117,6 +125,19 @@ def reproducible(threads: int | None) -> Iterator[None]:
         torch.set_num_threads(count)
         torch.use_deterministic_algorithms(strict, warn_only=lenient)
         settings.fill_uninitialized_memory = filled
+
+
+@contextlib.contextmanager
+def quiet_logger(name: str) -> Iterator[None]:
+    """Context manager in which a library's logger tells errors only, and no warnings are shown."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _allowed_cpus() -> set[int]:

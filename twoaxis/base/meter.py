@@ -42,6 +42,8 @@ from torch.utils.flop_counter import flop_registry
 
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 """Fused attention in ATen; its backward pass ends in `_backward`."""
+GROUPED = ("_grouped_mm", "transformers::grouped_mm_fallback")
+"""Products of experts with the tokens that were sent to them."""
 PARTLY_READ = {"embedding", "index", "index_select", "gather"}
 """Operations that read no more of their first input than they return."""
 OVERWRITE = {"copy_", "zero_", "fill_"}
@@ -58,19 +60,12 @@ UNNUMBERED = 1 << 62
 
 
 class Region(NamedTuple):
-    """The bytes of an allocation that a tensor shows.
+    """The bytes of an allocation that a tensor shows."""
 
-    Attributes:
-        allocation: a number that no other allocation under this meter gets.
-        view: offset, shape and strides, 0 where the size is 1.
-        bytes: of its distinct elements; an expanded tensor has fewer than it shows.
-        whole: bytes of the allocation.
-    """
-
-    allocation: int
-    view: tuple[Any, ...]
-    bytes: int
-    whole: int
+    allocation: int  # a number that no other allocation under this meter gets
+    view: tuple[Any, ...]  # offset, shape and strides, 0 where the size is 1
+    bytes: int  # of its distinct elements; an expanded tensor has fewer than it shows
+    whole: int  # bytes of the allocation
 
 
 class Layout(NamedTuple):
@@ -89,17 +84,11 @@ class Plain(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """A call without its data: what results on meta tensors depend on, and enough to run it again.
+    """A call without its data: what results on meta tensors depend on, and enough to run it again."""
 
-    Attributes:
-        func: the overload.
-        args: a `Layout`, `Plain` or a tuple of them for each positional argument.
-        kwargs: names with the same.
-    """
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
+    func: Any  # the overload
+    args: tuple[Any, ...]  # a `Layout`, `Plain` or a tuple of them for each positional argument
+    kwargs: tuple[tuple[str, Any], ...]  # names with the same
 
     def arguments(self, make: Callable[[Layout], Tensor], device: str) -> tuple[list[Any], dict[str, Any]]:
         """Arguments for `func` on a device, with a new tensor wherever there was one."""
@@ -115,29 +104,17 @@ class Signature(NamedTuple):
 
 
 class Call(NamedTuple):
-    """An operation that moves something.
+    """An operation that moves something."""
 
-    Attributes:
-        op: its name in ATen; one from elsewhere has its namespace, as `twoaxis::sinkhorn`.
-        part: where in the model.
-        reads: regions, each once.
-        makes: new allocations.
-        changes: regions of older ones that are written in place.
-        products: operations of a matrix product, a convolution or attention; 0 for everything else.
-        elementwise: other operations.
-        dims: (batch, rows, inner, columns) of a matrix product or attention.
-        number: of the call without its data, see `signature_of`; -1 where an argument cannot be hashed.
-    """
-
-    op: str
-    part: Hashable
-    reads: tuple[Region, ...]
-    makes: tuple[Region, ...]
-    changes: tuple[Region, ...] = ()
-    products: int = 0
-    elementwise: int = 0
-    dims: tuple[int, ...] = ()
-    number: int = -1
+    op: str  # its name in ATen; one from elsewhere has its namespace, as `twoaxis::sinkhorn`
+    part: Hashable  # where in the model
+    reads: tuple[Region, ...]  # regions, each once
+    makes: tuple[Region, ...]  # new allocations
+    changes: tuple[Region, ...] = ()  # regions of older ones that are written in place
+    products: int = 0  # operations of a matrix product, a convolution or attention; 0 for everything else
+    elementwise: int = 0  # other operations
+    dims: tuple[int, ...] = ()  # (batch, rows, inner, columns) of a matrix product or attention
+    number: int = -1  # of the call without its data, see `signature_of`; -1 where an argument cannot be hashed
 
     @property
     def bytes(self) -> int:
@@ -261,6 +238,10 @@ class Meter(TorchDispatchMode):
         if about.composite:  # reaches a mode in inference only; its pieces are what runs
             with self:
                 return func.decompose(*args, **kwargs)
+        if about.view:  # half of all calls
+            self._see(args[0], counts=False)
+            self.views[self.part] += 1
+            return func(*args, **kwargs)
         inputs = tensors_in((*args, *kwargs.values()))
         for tensor in inputs:  # first, so that views of them are not taken for new allocations
             self._see(tensor, counts=False)
@@ -366,6 +347,7 @@ class _About(NamedTuple):
     func: Any
     name: str
     composite: bool
+    view: bool
     mutable: bool
     memo: bool
     written: tuple[int, ...]
@@ -379,12 +361,13 @@ def _about(func: Any) -> _About:
     changed = [info is not None and info.is_write for info in alias]
     pairs = list(zip(schema.arguments, changed, strict=True))
     in_place = schema.name.endswith("_") and len(schema.returns) == 1
-    view = any(info is not None and not info.is_write for info in alias)
+    view = any(info is not None and not info.is_write for info in alias) and not schema.is_mutable
     kernels = [key for key in ("CompositeImplicitAutograd", "CPU") if has_kernel(func.name(), key)]
     return _About(
         func,
         schema.name.removeprefix("aten::"),
         kernels == ["CompositeImplicitAutograd"],  # silu_backward and others have kernels of their own besides
+        view,
         schema.is_mutable,
         not view and (in_place or not schema.is_mutable) and func.namespace != "prim",
         tuple(i for i, (a, yes) in enumerate(pairs) if yes and not a.kwarg_only),
@@ -496,6 +479,9 @@ def _products(about: _About, args: Any, kwargs: Any, out: Any) -> tuple[int, tup
         q, k = args[1:3] if back else args[:2]
         dims = (q.shape[0] * q.shape[1], q.shape[2], q.shape[3], k.shape[2])
         return (8 if back else 4) * math.prod(dims), dims
+    if name in GROUPED:  # tokens sorted by expert, (N, K), and a matrix for each of these; or both sides of a gradient
+        a, b = args[:2]
+        return 2 * a.numel() * b.shape[-1], (1, a.shape[-2], a.shape[-1], b.shape[-1])
     if about.func._overloadpacket in flop_registry:
         return int(flop_registry[about.func._overloadpacket](*args, **kwargs, out_val=out)), ()
     return 0, ()

@@ -14,7 +14,7 @@ A method says what is special to it here, so that what prints and draws knows no
 never depend on a quantity being looked at.
 
 A parameter is declared once, in the constructor, with all that is to be known about it; `reset_parameters`, `neutral_`
-and `parameter_groups` follow from the table (`Declared`):
+and the optimiser's groups follow from the table (`Declared`):
 
     self.parameter("gate", blocks, start=0.5, neutral=0.0)
     self.parameter("query", sites, width, start=Normal(0.02), decay=True)
@@ -22,9 +22,10 @@ and `parameter_groups` follow from the table (`Declared`):
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,21 +39,13 @@ earlier ones. -: none of these.
 
 
 class Shape(NamedTuple):
-    """The decoder that a suggestion is for.
+    """The decoder that a suggestion is for."""
 
-    Attributes:
-        blocks: number of blocks.
-        width: of the residual stream.
-        heads: of the attention.
-        kv_heads: its key and value heads.
-        gpu: whether it runs on a GPU, whose kernels take whole tiles of tokens.
-    """
-
-    blocks: int
-    width: int
-    heads: int
-    kv_heads: int
-    gpu: bool = True
+    blocks: int  # number of blocks
+    width: int  # of the residual stream
+    heads: int  # of the attention
+    kv_heads: int  # its key and value heads
+    gpu: bool = True  # whether it runs on a GPU, whose kernels take whole tiles of tokens
 
     @property
     def even_heads(self) -> int:
@@ -104,19 +97,19 @@ class Card:
     """Where values come from."""
     literal_qkv: bool = False
     """Whether the read is literally softmax(q k) v, hence the paper's operator on this axis."""
-    normaliser: str
+    normaliser: str = "none"
     """How weights are normalised."""
     adaptivity: str
     """Static weights, or per token, or per channel."""
     window: str
     """What a read may see."""
-    granularity: str
+    granularity: str = "per sub-layer"
     """Per sub-layer or per block."""
     ways: str = "one"
     """Which inputs are read separately."""
     injection: str
     """Where the read enters."""
-    sharing: str
+    sharing: str = "none"
     """Which parameters are shared over depth or tokens."""
     gating: str = "-"
     """What gates the read or write."""
@@ -136,18 +129,35 @@ class Card:
         return Card(title=title, axis=axis, year=0, **dict.fromkeys((*words, "depth_state", "paper"), "-"))
 
 
+# Cards of the families; a method says where it differs.
+history_card = partial(Card, goal="retrieval", sharing="none over depth, shared by all tokens")
+parallel_card = partial(
+    Card,
+    goal="shortcut",
+    source="one of n parallel streams",
+    value="streams",
+    window="the current n streams",
+    injection="replaces the read, the shortcut and the write",
+    depth_state="n streams",
+)
+local_card = partial(
+    Card,
+    goal="mixing",
+    axis="sequence",
+    source="token",
+    value="tokens in the window",
+    granularity="per block",
+    sharing="own weights per block, shared over tokens",
+    depth_state="none",
+)
+
+
 class NamedRange(NamedTuple):
-    """A range of a quantity that has a name, `low` included and `high` not, the last of several included.
+    """A range of a quantity that has a name, `low` included and `high` not, the last of several included."""
 
-    Attributes:
-        name: such as skip.
-        low: where it begins.
-        high: where it ends.
-    """
-
-    name: str
-    low: float
-    high: float
+    name: str  # such as skip
+    low: float  # where it begins
+    high: float  # where it ends
 
 
 class Quantity(NamedTuple):
@@ -155,16 +165,13 @@ class Quantity(NamedTuple):
 
     In the dictionaries that `quantities` returns, names of the form `quantity, part` are parts of one quantity and
     belong into one drawing.
-
-    Attributes:
-        value: (..., *axes) in float32 at least.
-        axes: what the dimensions after the tokens' are.
-        regimes: named ranges, from low to high without gaps, where the method has such.
     """
 
-    value: Tensor
-    axes: tuple[str, ...] = ()
-    regimes: tuple[NamedRange, ...] = ()
+    value: Tensor  # (..., *axes) in float32 at least
+    axes: tuple[str, ...] = ()  # what the dimensions after the tokens' are
+    regimes: tuple[NamedRange, ...] = ()  # named ranges, from low to high without gaps, where the method has such
+    # what it is, for somebody who does not know the method: what may stand behind its name and a colon
+    meaning: str = ""
 
     @property
     def per_token(self) -> bool:
@@ -173,13 +180,9 @@ class Quantity(NamedTuple):
 
 
 class Normal(NamedTuple):
-    """A start: independent normal numbers.
+    """A start: independent normal numbers."""
 
-    Attributes:
-        std: their standard deviation; None is the model's for projections.
-    """
-
-    std: float | None = None
+    std: float | None = None  # their standard deviation; None is the model's for projections
 
 
 class Uniform(NamedTuple):
@@ -208,22 +211,15 @@ Start = float | Normal | Callable[[Tensor, torch.Generator | None], Any]
 
 
 class ParameterGroup(NamedTuple):
-    """How an optimiser should treat some of a method's parameters.
+    """How an optimiser should treat some of a method's parameters."""
 
-    Attributes:
-        names: parameter names, as `named_parameters` gives them.
-        decay: whether weight decay applies.
-        rate: multiplier of the learning rate.
-        float32: keep in float32 whatever the model's dtype.
-    """
-
-    names: tuple[str, ...]
-    decay: bool = False
-    rate: float = 1.0
-    float32: bool = True
+    names: tuple[str, ...]  # parameter names, as `named_parameters` gives them
+    decay: bool = False  # whether weight decay applies
+    rate: float = 1.0  # multiplier of the learning rate
+    float32: bool = True  # keep in float32 whatever the model's dtype
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """One line of the parameter table."""
 
     start: Start
@@ -233,8 +229,36 @@ class _Entry(NamedTuple):
     float32: bool
 
 
+Neutral = Literal["bitwise", "rounding", "scale", "none"]
+"""How exactly a method at its neutral parameters equals the model without it.
+
+bitwise: to the last bit; a local operator's increment is zero at a site of its own, its output is its input elsewhere.
+rounding: up to the order of summation. scale: up to the pre-norm's epsilon, because the method's read is a multiple of
+the plain one. none: no parameters make it plain; for a stream use `Blend`.
+"""
+
+
 class Declared(nn.Module):
-    """A module with a table of its own parameters, from which starts and optimiser groups follow."""
+    """A stream or a local operator: what it says about itself, and a table of its own parameters."""
+
+    name: ClassVar[str]
+    """What the registry calls it."""
+    Config: ClassVar[type]
+    """Its options: a frozen keyword-only dataclass."""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Names that people use, in small letters without separators; `name:k=v` where one stands for options too."""
+    card: ClassVar[Card]
+    """Its row of the map of methods."""
+    suggestions: ClassVar[tuple[Suggestion, ...]] = (Suggestion(),)
+    """The forms that advice proposes."""
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    """Options that between them use every part of the method: what certificates and conformance tests run."""
+    neutral_options: ClassVar[Mapping[str, Any]] = {}
+    """Options with an exact neutral start, for a pretrained model, in place of defaults that have none."""
+    neutral: Neutral = "none"
+    """The neutral class of the method with these options; `__init__` may set it."""
+    remedy: ClassVar[str] = "choose others"
+    """What helps where there are no neutral parameters."""
 
     if TYPE_CHECKING:  # what `parameter` declares needs no annotation of its own
 
@@ -242,7 +266,7 @@ class Declared(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._table: dict[str, _Entry] = {}
+        self._table: dict[str, Entry] = {}
 
     def parameter(
         self,
@@ -283,7 +307,7 @@ class Declared(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         else:
             self.register_buffer(name, torch.empty(shape))
-        self._table[name] = _Entry(start, neutral, decay, rate, float32)
+        self._table[name] = Entry(start, neutral, decay, rate, float32)
 
     def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         """Set every parameter to the method's published initial value.
@@ -296,19 +320,20 @@ class Declared(nn.Module):
             self._fill(name, entry.start, generator, std)
 
     def neutral_(self) -> None:
-        """Set every parameter that has a neutral value to it."""
+        """Set as few parameters as possible to values at which the method is plain, up to its neutral class.
+
+        What is set must get a gradient at once, and the others as soon as it has moved: of two factors in series only
+        one may be zero.
+        """
+        if self.neutral == "none":
+            raise ValueError(f"{self.name} has no neutral parameters with {self.config}: {self.remedy}")
         for name, entry in self._table.items():
             if entry.neutral is not None:
                 self._fill(name, entry.neutral, None, 0.0)
 
-    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        """How an optimiser should treat the parameters; each is in exactly one group."""
-        undeclared = _Entry(0.0, None, decay=False, rate=1.0, float32=True)
-        table = {name: self._table.get(name, undeclared)[2:] for name, _ in self.named_parameters()}
-        return tuple(
-            ParameterGroup(tuple(name for name, own in table.items() if own == treatment), *treatment)
-            for treatment in dict.fromkeys(table.values())
-        )
+    def dead(self) -> dict[str, str]:
+        """Parameters, or rows of them (`name[row]`), that can never get a gradient, and why."""
+        return {}
 
     def _fill(self, name: str, value: Start, generator: torch.Generator | None, std: float) -> None:
         stack, _, key = name.rpartition(".")

@@ -28,6 +28,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeGuard, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from twoaxis.base.extras import needs
 from twoaxis.base.files import file_errors
 from twoaxis.base.registry import did_you_mean
 
@@ -39,19 +40,12 @@ LARGEST = 2**63 - 1
 
 @dataclass(frozen=True)
 class Bound:
-    """A range of numbers, for `Annotated`.
+    """A range of numbers, for `Annotated`."""
 
-    Attributes:
-        low: the smallest value, or the one below all if `open_low`.
-        high: the largest value, or the one above all if `open_high`.
-        open_low: whether `low` itself is refused.
-        open_high: whether `high` itself is refused.
-    """
-
-    low: float = -math.inf
-    high: float = math.inf
-    open_low: bool = False
-    open_high: bool = False
+    low: float = -math.inf  # the smallest value, or the one below all if `open_low`
+    high: float = math.inf  # the largest value, or the one above all if `open_high`
+    open_low: bool = False  # whether `low` itself is refused
+    open_high: bool = False  # whether `high` itself is refused
 
     def holds(self, value: float) -> bool:
         """Whether a number lies in the range."""
@@ -112,22 +106,14 @@ class Options:
     def from_dict(cls, values: Mapping[str, Any], what: str = "") -> Self:
         """Options from plain values; an unknown name is an error that suggests the nearest one.
 
-        Args:
-            values: by field; lists stand for tuples, and a float without a fraction for an integer.
-            what: whose options they are, for messages; the name of the class if it is empty.
+        Lists stand for tuples, and a float without a fraction for an integer. `what` they are is for messages.
         """
         plain = {name: _plain(value, field_types(cls).get(name)) for name, value in values.items()}
         return from_fields(cls, plain, what or cls.__name__)
 
 
 def from_fields(cls: type[T], values: Mapping[str, Any], what: str) -> T:
-    """An instance of any dataclass from values by name, with names, types and bounds checked.
-
-    Args:
-        cls: the dataclass.
-        values: by field; lists stand for tuples.
-        what: whose options they are, for messages.
-    """
+    """An instance of a dataclass from values by name, with names, types and bounds checked; lists stand for tuples."""
     hints = field_types(cls)
     check_names(values, hints, what)
     for name, value in values.items():
@@ -139,13 +125,7 @@ def from_record(cls: type[T], values: Any, what: str, remedy: str) -> T:
     """An instance of a dataclass from a record that was written by the program, as JSON gives it.
 
     Records within records are read alike, a field with a default may be missing, and names that nobody knows are passed
-    over, so that a later version can read it.
-
-    Args:
-        cls: the dataclass.
-        values: the record.
-        what: its file, for messages, which also have the place of what is wrong.
-        remedy: a sentence that ends them.
+    over, so that a later version can read it. A message has `what` (its file), the place and the `remedy`.
     """
     try:
         return _record(cls, values, "")
@@ -267,7 +247,7 @@ def _parsed(kind: str, data: bytes) -> Any:
         try:
             import yaml
         except ModuleNotFoundError as error:
-            raise ValueError("YAML needs the package pyyaml: pip install pyyaml") from error
+            raise ValueError(needs("YAML", "pyyaml")) from error
         try:
             return yaml.safe_load(data)
         except yaml.YAMLError as error:

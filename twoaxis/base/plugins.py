@@ -2,6 +2,8 @@
 
 Two ways: a Python file that calls `twoaxis.register`, named with `--use FILE`, and an installed package with an entry
 point of the group `twoaxis.methods`, whose module registers its methods when it is imported.
+
+A saved model keeps where its methods came from (`methods.json`), so that a program without them can say what to name.
 """
 
 from __future__ import annotations
@@ -11,23 +13,86 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, packages_distributions
 from pathlib import Path
+from typing import Any
 
-from twoaxis.base.files import file_sha256
+from twoaxis.base.files import file_sha256, read_json, write_json
 
+PREFIX = "twoaxis_own_"
+"""What the names of modules begin with that are files named by the user."""
 GROUP = "twoaxis.methods"
 """Entry points of this group are loaded when a name is asked for that is not known otherwise."""
 
 
-def use_files(paths: Iterable[str | Path]) -> None:
-    """Run Python files that register methods. A file is run once in a process; name only files you trust.
+ORIGINS = "methods.json"
+"""File of a saved model that says where methods came from that are not the library's."""
+
+
+def use(*paths: str | Path) -> None:
+    """Run Python files that register streams and mixers, as `--use` does. Name only files you trust.
+
+        twoaxis.use("my_stream.py")
+        twoaxis.train(out="runs/mine", stream="fading_memory")
 
     Args:
-        paths: the files.
+        *paths: the files; one that was run in this process is not run again.
     """
+    use_files(paths)
+
+
+def used() -> tuple[str, ...]:
+    """The files that were run in this process, in order."""
+    return tuple(str(sys.modules[name].__file__) for name in sys.modules if name.startswith(PREFIX))
+
+
+def origin(method: type) -> dict[str, str] | None:
+    """Where a method came from: a file with its hash, or an installed package; None for the library's own."""
+    module = method.__module__
+    if module.startswith("twoaxis."):
+        return None
+    if module.startswith(PREFIX):
+        path = str(sys.modules[module].__file__)
+        return {"file": path, "sha256": file_sha256(path)}
+    package = module.partition(".")[0]
+    return {"package": packages_distributions().get(package, [package])[0]}
+
+
+def write_origins(folder: str | Path, methods: Iterable[type]) -> None:
+    """Write `methods.json` into a model's folder, if a method of the model is not the library's."""
+    found: dict[str, Any] = {each.name: where for each in methods if (where := origin(each))}  # type: ignore[attr-defined]
+    if found:
+        write_json(Path(folder) / ORIGINS, {"format": 1, "methods": found})
+
+
+def use_options(folder: str | Path) -> str:
+    """What a command line needs to load a model again: ` --use FILE` for every file that its methods came from."""
+    path = Path(folder) / ORIGINS
+    found = read_json(path)["methods"].values() if path.is_file() else ()
+    return "".join(f" --use {file}" for file in dict.fromkeys(where["file"] for where in found if "file" in where))
+
+
+def check_origins(folder: str | Path, known: Iterable[str]) -> None:
+    """Refuse a model of methods that are not known here, and say where they came from."""
+    path = Path(folder) / ORIGINS
+    if not path.is_file():
+        return
+    there = set(known)
+    for name, where in read_json(path)["methods"].items():
+        if name in there:
+            continue
+        if "package" in where:
+            raise ValueError(f"{folder} has the method {name!r} of the package {where['package']}: install it")
+        raise ValueError(
+            f"{folder} has the method {name!r} of the file {where['file']}, which is not known here: add --use "
+            f"{where['file']} (twoaxis.use in Python)"
+        )
+
+
+def use_files(paths: Iterable[str | Path]) -> None:
+    """Run Python files that register methods. A file is run once in a process; name only files you trust."""
     for path in paths:
-        name = f"twoaxis_own_{hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:12]}"
+        name = f"{PREFIX}{hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:12]}"
         if name in sys.modules:
             continue
         if not Path(path).is_file():

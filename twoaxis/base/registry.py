@@ -68,9 +68,12 @@ class Registry(Generic[T]):
         if text and name not in self.entries:
             self._load_installed()
         if not text or name not in self.entries:
-            hint = did_you_mean(str(name), (*self.entries, *self.aliases))
+            aliases = self.aliases
+            hint = did_you_mean(str(name), (*self.entries, *aliases))
             shown = repr(name[:60] if text else name)
-            raise ValueError(f"unknown {self.what} {shown}{hint}; the {self.what}s are {', '.join(self.entries)}")
+            known = {own: [a for a, named in aliases.items() if named.split(":")[0] == own] for own in self.entries}
+            listed = ", ".join(f"{own} ({', '.join(short)})" if short else own for own, short in known.items())
+            raise ValueError(f"unknown {self.what} {shown}{hint}; the {self.what}s are {listed}")
         entry = self.entries[name]
         if not isinstance(entry, str):
             return entry

@@ -16,20 +16,17 @@ import contextlib
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 Run = Callable[[], Any]
+Name = TypeVar("Name", bound=Hashable)
 
 
 class Rounds(NamedTuple):
-    """One number of every round, in order: seconds, ratios of seconds, or a rate.
+    """One number of every round, in order: seconds, ratios of seconds, or a rate."""
 
-    Attributes:
-        values: of the rounds.
-    """
-
-    values: tuple[float, ...]
+    values: tuple[float, ...]  # of the rounds
 
     @property
     def median(self) -> float:
@@ -49,6 +46,15 @@ class Rounds(NamedTuple):
         return Rounds(tuple(mine / its for mine, its in zip(self.values, base.values, strict=True)))
 
 
+class Throughput(NamedTuple):
+    """How fast a model trains."""
+
+    rate: Rounds  # tokens per second, round by round
+    # part of a step that a step of two tokens takes too: calls of operations, and the optimiser. What a method costs
+    # there says little about a larger model or a faster device. None where it was not measured.
+    fixed: float | None
+
+
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
     """Garbage is collected before and not inside, where its timing would change what is measured."""
@@ -63,12 +69,7 @@ def no_collection() -> Iterator[None]:
 
 
 def seconds(run: Run, device: Any = "cpu") -> float:
-    """Seconds that one call takes.
-
-    Args:
-        run: called once.
-        device: a torch device or its name, on which the work runs.
-    """
+    """Seconds that one call takes, whose work runs on `device`."""
     import torch
 
     on_cpu = torch.device(device).type == "cpu"
@@ -86,26 +87,21 @@ def seconds(run: Run, device: Any = "cpu") -> float:
 
 
 def take_turns(
-    runs: Mapping[str, Run],
+    runs: Mapping[Name, Run],
     rounds: int,
     *,
     warmup: int = 1,
     device: Any = "cpu",
     report: Callable[[int], None] | None = None,
-) -> dict[str, Rounds]:
-    """Seconds of several functions, each called once a round.
+) -> dict[Name, Rounds]:
+    """Seconds of several functions, each called once a round, after rounds of `warmup` that do not count.
 
-    Args:
-        runs: by name.
-        rounds: timed.
-        warmup: rounds before them that do not count.
-        device: on which the work runs.
-        report: called with the number of timed rounds that are done.
+    `report` is called with the number of timed rounds that are done.
     """
     if not runs or rounds < 1:
         raise ValueError(f"at least one function must be timed for one round, got {len(runs)} and rounds={rounds}")
     names = list(runs)
-    times: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[Name, list[float]] = {name: [] for name in names}
     for number in range(-warmup, rounds):
         first = max(number, 0) % len(names)
         with no_collection():

@@ -7,24 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from twoaxis.commands.signature import File, Shape, plain
 from twoaxis.model.deployment import ONE_DEVICE, Deployment
 
 if TYPE_CHECKING:
     from twoaxis.show.document import Showable
 
 
+@plain
 def advise(
     *,
     goal: Literal["any", "shortcut", "mixing", "retrieval"] | None = None,
     start: Literal["scratch", "retrofit"] | None = None,
-    shape: Annotated[str | None, tyro.conf.arg(metavar="NAME|config.json")] = None,
+    shape: Annotated[str | None, Shape] = None,
     deployment: Deployment = ONE_DEVICE,
     serving: float | None = None,
     max_overhead: Annotated[float | None, tyro.conf.arg(metavar="PERCENT")] = None,
     headroom: Annotated[float | None, tyro.conf.arg(metavar="GB")] = None,
     kernels: Literal["ours", "ideal"] | None = None,
     top: int = 3,
-    evidence: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None,
+    evidence: File = None,
     records: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="METHOD")] = None,
 ) -> Showable:
     """Rank what to try first: published gains, discounted for how they were found, over the predicted cost.
@@ -60,7 +62,7 @@ def _advise(said: dict[str, Any], evidence: str | None, top: int, *, ask: bool) 
     from twoaxis.costs.hardware import find_profile
 
     if said["deployment"].hardware.lower() != "here":
-        find_profile(said["deployment"].hardware)  # a wrong name is told before anything heavy is loaded
+        find_profile(said["deployment"].hardware)  # a wrong name is refused before anything heavy is loaded
     from twoaxis.base.progress import Progress
     from twoaxis.guide.advise import Question, advise
     from twoaxis.guide.evidence import read_evidence
@@ -77,11 +79,14 @@ def _advise(said: dict[str, Any], evidence: str | None, top: int, *, ask: bool) 
 
 def _records(evidence: str | None, names: tuple[str, ...]) -> Showable:
     """What is published."""
+    from twoaxis.depth.registry import STREAMS
     from twoaxis.guide.answer import records_table
     from twoaxis.guide.evidence import read_evidence
+    from twoaxis.sequence.registry import MIXERS
     from twoaxis.show.document import Document, Shown
 
+    names = tuple(MIXERS.canonical(STREAMS.canonical(name)) for name in names)
     found = read_evidence(evidence)
     blocks = [block for name in names or (None,) for block in records_table(found, name)]
     kept = [record.to_dict() for record in found.records if not names or record.name in names]
-    return Shown({"law": found.law._asdict(), "records": kept}, Document("", tuple(blocks)))
+    return Shown({"law": found.law.to_dict(), "records": kept}, Document("", tuple(blocks)))

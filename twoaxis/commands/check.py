@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from twoaxis.commands.signature import plain
+
 if TYPE_CHECKING:
     from twoaxis.verify.claim import Report
 
 
+@plain
 def check(
     path: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")],
     *,
@@ -29,7 +32,7 @@ def check(
     import torch
 
     from twoaxis.verify.claim import Report
-    from twoaxis.verify.files import check_file
+    from twoaxis.verify.run import check_file
 
     torch.set_num_threads(1)  # the instances are small
     reports = check_file(path, compile=compiled, seed=seed, only=only)

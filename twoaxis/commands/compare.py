@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import tyro
 
-from twoaxis.commands.parsing import word
+from twoaxis.commands.signature import File, Folder, Launcher, Names, Numbers, Rates, plain, word
 from twoaxis.comparison.options import COMPARED, Match, Until
 from twoaxis.training.fields import SharedFields
 
@@ -17,34 +16,34 @@ if TYPE_CHECKING:
     from twoaxis.comparison.results import Comparison
 
 Several = tyro.conf.UseAppendAction
-Spelling = Annotated[Sequence[str], Several, tyro.conf.arg(metavar="NAME[:k=v,...]")]
 
 
+@plain
 def compare(
     *,
-    out: Annotated[str, tyro.conf.arg(metavar="DIR")],
-    stream: Spelling = (),
-    mixer: Spelling = (),
+    out: Folder,
+    stream: Names = (),
+    mixer: Names = (),
     contenders: tyro.conf.Suppress[Sequence[Any]] = (),
     grid: bool = False,
     baseline: Annotated[str | None, tyro.conf.arg(metavar="LABEL")] = None,
     controls: bool = False,
-    file: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None,
+    file: File = None,
     data: Annotated[Sequence[Sequence[str]], Several, tyro.conf.arg(metavar="SOURCE")] = (),
-    task: Spelling = (),
-    seeds: Annotated[int | str | Sequence[int] | None, word("N|A,B,C")] = None,
+    task: Names = (),
+    seeds: Numbers = None,
     until: Until | None = None,
     margin: float | None = None,
     match: Match | None = None,
     flops: float | None = None,
-    lr: Annotated[float | str | Sequence[float] | None, word("RATE[,RATE,...]")] = None,
-    lr_seeds: Annotated[int | str | Sequence[int] | None, word("N|A,B,C")] = None,
+    lr: Rates = None,
+    lr_seeds: Numbers = None,
     sizes: Annotated[str | Sequence[str] | None, word("SIZE[,SIZE,...]")] = None,
     recipe_check: bool = False,
     exchange: bool = False,
     use: Annotated[Sequence[str], Several, tyro.conf.arg(metavar="FILE.py")] = (),
     jobs: int | None = None,
-    launcher: Annotated[str | None, tyro.conf.arg(metavar="local|ray[:k=v,...]|slurm[:k=v,...]")] = None,
+    launcher: Launcher = None,
     dry_run: bool = False,
     report: bool = True,
     **fields: Unpack[SharedFields],
@@ -70,7 +69,7 @@ def compare(
         margin: A difference in loss that does not matter: contenders within it are called equivalent.
         match: What is the same for all contenders. None is tokens.
         flops: Budget of a run for --match flops. None is what the baseline takes.
-        lr: Learning rate; of several, each contender gets its best. None is 0.002.
+        lr: Learning rate; of several, each contender gets its best. None is 0.004.
         lr_seeds: Seeds for choosing the rate: how many from 1000 on, or which. None is six.
         sizes: Presets or changes of one, such as nano,tiny or width=64:blocks=2,width=96:blocks=3.
         recipe_check: Also run the baseline with half and twice the warm-up and the rate.
@@ -79,7 +78,7 @@ def compare(
         jobs: Runs at once. None is one per GPU, or one per core.
         launcher: Where runs are started. None is this machine; a second one joins by the same command on the same
             folder.
-        dry_run: Show what would be run, how long and how much room it takes; write nothing.
+        dry_run: Show what would be run, how long and how much memory and disk it takes; write nothing.
         report: Make the report at the end.
         **fields: That all runs share; see `TrainConfig`.
     """
@@ -94,18 +93,12 @@ def compare(
     if dry_run:
         return _forecast(options, out, jobs)
     from twoaxis.comparison.options import command_line
-    from twoaxis.comparison.results import Comparison
-    from twoaxis.comparison.run import compare, tell
+    from twoaxis.comparison.run import compare, found_by
     from twoaxis.comparison.runner.launchers import find_launcher
 
     found_launcher = find_launcher(launcher)
     outcome = compare(options, out, jobs=jobs, command=command_line(out, file, said), launcher=found_launcher)
-    tell(outcome, out)
-    failed = (*(f"{name}: {message}" for name, message in outcome.failures), *outcome.missing)
-    found = dataclasses.replace(Comparison.load(out), failed=failed)
-    if report:
-        found.save()
-    return found
+    return found_by(outcome, out, report=report)
 
 
 def _forecast(options: Mapping[str, Any], out: str, jobs: int | None) -> Forecast:

@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from twoaxis.commands.signature import File, Names, Shape, plain
 from twoaxis.model.deployment import ONE_DEVICE, Deployment
 
 if TYPE_CHECKING:
     from twoaxis.show.document import Showable
 
-Several = tyro.conf.UseAppendAction
 
-
+@plain
 def cost(
     *,
-    shape: Annotated[str, tyro.conf.arg(metavar="NAME|config.json")] = "llama-3-8b",
-    stream: Annotated[tuple[str, ...], Several, tyro.conf.arg(metavar="NAME[:k=v,...]")] = (),
-    mixer: Annotated[tuple[str, ...], Several, tyro.conf.arg(metavar="NAME[:k=v,...]")] = (),
+    shape: Annotated[str, Shape] = "llama-3-8b",
+    stream: Names = (),
+    mixer: Names = (),
     grid: bool = False,
     deployment: Deployment = ONE_DEVICE,
     sites: bool = False,
     plot: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None,
-    html: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None,
-    save: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None,
+    html: File = None,
+    save: File = None,
     published: bool = False,
 ) -> Showable:
     """Predict what streams and mixers cost on a model and a deployment: memory, bytes, operations, transfers, time.
@@ -46,6 +46,7 @@ def cost(
         save: File for the times measured with --hardware here, for --hardware FILE elsewhere.
         published: Print published figures beside ours instead.
     """
+    stream, mixer = ([each] if isinstance(each, str) else each for each in (stream, mixer))
     if published:
         from twoaxis.guide.published import Published
 
@@ -80,17 +81,18 @@ def _predict(
     from twoaxis.costs.hardware import find_profile, save_profile
 
     if deployment.hardware.lower() != "here":
-        find_profile(deployment.hardware)  # a wrong name is told before anything heavy is loaded
+        find_profile(deployment.hardware)  # a wrong name is refused before anything heavy is loaded
     from twoaxis.base.files import write_text
     from twoaxis.base.progress import Progress
     from twoaxis.costs.costs import CostModel
-    from twoaxis.costs.document import CostTable, verdict
+    from twoaxis.costs.document import CostTable
 
     model, rows, written = CostModel(shape, deployment), [], []
     with Progress("cost", len(pairs), "methods") as bar:
         for pair in pairs:
             rows.append(model.plain if pair == (None, None) else model.of(*pair))
-            verdict(rows[-1])  # the passes are traced here, where the bar sees it
+            if not rows[-1].plain.unmetered:
+                _ = rows[-1].memory, rows[-1].decode_time  # the passes are traced here, where the bar sees it
             bar.advance(1, rows[-1].label)
     found = CostTable(shape, rows, sites)
     if plot is not None:

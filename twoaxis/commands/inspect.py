@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from twoaxis.commands.models import open_model, read_prompt
+from twoaxis.commands.signature import AsBytes, SavedFolder, plain
 
 if TYPE_CHECKING:
     from twoaxis.inspection.inspection import Inspection
 
 
+@plain
 def inspect(
-    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
+    folder: SavedFolder,
     *,
     prompt: str = "",
     beside: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None,
     out: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None,
-    as_bytes: Annotated[bool, tyro.conf.arg(name="bytes")] = False,
+    as_bytes: AsBytes = False,
     device: str | None = None,
 ) -> Inspection:
     """Show what every site of a saved model reads, mixes and writes on a prompt.
@@ -37,9 +39,7 @@ def inspect(
     from twoaxis.inspection.inspection import inspect as look
     from twoaxis.model import load
 
-    folders = [folder, *([] if beside is None else [beside])]
-    for path in folders:
-        load.check_folder(path)
+    folders = [str(load.check_folder(each)) for each in (folder, beside) if each is not None]
     text = read_prompt(prompt)
     if not text:
         raise ValueError("the prompt is empty: give some text with --prompt, or --prompt - to read it from stdin")
@@ -51,5 +51,6 @@ def inspect(
         for drawn in Path(out).glob("inspect-*.[ps][nv]g"):  # of an earlier inspection, which may have had others
             drawn.unlink()
         saved = found.save(out, "inspect")
-        print(f"wrote {', '.join(map(str, saved.files))}", *filter(None, [saved.note]), sep="\n", file=sys.stderr)
+        wrote = f"wrote {saved.files[1]} and {len(saved.files) - 1} more"
+        print(wrote, *filter(None, [saved.note]), sep="\n", file=sys.stderr)
     return found

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from twoaxis.commands.signature import plain
+
 if TYPE_CHECKING:
     from twoaxis.show.document import Showable
 
 
+@plain
 def methods(
     name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = None,
     *,

@@ -6,27 +6,30 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from twoaxis.commands.signature import AsBytes, SavedFolder, plain
 from twoaxis.show.document import Code, Document, Facts, Showable, Shown
 
 if TYPE_CHECKING:
     from twoaxis.data.tokenizer import Tokenizer
+    from twoaxis.model.decoder import Model
     from twoaxis.model.generate import Generated
-    from twoaxis.model.running import Model
 
 
+@plain
 def generate(
-    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
+    folder: SavedFolder,
     *,
     prompt: str = "",
     tokens: int = 64,
     temperature: float = 0.0,
     top_p: float | None = None,
     seed: int = 0,
-    as_bytes: Annotated[bool, tyro.conf.arg(name="bytes")] = False,
+    as_bytes: AsBytes = False,
     echo: bool = False,
     device: str | None = None,
 ) -> Continuation:
@@ -46,7 +49,7 @@ def generate(
     from twoaxis.model import generate as making
     from twoaxis.model import load
 
-    load.check_folder(folder)
+    folder = str(load.check_folder(folder))
     text = read_prompt(prompt)
     making.check(text, tokens, temperature, top_p)  # before the model is loaded, which may take long
     model, tokenizer = open_model(folder, device, as_bytes)
@@ -56,41 +59,49 @@ def generate(
 
 @dataclass(frozen=True)
 class Continuation(Showable):
-    """Text that a model makes while it is shown, or at once where it is asked for as values.
+    """Text that a model makes when it is first asked for: piece by piece where it is shown, at once elsewhere."""
 
-    Attributes:
-        model: its folder.
-        prompt: what is continued.
-        echo: whether the prompt is shown too.
-        make: makes the text and hands each piece to a function.
-    """
+    model: str  # its folder
+    prompt: str  # what is continued
+    echo: bool  # whether the prompt is shown too
+    make: Callable[[Callable[[str], None] | None], Generated]  # makes the text and hands each piece to a function
 
-    model: str
-    prompt: str
-    echo: bool
-    make: Callable[[Callable[[str], None] | None], Generated]
+    @cached_property
+    def made(self) -> Generated:
+        """The text, and what it took."""
+        return self.make(None)
+
+    @property
+    def text(self) -> str:
+        """The text behind the prompt."""
+        return self.made.text
 
     def show(self, width: int | None = None) -> None:
         """The text to standard output as it is made, everything else to stderr."""
         if self.echo:
             print(self.prompt, end="", flush=True)
-        made = self.make(lambda piece: print(piece, end="", flush=True))
+        if "made" in self.__dict__:  # where cached_property keeps it
+            print(self.text, end="", flush=True)
+        else:
+            self.__dict__["made"] = self.make(lambda piece: print(piece, end="", flush=True))
+        made = self.made
         if sys.stdout.isatty():
             print(flush=True)
         kept = ", ".join(f"{part} {size:,}" for part, size in made.cache_bytes.items() if size)
-        print(
-            f"{made.tokens:,} tokens in {made.seconds:.2f} s ({made.rate:,.1f} tokens/s), prompt {made.prompt_tokens:,}"
-            f" tokens, cache {sum(made.cache_bytes.values()):,} bytes ({kept})",
-            file=sys.stderr,
-        )
+        time = f"{made.tokens:,} tokens in {made.seconds:.2f} s ({made.rate:,.1f} tokens/s)"
+        print(f"{time}, prompt {made.prompt_tokens:,} tokens", f"cache bytes: {kept}", sep="\n", file=sys.stderr)
 
     def to_dict(self) -> dict[str, Any]:
         """The text and what it took."""
-        return {"model": self.model, "prompt": self.prompt, **self.make(None)._asdict()}
+        return {"model": self.model, "prompt": self.prompt, **self.made._asdict()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row, with what `to_dict` has."""
+        return [self.to_dict()]
 
     def document(self) -> Document:
         """The text."""
-        return Document("", (Code((self.prompt if self.echo else "") + self.make(None).text),))
+        return Document("", (Code((self.prompt if self.echo else "") + self.text),))
 
 
 def read_prompt(prompt: str) -> str:
@@ -113,15 +124,16 @@ def open_model(folder: str, device: str | None, as_bytes: bool) -> tuple[Model, 
     return model, load_tokenizer("bytes" if as_bytes else folder, model.config.vocab_size)
 
 
+@plain
 def evaluate(
-    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
+    folder: SavedFolder,
     *,
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH")] = (),
     context: int | None = None,
     stride: int | None = None,
     batch: int = 8,
     max_tokens: int | None = None,
-    as_bytes: Annotated[bool, tyro.conf.arg(name="bytes")] = False,
+    as_bytes: AsBytes = False,
     device: str | None = None,
 ) -> Shown:
     """Measure loss, perplexity and bits per byte of a saved model on text.
@@ -142,7 +154,7 @@ def evaluate(
     from twoaxis.model import evaluate as measuring
     from twoaxis.model import load
 
-    load.check_folder(folder)
+    folder = str(load.check_folder(folder))
     if not data:
         raise ValueError("there is nothing to evaluate: name text files or folders with --data")
     skipped: Skipped = Counter()

@@ -10,8 +10,11 @@ groups with their defaults.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import io
+import re
 import types
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, TypedDict, Union, get_args, get_origin, get_type_hints
@@ -19,6 +22,7 @@ from typing import Annotated, Any, NamedTuple, TypedDict, Union, get_args, get_o
 import tyro
 
 from twoaxis.base.options import Options, field_docs, parse_integer
+from twoaxis.commands.signature import word
 
 Repeated = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
 """An option that may be given several times; () is "not given", as it cannot be typed."""
@@ -27,23 +31,17 @@ USE = "Python file that registers streams and mixers of your own. It is run: nam
 
 
 class Common(NamedTuple):
-    """What every command takes.
+    """What every command takes."""
 
-    Attributes:
-        json: print the result as one JSON document.
-        markdown: print it as Markdown.
-        use: Python files that register streams and mixers.
-    """
-
-    json: bool
-    markdown: bool
-    use: tuple[str, ...]
+    json: bool  # print the result as one JSON document
+    markdown: bool  # print it as Markdown
+    use: tuple[str, ...]  # python files that register streams and mixers
 
 
 def parse(command: Callable[..., Any], name: str, args: Sequence[str]) -> tuple[dict[str, Any], Common]:
     """The keyword arguments of a command as they were typed, and the options that all commands share.
 
-    Ends the process with code 2 and a message on a mistake, with code 0 after `--help`.
+    A mistake is an error of one line; after `--help` the process ends.
 
     Args:
         command: a function with annotated keyword parameters; `**fields` are the fields of a run.
@@ -93,9 +91,29 @@ def parse(command: Callable[..., Any], name: str, args: Sequence[str]) -> tuple[
 
     typed.__signature__ = signature.replace(parameters=[*own, *more], return_annotation=Any)  # type: ignore[attr-defined]
     typed.__annotations__, typed.__doc__ = notes, command.__doc__
-    arguments, common = tyro.cli(typed, args=list(args), prog=f"twoaxis {name}", config=(tyro.conf.OmitArgPrefixes,))
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            config = (tyro.conf.OmitArgPrefixes,)
+            arguments, common = tyro.cli(typed, args=list(args), prog=f"twoaxis {name}", config=config)
+    except SystemExit as ended:
+        if ended.code:
+            raise ValueError(_one_line(box.getvalue())) from ended
+        raise  # after the help
     typed_of = {each: made.from_dict(arguments.pop(each)) for each, made in made_of.items() if arguments[each]}
     return {each: value for each, value in arguments.items() if each not in made_of} | typed_of, common
+
+
+def _one_line(box: str) -> str:
+    """What tyro draws a box around: what is wrong, what may have been meant, and where to read more."""
+    parts: list[list[str]] = [[]]
+    for line in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines()[1:-1]:
+        inside = line[2:-2].rstrip()
+        if not inside.strip("─-"):
+            parts.append([])
+        elif not inside.startswith(" " * 8):  # where the help of an option stands
+            parts[-1].append(inside.strip())
+    return ". ".join(" ".join(part).rstrip(".") for part in parts if part and part[0] != "Argument helptext:")
 
 
 def spelled(hint: Any) -> Any:
@@ -109,17 +127,6 @@ def spelled(hint: Any) -> Any:
         read = lambda text: None if text == "None" else parse_integer(text)  # noqa: E731
         return Annotated[(int | None, *rest, word("{None}|INT", read))]
     return hint
-
-
-def word(metavar: str, read: Callable[[str], Any] = str) -> Any:
-    """For `Annotated`: an option that Python gives in several forms and the command line as one word, which is read."""
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=lambda words: read(words[0]),
-        is_instance=lambda value: True,
-        str_from_instance=lambda value: [str(value)],
-    )
 
 
 SPELLED: dict[str, Any] = {

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
+from twoaxis.commands.signature import SavedFolder, plain
 
 if TYPE_CHECKING:
     from twoaxis.comparison.results import Comparison
 
 
+@plain
 def report(
-    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
+    folder: SavedFolder,
     *,
     l_inf: float | None = None,
     alpha: float | None = None,
@@ -30,7 +31,8 @@ def report(
 
     found = Comparison.load(folder, l_inf=l_inf, alpha=alpha, margin=margin)
     saved = found.save()
-    print(f"written to {saved.files[0].parent}: {', '.join(file.name for file in saved.files)}", file=sys.stderr)
+    home, pages = saved.files[0].parent, [file.name for file in saved.files[:2]]
+    print(f"written to {home}: {', '.join(pages)} and {len(saved.files) - 2} more", file=sys.stderr)
     if saved.note:
         print(saved.note, file=sys.stderr)
     return found

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from twoaxis.show.document import Document, Facts, Shown
+from twoaxis.commands.signature import Folder, Name, plain
 
 if TYPE_CHECKING:
-    from twoaxis.pretrained.record import Record
+    from twoaxis.pretrained.retrofit import Retrofitted
 
 
+@plain
 def retrofit(
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")],
     *,
-    out: Annotated[str, tyro.conf.arg(metavar="DIR")],
-    stream: Annotated[str, tyro.conf.arg(metavar="NAME[:k=v,k=v]")] = "standard",
-    mixer: Annotated[str | None, tyro.conf.arg(metavar="NAME[:k=v,k=v]")] = None,
+    out: Folder,
+    stream: Annotated[str, Name] = "standard",
+    mixer: Annotated[str | None, Name] = None,
     placement: str | None = None,
     mixer_blocks: str | None = None,
     blend: bool = True,
@@ -26,7 +27,7 @@ def retrofit(
     text: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None,
     tokens: int = 768,
     seed: int = 0,
-) -> Shown:
+) -> Retrofitted:
     """Put a stream or a mixer on a pretrained model without changing what it computes.
 
     Args:
@@ -69,24 +70,4 @@ def retrofit(
         print(f"note: {note}", file=sys.stderr)
     for line in closed_paths(made.record.stuck):
         print(f"warning: {line}", file=sys.stderr)
-    return Shown({"folder": out, **made.record.to_dict()}, _document(out, made.record))
-
-
-def _document(folder: str, record: Record) -> Document:
-    """What was made of what, how far it is from the source, and what was added."""
-    method, source, text = record.method, record.measured["source"], record.measured["text"]
-    largest = (
-        "0, bit for bit" if source["largest"] == 0 else f"{source['largest']:.2e} ({source['relative']:.1e} relative)"
-    )
-    mixer = f", {method['mixer']}" if method["mixer"] else ""
-    share = record.added_parameters / record.source_parameters
-    rows = (
-        ("folder", folder),
-        ("source", f"{record.source['name']} ({record.source['family']}, {record.source['kind']})"),
-        ("method", f"{method['stream']}{mixer}; start: {record.neutral}; {record.dtype}"),
-        ("logits", f"differ from the source's by at most {largest}"),
-        ("", f"likeliest token equal at {source['agree']:,} of {source['tokens']:,}"),
-        ("text", f"{text['name']}: {text['tokens']:,} tokens, {text['bytes']:,} bytes"),
-        ("added", f"{record.added_parameters:,} parameters ({share:.3%}), {record.added_bytes:,} bytes"),
-    )
-    return Document("", (Facts(rows),))
+    return made

@@ -6,10 +6,9 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import TYPE_CHECKING, Unpack
 
-import tyro
-
+from twoaxis.commands.signature import File, Folder, plain
 from twoaxis.training.fields import RunFields
 
 if TYPE_CHECKING:
@@ -18,10 +17,11 @@ if TYPE_CHECKING:
     from twoaxis.training.results import Result
 
 
+@plain
 def train(
     *,
-    out: Annotated[str, tyro.conf.arg(metavar="DIR")],
-    config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None,
+    out: Folder,
+    config: File = None,
     dry_run: bool = False,
     **fields: Unpack[RunFields],
 ) -> Result | TrainPlan:
@@ -56,7 +56,7 @@ def _say_format(folder: Path) -> None:
     """Name the option that keeps a trained model from being one that transformers opens."""
     from twoaxis.base.files import read_json
     from twoaxis.model.save import CONFIG, DECODER, read_config, why_no_graft
-    from twoaxis.training.engines.place import warn
+    from twoaxis.training.engines.processes import warn
 
     if (folder / CONFIG).is_file() and read_json(folder / CONFIG).get("model_type") == DECODER:
         warn(f"transformers cannot open {folder}: {why_no_graft(read_config(folder / CONFIG))}")

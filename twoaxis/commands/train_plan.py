@@ -15,7 +15,7 @@ from twoaxis.show.numbers import si, whole
 
 if TYPE_CHECKING:
     from twoaxis.training.config import TrainConfig
-    from twoaxis.training.engines.degrees import Degrees
+    from twoaxis.training.engines.processes import Degrees
 
 NUMBER = 4
 """Bytes of a weight, of its gradient and of each of its two moments."""
@@ -25,22 +25,14 @@ NUMBER = 4
 class TrainPlan(Showable):
     """A run before it starts."""
 
-    degrees: dict[str, Any]
-    """Of parallelism, above one."""
-    processes: int
-    """That torchrun starts."""
-    rows: int
-    """Examples of a micro-batch."""
-    passes: int
-    """Micro-batches of a process and step."""
-    parameters: int
-    """Of the whole model."""
-    held: float
-    """Numbers that the fullest process holds."""
-    memory: dict[str, float]
-    """Its bytes, by what they are."""
-    boundaries: tuple[int, ...]
-    """Bytes per token that cross each boundary of a pipeline, forward."""
+    degrees: dict[str, Any]  # of parallelism, above one
+    processes: int  # that torchrun starts
+    examples: int  # examples of a micro-batch
+    passes: int  # micro-batches of a process and step
+    parameters: int  # of the whole model
+    held: float  # numbers that the fullest process holds
+    memory: dict[str, float]  # its bytes, by what they are
+    boundaries: tuple[int, ...]  # bytes per token that cross each boundary of a pipeline, forward
 
     @property
     def total(self) -> float:
@@ -52,8 +44,8 @@ class TrainPlan(Showable):
         spelled = ",".join(f"{name}={value}" for name, value in self.degrees.items()) or "none"
         said = (
             f"{self.processes} {'process' if self.processes == 1 else 'processes'} (parallel: {spelled}), "
-            f"{self.passes} micro-batches of {self.rows} examples each per step. The fullest holds {whole(self.held)} "
-            f"of {whole(self.parameters)} parameters."
+            f"{self.passes} micro-batches of {self.examples} examples each per step. The fullest holds "
+            f"{whole(self.held)} of {whole(self.parameters)} parameters."
         )
         if self.boundaries:
             said += f" Boundaries carry {', '.join(map(si, self.boundaries))} per token, and as much in gradients."
@@ -78,14 +70,13 @@ def plan_training(run: TrainConfig, vocabulary: int) -> TrainPlan:
     from twoaxis.model.decoder import Decoder
     from twoaxis.model.deployment import Deployment
     from twoaxis.model.variant import make_contender
-    from twoaxis.training.engines.degrees import Degrees, read_degrees
-    from twoaxis.training.engines.place import world
+    from twoaxis.training.engines.processes import Degrees, read_degrees, world
     from twoaxis.training.setup import model_config
 
-    if run.source is not None:
-        raise ValueError(f"dry_run plans models that are described; {run.source} is a saved one")
+    if run.source is not None or run.family is not None:
+        raise ValueError(f"dry_run plans our decoder, and the model is one of {run.source or run.family}")
     degrees = read_degrees(run, world() if run.parallel is None else Degrees.read(run.parallel, None).world)
-    config = model_config(run, vocabulary)
+    config: Any = model_config(run, vocabulary)
     rows = run.batch // (run.accumulate * degrees.shares * degrees.pieces)
     deployment = Deployment(
         tensor_parallel=degrees.tp,
@@ -111,7 +102,7 @@ def plan_training(run: TrainConfig, vocabulary: int) -> TrainPlan:
     return TrainPlan(
         degrees={name: value for name, value in degrees.to_dict().items() if value not in (1, None)},
         processes=degrees.world,
-        rows=rows,
+        examples=rows,
         passes=run.accumulate * degrees.pieces,
         parameters=sum(p.numel() for p in model.parameters()),
         held=held,

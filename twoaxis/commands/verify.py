@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from twoaxis.commands.signature import plain
+
 if TYPE_CHECKING:
     from twoaxis.verify.claim import Report
 
 
+@plain
 def verify(*, seed: int = 0, only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FAMILY")] = ()) -> Report:
     """Measure theorems, and what is claimed about every method, on random instances; exit with 1 if a claim fails.
 

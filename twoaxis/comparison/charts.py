@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from twoaxis.comparison.entries import Entry, Equal
+from twoaxis.comparison.entries import Curve, Entry, Equal, together
 from twoaxis.comparison.sections import AXES, Section
 from twoaxis.comparison.statistics import BETTER, WORSE
 from twoaxis.show.charts import Axis, Chart, Line, Mark, Panel, Tone
@@ -26,14 +26,18 @@ def tone(verdict: str) -> Tone:
     return "better" if verdict == BETTER else "worse" if verdict == WORSE else ""
 
 
-def loss_line(entry: Entry, axis: str) -> Line | None:
-    """The mean held-out loss of a contender; None without a finished run or where the axis was not measured."""
-    scale = entry.scale(axis)
-    if scale is None or not entry.curves:
-        return None
-    curves = [dict(zip(curve.tokens, curve.loss, strict=True)) for curve in entry.curves.values()]
-    places = sorted(set.intersection(*map(set, curves)))
-    return _line(entry, [place * scale for place in places], [[curve[place] for curve in curves] for place in places])
+def on_rows(section: Section) -> str:
+    """A sentence on the rows of curves, where the last evaluation has more of them; nothing otherwise."""
+    base = section.plan.base
+    if base.judged_examples == base.eval_examples:
+        return ""
+    return f" Curves are of {base.eval_examples:,} held-out rows, losses at the end of {base.judged_examples:,}."
+
+
+def loss_line(entry: Entry, axis: str, runs: Iterable[Curve]) -> Line | None:
+    """The mean loss of a contender's runs; None without a finished run or where the axis was not measured."""
+    scale, losses = entry.scale(axis), together(runs)
+    return None if scale is None else _line(entry, [place * scale for place in losses], list(losses.values()))
 
 
 def difference_line(entry: Entry, baseline: Entry, axis: str) -> Line | None:
@@ -59,31 +63,22 @@ def _line(entry: Entry, x: list[float], rows: list[list[float]]) -> Line | None:
     if not x:
         return None
     values = np.array(rows)
-    mean, spread = values.mean(1), values.std(1, ddof=1) if values.shape[1] > 1 else 0.0
+    mean, colour = values.mean(1), 0 if entry.baseline else None
+    if values.shape[1] == 1:
+        return Line(flagged(entry), tuple(x), tuple(mean.tolist()), colour=colour)
+    spread = values.std(1, ddof=1)
     y, low, high = (tuple(line.tolist()) for line in (mean, mean - spread, mean + spread))
-    return Line(flagged(entry), tuple(x), y, low, high, 0 if entry.baseline else None)
-
-
-def seed_lines(entry: Entry, axis: str) -> list[Line]:
-    """The held-out loss of every finished run."""
-    scale, colour = entry.scale(axis), 0 if entry.baseline else None
-    lines = [] if scale is None else entry.curves.values()
-    return [
-        Line(flagged(entry), tuple(place * (scale or 1.0) for place in curve.tokens), curve.loss, colour=colour)
-        for curve in lines
-        if curve.tokens
-    ]
+    return Line(flagged(entry), tuple(x), y, low, high, colour)
 
 
 def curves(section: Section, ending: str) -> Chart | None:
-    """Loss, of all and of each seed, and loss minus the baseline's, against tokens, operations and time."""
+    """Held-out loss, minus the baseline's, of each seed, and training loss, against tokens, operations and time."""
     base, match = section.baseline, section.plan.match
     shown: dict[str, Callable[[Entry, str], list[Line | None]]] = {
-        "loss": lambda entry, axis: [loss_line(entry, axis)],
-        f"loss minus {base.label}'s": lambda entry, axis: [
-            None if entry is base else difference_line(entry, base, axis)
-        ],
-        "loss of every seed": lambda entry, axis: [*seed_lines(entry, axis)],
+        "loss": lambda entry, axis: [loss_line(entry, axis, entry.curves.values())],
+        f"loss minus {base.label}'s": lambda e, axis: [None if e is base else difference_line(e, base, axis)],
+        "loss of every seed": lambda e, axis: [loss_line(e, axis, [curve]) for curve in e.curves.values()],
+        "training loss": lambda e, axis: [loss_line(e, axis, [e.runs[seed].training for seed in e.results])],
     }
     grid = []
     for kind, made in shown.items():
@@ -98,6 +93,7 @@ def curves(section: Section, ending: str) -> Chart | None:
                 panels.append(Panel("lines", title, x, y, tuple(lines), choice=choice))
         grid.append(tuple(panels))
     note = "Mean over seeds; the band is one standard deviation. Time is tokens over the throughput in the table."
+    note += on_rows(section)
     title, rows = f"Held-out loss: {section.data}, {section.size}", tuple(filter(None, grid))
     return Chart(f"curves{ending}", title, rows, note) if rows else None
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.registry import did_you_mean
@@ -20,37 +21,32 @@ from twoaxis.base.spec import spell
 from twoaxis.model.variant import COMMON, Contender, make_contender
 
 if TYPE_CHECKING:
-    from twoaxis.model.config import ModelConfig
     from twoaxis.training.config import TrainConfig
 
 MATCHED = {"wider": "intermediate_size", "deeper": "num_hidden_layers"}
 """Options that match parameters, and the field of the model each of them changes."""
 PER_CONTENDER = (
     *("batch", "accumulate", "lr", "schedule", "warmup", "decay", "final_lr", "beta1", "beta2", "epsilon"),
-    *("weight_decay", "clip", "init_seed", "dtype", "compile", "recompute", "budget"),
+    *("weight_decay", "clip", "init_seed", "dtype", "compile", "recompute", "budget", "train", "new_rate"),
 )
 """Fields of a run that one contender may have for itself; data and evaluation are the same for all."""
 BUDGET = "budget"
-"""One that is no field of a run: how many times the others' tokens, operations or time a contender gets."""
+"""One that is no field of a run: how many times the others' tokens, operations or time a contender gets; 0 is none."""
 TIMED = ("batch", "accumulate", "dtype")
 """Those that it may not when throughput is measured, which is done with one batch for all."""
 WORTH = 0.01
 """Part of the baseline's parameters that a method must add before `controls` gives the baseline as many."""
 PLUS = " + "
 
-Configure = Callable[[Contender, dict[str, Any]], "ModelConfig"]
-"""The model of a contender with some fields replaced."""
+Configure = Callable[[Contender, dict[str, Any]], Any]
+"""The configuration of a contender's model with some fields replaced."""
+Parameters = Callable[[Contender], int]
+"""Counts the parameters of a contender."""
 
 
-def make_contenders(streams: Iterable[str], mixers: Iterable[str], *, grid: bool = False) -> tuple[Contender, ...]:
-    """Contenders from their spellings.
-
-    Args:
-        streams: each on its own.
-        mixers: each on the plain residual.
-        grid: every stream (the plain residual if none is named) without a mixer and with each.
-    """
-    streams, mixers = list(streams), list(mixers)
+def make_contenders(streams: Sequence[str], mixers: Sequence[str], *, grid: bool = False) -> tuple[Contender, ...]:
+    """Contenders from their spellings: streams and, on the plain residual, mixers; of a `grid` every stream (the plain
+    residual if none is named) without a mixer and with each."""
     if grid:
         return tuple(make_contender(s, m) for s in streams or ["standard"] for m in (None, *mixers))
     return tuple(make_contender(s) for s in streams) + tuple(make_contender(None, m) for m in mixers)
@@ -58,21 +54,20 @@ def make_contenders(streams: Iterable[str], mixers: Iterable[str], *, grid: bool
 
 def check_contenders(contenders: Sequence[Contender]) -> None:
     """Refuse contenders that are the same, that look the same, or that change what must be the same for all."""
-    by_key: dict[str, Contender] = {}
-    by_label: dict[str, Contender] = {}
+    keys: dict[str, str] = {}
     for contender in contenders:
-        if contender.key in by_key:
+        if contender.key in keys:
             raise ValueError(
-                f"the contenders {by_key[contender.key].label!r} and {contender.label!r} are the same; leave one out"
+                f"the contenders {keys[contender.key]!r} and {contender.label!r} are the same; leave one out"
             )
-        if contender.label in by_label:
+        if contender.label in keys.values():
             raise ValueError(
                 f"two contenders are called {contender.label!r}; tell them apart with label=NAME in their options"
             )
-        by_key[contender.key] = by_label[contender.label] = contender
+        keys[contender.key] = contender.label
         budget = contender.train.get(BUDGET, 1)
-        if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 < budget < math.inf:
-            raise ValueError(f"{contender.label!r}: train.{BUDGET} must be a positive number, got {budget!r}")
+        if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 <= budget < math.inf:
+            raise ValueError(f"{contender.label!r}: train.{BUDGET} must be a number from 0 on, got {budget!r}")
         for name in contender.train:
             if name not in PER_CONTENDER:
                 raise ValueError(
@@ -131,59 +126,38 @@ def freeze_references(contenders: Sequence[Contender]) -> tuple[Contender, ...]:
 
 
 def resolve(contender: Contender, configure: Configure) -> dict[str, Any]:
-    """The field that `wider` or `deeper` comes to; nothing where a contender has neither.
-
-    Args:
-        contender: its reference frozen.
-        configure: makes models of the size and vocabulary in question.
-    """
-    from twoaxis.model.flops import count_parameters
+    """The field that `wider` or `deeper`, its reference frozen, comes to; nothing where a contender has neither."""
+    from twoaxis.model.flops import parameters
 
     found = target(contender)
     if found is None:
         return {}
     name, whose = found
-    plain, field = without_matching(contender), MATCHED[found[0]]
+    plain = without_matching(contender)
     try:
-        goal = count_parameters(configure(parse_spelled(whose), {})).total
-        first = _present(configure(plain, {}), field)
-        number = nearest(lambda n: count_parameters(configure(plain, {field: n})).total, goal, first)
+        goal, now = parameters(configure(parse_spelled(whose), {})), configure(plain, {})
+        field, first = now.hidden_field() if name == "wider" else (MATCHED[name], now.num_hidden_layers)
+        number = nearest(lambda n: parameters(configure(plain, {field: n})), goal, first)
     except ValueError as error:
         raise ValueError(f"{contender.label!r}, {name}={whose}: {error}") from error
     return {field: number}
 
 
 def nearest(count: Callable[[int], int], goal: int, first: int) -> int:
-    """The whole number from 1 on at which a growing function comes nearest to `goal`; the smaller of two as near.
-
-    Args:
-        count: the function.
-        goal: the value it shall have.
-        first: where to begin.
-    """
+    """The whole number from 1 on, looked for from `first`, at which a growing function comes nearest to `goal`; the
+    smaller of two as near."""
     high = max(1, first)
-    while count(high) < goal:
+    while (now := count(high)) < goal:
         high *= 2
-    low = 1
-    while low < high:  # the smallest number that reaches the goal, or 1
-        middle = (low + high) // 2
-        if count(middle) >= goal:
-            high = middle
-        else:
-            low = middle + 1
+        if count(high) <= now:
+            raise ValueError(f"the number of parameters stays at {now}, and {goal} are wanted")
+    low = 1 + bisect_left(range(1, high), goal, key=count)  # the smallest number that reaches the goal, or 1
     below = low - 1
     return below if below >= 1 and goal - count(below) <= count(low) - goal else low
 
 
-def controls(contenders: Sequence[Contender], baseline: str, parameters: Callable[[Contender], int]) -> list[Contender]:
-    """The controls that belong to contenders and are not among them.
-
-    Args:
-        contenders: all of them.
-        baseline: label of the one that is not to be explained.
-        parameters: counts a contender's.
-    """
-    first = next(contender for contender in contenders if contender.label == baseline)
+def controls(contenders: Sequence[Contender], first: Contender, parameters: Parameters) -> list[Contender]:
+    """The controls that belong to contenders and are not among them; `first` is the baseline, which needs none."""
     plain = parameters(first)
     known = {contender.key for contender in freeze_references(contenders)}
     explained = [contender for contender in contenders if contender is not first and target(contender) is None]
@@ -204,30 +178,35 @@ def controls(contenders: Sequence[Contender], baseline: str, parameters: Callabl
     return made
 
 
-def recipe_checks(baseline: Contender, recipe: TrainConfig, *, rates: bool) -> list[Contender]:
-    """The baseline with half and twice the warm-up and, where one rate is given for all, half and twice that.
+def low_rank_control(contenders: Sequence[Contender], first: Contender, parameters: Parameters) -> list[Contender]:
+    """The source with about as many low-rank parameters as the contender that adds the most; none if nothing is."""
+    most = max(parameters(c) for c in contenders if "lora" not in c.model) - parameters(first)
+    if most <= 0:
+        return []
+    each = parameters(dataclasses.replace(first, model=first.model | {"lora": 1})) - parameters(first)
+    rank = max(1, round(most / each))
+    return [dataclasses.replace(first, label=f"{first.label} + LoRA {rank}", model=first.model | {"lora": rank})]
 
-    Args:
-        baseline: whose recipe is in question.
-        recipe: what it trains with.
-        rates: whether the rate is in question.
-    """
-    now = {"warmup": recipe.warmup_steps / recipe.total_steps} | ({"lr": recipe.lr} if rates else {})
+
+def recipe_checks(baseline: Contender, recipe: TrainConfig, *, rates: bool) -> list[Contender]:
+    """The baseline with half and twice the warm-up and, where one rate is given for all, half and twice that."""
+    now = {"warmup": (recipe.warmup_steps / recipe.total_steps, "warm-up")} | (
+        {"lr": (recipe.lr, "rate")} if rates else {}
+    )
     made = []
-    for name, value in now.items():
+    for name, (value, what) in now.items():
         for factor, words in ((0.5, "half the"), (2.0, "twice the")):
             changed = min(1.0, factor * value) if name == "warmup" else factor * value
             if changed != value:
-                what = {"warmup": "warm-up", "lr": "rate"}[name]
-                label = f"{baseline.label}, {words} {what}"
-                made.append(dataclasses.replace(baseline, label=label, train=baseline.train | {name: changed}))
+                label, train = f"{baseline.label}, {words} {what}", baseline.train | {name: changed}
+                made.append(dataclasses.replace(baseline, label=label, train=train))
     return made
 
 
-def exchange_check(baseline: Contender) -> Contender:
-    """The baseline with twice the budget: what a lower loss is worth in tokens."""
-    train = baseline.train | {BUDGET: 2 * baseline.train.get(BUDGET, 1)}
-    return dataclasses.replace(baseline, label=f"{baseline.label}, twice the tokens", train=train)
+def with_budget(contender: Contender, times: float, label: str) -> Contender:
+    """The contender with so many times its budget."""
+    train = contender.train | {BUDGET: times * contender.train.get(BUDGET, 1)}
+    return dataclasses.replace(contender, label=label, train=train)
 
 
 def _ablations(contender: Contender) -> Iterator[Contender]:
@@ -240,10 +219,3 @@ def _ablations(contender: Contender) -> Iterator[Contender]:
         spelled = ", ".join(f"{name}={value}" for name, value in changes.items())
         plain = contender.label == spelled_out(contender)
         yield dataclasses.replace(changed, label=spelled_out(changed) if plain else f"{contender.label}, {spelled}")
-
-
-def _present(config: ModelConfig, field: str) -> int:
-    if field == "num_hidden_layers":
-        return config.num_hidden_layers
-    shape = dataclasses.replace(config, hidden_ramp=False)
-    return shape.hidden_width(0)

@@ -25,27 +25,17 @@ from twoaxis.training.results import Result
 
 
 class Choice(NamedTuple):
-    """A chosen rate.
+    """A chosen rate."""
 
-    Attributes:
-        lr: the rate.
-        losses: mean held-out loss by rate; None where a run diverged.
-        edge: whether it is the smallest or the largest, so that a better one may lie beyond.
-    """
-
-    lr: float
-    losses: dict[float, float | None]
-    edge: bool
+    lr: float  # the rate
+    losses: dict[float, float | None]  # mean held-out loss by rate; None where a run diverged
+    edge: bool  # whether it is the smallest or the largest, so that a better one may lie beyond
 
 
 def choose(losses: Mapping[float, list[float | None]], like: float | None = None) -> Choice:
-    """The rate with the smallest mean loss, or `like` if that is not clearly better.
+    """The rate with the smallest mean loss, or `like`, the baseline's, if that is not clearly better.
 
-    Of equal ones, and where all diverged, it is the smallest.
-
-    Args:
-        losses: of each rate's runs, seed by seed; None is a run that diverged.
-        like: the baseline's rate.
+    Of equal ones, and where all diverged, it is the smallest. A loss of None is a run that diverged.
     """
     means = {rate: mean_of_all(found) for rate, found in losses.items()}
     best = min(means, key=lambda rate: (means[rate] is None, means[rate] or 0.0, rate))
@@ -74,12 +64,7 @@ def settle(losses: np.ndarray, like: np.ndarray) -> np.ndarray:
 
 
 def choose_rates(plan: Plan, result: Callable[[Run], Result | None]) -> Plan:
-    """The plan with the rate of every row whose choosing runs are all there, and the baseline's.
-
-    Args:
-        plan: rows without a rate are looked at.
-        result: of a run; None where it is not finished.
-    """
+    """The plan with the rate of every row that has none, whose choosing runs have all a result, and the baseline's."""
     found: dict[Path, list[tuple[float, Result | None]]] = {}
     for run in plan.choosing_runs():
         if run.row.lr is None:
@@ -105,12 +90,7 @@ def loss_sample(results: Mapping[int, Result]) -> Sample:
 
 
 def seeds_wanted(plan: Plan, result: Callable[[Run], Result | None]) -> dict[Path, int]:
-    """How many of the planned seeds each row is to run, by its folder.
-
-    Args:
-        plan: the comparison.
-        result: of a run; None where it is not finished.
-    """
+    """How many of the planned seeds each row is to run, by its folder; a run has a result when it has ended."""
     wanted = dict.fromkeys((row.folder for row in plan.rows), plan.looks[0].seeds if plan.until else len(plan.seeds))
     if not plan.until:
         return wanted

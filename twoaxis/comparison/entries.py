@@ -9,21 +9,19 @@ OUT/runs/<data>/<size>/<contender key>/lr-<rate>/seed-<seed>/       a run each
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from twoaxis.base.options import check_types
 from twoaxis.comparison.decisions import loss_sample
 from twoaxis.comparison.plan import Plan, Row
 from twoaxis.comparison.scaling import Interval
 from twoaxis.comparison.statistics import Difference, Sample, mean_of_all, spread_of
-from twoaxis.training.results import LOG, MODEL, RESULT, Result, load_log, load_result
+from twoaxis.training.results import LARGEST, LOG, MODEL, Result, load_log, load_result
 
 if TYPE_CHECKING:
     from twoaxis.model.variant import Contender
@@ -32,12 +30,11 @@ SPIKE = 4.0
 """Times the median of a run's gradient norms from which one is a spike."""
 LATE = 0.8
 """Part of a run after which evaluations are late ones."""
-LARGEST = 1e30
-"""Beyond it a number in a file is a mistake, and its square or product no number."""
 
 
 class Curve(NamedTuple):
-    """Held-out loss as a run went on, one entry per evaluation after the training began."""
+    """Loss as a run went on: held-out, one entry per evaluation after the training began and all on the same rows, or
+    of training, per log."""
 
     tokens: tuple[float, ...]
     loss: tuple[float, ...]
@@ -59,58 +56,54 @@ class Curve(NamedTuple):
         x, y = np.log(self.tokens[below - 1 : below + 1]), self.loss[below - 1 : below + 1]
         return math.exp(float(np.interp(-loss, (-y[0], -y[1]), x)))
 
+    def on_rows(self, rows: Sequence[float | None], count: int) -> Curve:
+        """The curve with its end on the first `count` of the `rows`, as the evaluations before it.
+
+        The last evaluation takes more rows than the others, and those are harder or easier by more than methods differ.
+        """
+        first = [row for row in rows[:count] if row is not None]
+        if not self.tokens or len(rows) <= count or not first:
+            return self
+        return self._replace(loss=(*self.loss[:-1], math.fsum(first) / len(first)))
+
     @property
     def late(self) -> float | None:
         """Mean loss of the evaluations in the last fifth of the run."""
         return mean_of_all([y for x, y in zip(self.tokens, self.loss, strict=True) if x > LATE * self.tokens[-1]])
 
 
+def together(curves: Iterable[Curve]) -> dict[float, list[float]]:
+    """The losses of several curves by the tokens at which all of them have one."""
+    known = [dict(zip(curve.tokens, curve.loss, strict=True)) for curve in curves]
+    places = sorted(set.intersection(*map(set, known))) if known else []
+    return {place: [curve[place] for curve in known] for place in places}
+
+
 class RunRecord(NamedTuple):
-    """A run that has begun.
+    """A run that has begun."""
 
-    Attributes:
-        folder: its place in the comparison's folder; `model` in it, if it was kept.
-        result: None while it is not finished.
-        curve: its evaluations so far.
-        spikes: log records after its first fifth whose gradient norm is far above the usual.
-        model: whether its model is there.
-    """
-
-    folder: Path
-    result: Result | None
-    curve: Curve
-    spikes: int
-    model: bool
+    folder: Path  # its place in the comparison's folder
+    result: Result | None  # None while it is not finished
+    curve: Curve  # its evaluations so far
+    training: Curve  # its training loss so far, mean of the steps between two records
+    spikes: int  # log records after its first fifth whose gradient norm is far above the usual
+    model: bool  # whether its model was kept
 
     @property
     def diverged(self) -> bool:
         """Whether its loss stopped being a number."""
         return self.result is not None and (self.result.status == "diverged" or self.result.loss is None)
 
-    @property
-    def loss(self) -> float | None:
-        """Held-out loss at the end; None if it diverged or is not finished."""
-        return None if self.result is None or self.diverged else self.result.loss
-
 
 class Equal(NamedTuple):
-    """Losses at one budget of an axis.
+    """Losses at one budget of an axis."""
 
-    Attributes:
-        budget: tokens, operations or seconds.
-        loss: the contender's mean.
-        difference: to the baseline at the same budget.
-        read_at: how far the less finished of the two runs had come, 1 at the end.
-        early: whose learning rate had not come down yet: contender, baseline, or nobody's.
-        unsure: whether two throughputs decide it that are closer to each other than they were measured.
-    """
-
-    budget: float
-    loss: float | None
-    difference: Difference
-    read_at: float
-    early: str
-    unsure: bool
+    budget: float  # tokens, operations or seconds
+    loss: float | None  # the contender's mean
+    difference: Difference  # to the baseline at the same budget
+    read_at: float  # how far the less finished of the two runs had come, 1 at the end
+    early: str  # whose learning rate had not come down yet: contender, baseline, or nobody's
+    unsure: bool  # whether two throughputs decide it that are closer to each other than they were measured
 
     @property
     def indicative(self) -> bool:
@@ -119,65 +112,39 @@ class Equal(NamedTuple):
 
 
 class Worth(NamedTuple):
-    """What a contender's loss is worth: as many times the baseline's tokens, and its time.
+    """What a contender's loss is worth: as many times the baseline's tokens, and its time."""
 
-    Attributes:
-        tokens: how many times its tokens the baseline would need for the same loss.
-        throughput: the contender's over the baseline's; None where it is not known.
-        net: how many times sooner it gets there, by the clock.
-        source: what tells: a law over sizes, or the baseline with more tokens.
-    """
-
-    tokens: Interval
-    throughput: float | None
-    net: Interval | None
-    source: str
+    tokens: Interval  # how many times its tokens the baseline would need for the same loss
+    throughput: float | None  # the contender's over the baseline's; None where it is not known
+    net: Interval | None  # how many times sooner it gets there, by the clock
+    source: str  # what tells: a law over sizes, or the baseline with more tokens
 
 
 class Power(NamedTuple):
-    """What it would take to resolve a true difference in 80% of comparisons.
+    """What it would take to resolve a true difference in 80% of comparisons."""
 
-    Attributes:
-        effect: the difference.
-        seeds: of a new comparison; None where no number does, as the held-out rows are too few.
-        seconds: of training of the contender and the baseline with so many seeds.
-    """
-
-    effect: float
-    seeds: int | None
-    seconds: float | None
+    effect: float  # the difference
+    seeds: int | None  # of a new comparison; None where no number does, as the held-out rows are too few
+    seconds: float | None  # of training of contender and baseline with so many seeds, at their throughput
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Entry:
     """A contender on a data set at a size, with its runs and how it compares."""
 
-    row: Row
-    """What was planned: budget, counts and learning rate."""
-    contender: Contender
-    """What was put into the model."""
-    baseline: bool
-    """Whether the others are compared with it."""
-    check: bool
-    """Whether it tells about the baseline and gets no verdict."""
-    init: str
-    """Rescaling of the initial weights: as the paper says, or paired."""
-    seeds: tuple[int, ...]
-    """Planned."""
-    runs: Mapping[int, RunRecord]
-    """By seed; those that have begun."""
-    difference: Difference | None = None
-    """Loss minus the baseline's, as it was matched; None for the baseline."""
-    equal: Mapping[str, Equal] = field(default_factory=dict)
-    """The same at equal tokens, flops and time."""
-    accuracy_difference: Difference | None = None
-    """Accuracy minus the baseline's, for tasks."""
-    worth: Worth | None = None
-    """Its speed-up; None without a law or an exchange rate."""
-    worth_note: str = ""
-    """Why there is none, or what to think of it."""
-    power: Power | None = None
-    """What it would take to resolve a difference that is not."""
+    row: Row  # what was planned: budget, counts and learning rate
+    contender: Contender  # what was put into the model
+    baseline: bool  # whether the others are compared with it
+    check: bool  # whether it tells about the baseline and gets no verdict
+    init: str  # rescaling of the initial weights: as the paper says, or paired
+    seeds: tuple[int, ...]  # planned
+    runs: Mapping[int, RunRecord]  # by seed; those that have begun
+    difference: Difference | None = None  # loss minus the baseline's, as it was matched; None for the baseline
+    equal: Mapping[str, Equal] = field(default_factory=dict)  # the same at equal tokens, flops and time
+    accuracy_difference: Difference | None = None  # accuracy minus the baseline's, for tasks
+    worth: Worth | None = None  # its speed-up; None without a law or an exchange rate
+    worth_note: str = ""  # why there is none, or what to think of it
+    power: Power | None = None  # what it would take to resolve a difference that is not
 
     @property
     def label(self) -> str:
@@ -185,9 +152,14 @@ class Entry:
         return self.contender.label
 
     @property
+    def ended(self) -> dict[int, Result]:
+        """Results by seed, those of diverged runs among them."""
+        return {seed: run.result for seed, run in self.runs.items() if run.result is not None}
+
+    @property
     def results(self) -> dict[int, Result]:
         """Of the runs that finished with a loss, by seed."""
-        return {seed: run.result for seed, run in self.runs.items() if run.result is not None and not run.diverged}
+        return {seed: result for seed, result in self.ended.items() if not self.runs[seed].diverged}
 
     @property
     def diverged(self) -> tuple[int, ...]:
@@ -197,12 +169,12 @@ class Entry:
     @property
     def missing(self) -> tuple[int, ...]:
         """Seeds that have not finished."""
-        return tuple(seed for seed in self.seeds if seed not in self.runs or self.runs[seed].result is None)
+        return tuple(seed for seed in self.seeds if seed not in self.ended)
 
     @property
     def losses(self) -> dict[int, float]:
         """Held-out loss at the end, by seed."""
-        return {seed: run.loss for seed, run in self.runs.items() if run.loss is not None}
+        return {seed: result.loss for seed, result in self.results.items() if result.loss is not None}
 
     @property
     def curves(self) -> dict[int, Curve]:
@@ -225,7 +197,7 @@ class Entry:
         """Throughput as it was measured before the runs, else that of all runs that ended."""
         if self.row.tokens_per_second is not None:
             return self.row.tokens_per_second
-        return mean_of_all([run.result.tokens_per_second for run in self.runs.values() if run.result is not None])
+        return mean_of_all([result.tokens_per_second for result in self.ended.values()])
 
     @property
     def spikes(self) -> int:
@@ -242,12 +214,15 @@ class Entry:
         """Mean over the late evaluations of finished runs."""
         return mean_of_all([curve.late for curve in self.curves.values() if curve.tokens])
 
+    @property
+    def end(self) -> float | None:
+        """Mean of the last entries of its curves, on the rows that these are about."""
+        return mean_of_all([curve.loss[-1] for curve in self.curves.values() if curve.loss])
+
     def tokens_to(self, loss: float) -> float | None:
         """Tokens after which its mean loss is no higher than `loss`, by the curves of its finished runs."""
-        curves = [dict(zip(curve.tokens, curve.loss, strict=True)) for curve in self.curves.values()]
-        places = sorted(set.intersection(*map(set, curves))) if curves else []
-        means = tuple(math.fsum(curve[place] for curve in curves) / len(curves) for place in places)
-        return Curve(tuple(places), means).reaches(loss)
+        losses = together(self.curves.values())
+        return Curve(tuple(losses), tuple(math.fsum(each) / len(each) for each in losses.values())).reaches(loss)
 
     @property
     def peak_memory(self) -> int | None:
@@ -260,13 +235,16 @@ class Entry:
             return 1 / self.tokens_per_second if self.tokens_per_second else None
         return {"tokens": 1.0, "flops": float(self.row.flops_per_token)}[axis]
 
-    def sample(self, part: float = 1.0) -> Sample:
-        """Losses by seed at a part of the run; left out where a run has not ended or its curve does not reach."""
-        ended = {seed: run for seed, run in self.runs.items() if run.result is not None}
-        if part >= 1 - 1e-9:
-            return loss_sample({seed: run.result for seed, run in ended.items() if run.result is not None})
-        read = {seed: None if run.diverged else run.curve.at(part * self.row.tokens) for seed, run in ended.items()}
-        return Sample({seed: loss for seed, loss in read.items() if loss is not None or ended[seed].diverged})
+    def sample(self, part: float | None = None) -> Sample:
+        """Losses by seed; left out where a run has not ended or its curve does not reach.
+
+        Args:
+            part: of the run, read on its curve, the end too; None is the loss at the end on all rows.
+        """
+        if part is None:
+            return loss_sample(self.ended)
+        curves = {seed: self.runs[seed].curve.at(part * self.row.tokens) for seed in self.results}
+        return Sample({seed: loss for seed, loss in curves.items() if loss is not None} | dict.fromkeys(self.diverged))
 
     @property
     def costs(self) -> dict[str, float | None]:
@@ -277,6 +255,7 @@ class Entry:
     def to_dict(self, base: Entry) -> dict[str, Any]:
         """For JSON, with the ratios of its costs to the baseline's."""
         equal = {axis: it._asdict() | {"difference": it.difference.to_dict()} for axis, it in self.equal.items()}
+        worth = {} if self.worth is None else self.worth._asdict()
         return {
             "key": self.row.contender,
             **{name: getattr(self, name) for name in ("label", "baseline", "check", "init", "losses", "verdict")},
@@ -291,11 +270,7 @@ class Entry:
             "difference": self.difference and self.difference.to_dict(),
             "accuracy_difference": self.accuracy_difference and self.accuracy_difference.to_dict(),
             "equal": {axis: values | {"indicative": self.equal[axis].indicative} for axis, values in equal.items()},
-            "speed_up": self.worth
-            and {
-                name: value._asdict() if isinstance(value, Interval) else value
-                for name, value in self.worth._asdict().items()
-            },
+            "speed_up": {name: it._asdict() if isinstance(it, Interval) else it for name, it in worth.items()} or None,
             "speed_up_note": self.worth_note,
             "power": self.power and self.power._asdict(),
             "curves": {seed: curve._asdict() for seed, curve in self.curves.items()},
@@ -309,58 +284,46 @@ def ratio(mine: float | None, theirs: float | None) -> float | None:
 
 def read_entries(folder: Path, plan: Plan) -> list[Entry]:
     """The rows of a plan with the runs that have begun."""
-    entries, planned = [], plan.runs()
+    runs: dict[Path, dict[int, RunRecord]] = {row.folder: {} for row in plan.rows}
+    for run in plan.runs():
+        if (home := folder / run.folder).is_dir():
+            (curve, training, spikes), result = load_curves(home), load_result(home)
+            if result is not None and curve.tokens and curve.tokens[-1] == result.tokens:
+                curve = curve.on_rows(result.row_losses or (), plan.base.eval_examples)
+            record = RunRecord(run.folder, result, curve, training, spikes, (home / MODEL).is_dir())
+            runs[run.row.folder][run.seed] = record
+    entries = []
     for row in plan.rows:
-        runs = {}
-        for run in planned:
-            if run.row is row and (home := folder / run.folder).is_dir():
-                curve, spikes = load_curve(home)
-                runs[run.seed] = RunRecord(run.folder, read_result(home), curve, spikes, (home / MODEL).is_dir())
         contender = plan.contender(row.contender)
-        init = str(contender.model.get("init", plan.base.model.get("init", "paper")))
         made = Entry(
             row=row,
             contender=contender,
             baseline=row.contender == plan.baseline_key,
             check=contender.label in plan.checks,
-            init=init,
+            init=str(contender.model.get("init", plan.base.model.get("init", "paper"))),
             seeds=plan.seeds,
-            runs=runs,
+            runs=runs[row.folder],
         )
         entries.append(made)
     return entries
 
 
-def read_result(folder: Path) -> Result | None:
-    """The result of a run; None where there is none. Values that cannot be a run's are an error that names the file."""
-    result = load_result(folder)
-    if result is None:
-        return None
-    try:
-        check_types(result)
-        for name, value in dataclasses.asdict(result).items():
-            for number in value if isinstance(value, tuple) else (value,):
-                if isinstance(number, int | float) and not abs(number) < LARGEST:
-                    raise ValueError(f"{name} must be a number below {LARGEST:g}, got {number}")
-    except ValueError as error:
-        raise ValueError(f"{folder / RESULT} is damaged: {error}. Remove it, and the run is made again") from error
-    return result
-
-
-def load_curve(folder: Path) -> tuple[Curve, int]:
-    """The evaluations of a run's log, from the first after training began, and its spikes."""
-    found: dict[float, float] = {}
+def load_curves(folder: Path) -> tuple[Curve, Curve, int]:
+    """The evaluations of a run's log, from the first after training began, its training loss, and its spikes."""
+    found: dict[str, dict[float, float]] = {"held_out_loss": {}, "loss": {}}
     norms: list[float] = []
     for number, record in enumerate(load_log(folder), start=1):
-        names = [name for name in ("held_out_loss", "grad_norm") if record.get(name) is not None]
+        names = [name for name in (*found, "grad_norm") if record.get(name) is not None]
         for name in ("tokens", *names) if names else ():
             value = record.get(name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < LARGEST:
                 raise ValueError(f"{folder / LOG}, line {number}: {name} must be a number, got {value!r:.40}")
-        if "held_out_loss" in names and record["tokens"] > 0:
-            found[float(record["tokens"])] = float(record["held_out_loss"])
+        for name in found.keys() & names:
+            if record["tokens"] > 0:
+                found[name][float(record["tokens"])] = float(record[name])
         if "grad_norm" in names:
             norms.append(float(record["grad_norm"]))
-    places, later = sorted(found), norms[len(norms) // 5 :]
+    held_out, training = (Curve(tuple(sorted(of)), tuple(of[place] for place in sorted(of))) for of in found.values())
+    later = norms[len(norms) // 5 :]
     usual = float(np.median(later)) if later else 0.0
-    return Curve(tuple(places), tuple(found[place] for place in places)), sum(n > SPIKE * usual for n in later)
+    return held_out, training, sum(n > SPIKE * usual for n in later)

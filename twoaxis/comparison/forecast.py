@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from twoaxis.comparison.budget import Measure
+from twoaxis.comparison.contenders import TIMED
 from twoaxis.comparison.plan import Plan, Row, Run
 from twoaxis.show.document import Column, Document, Items, Prose, Showable, table
 from twoaxis.show.numbers import seconds, si, whole
@@ -23,22 +25,14 @@ RECORD = 220
 class ForecastRow:
     """A row and what is left to do of it."""
 
-    label: str
-    """Of the contender."""
-    row: Row
-    """What it is."""
-    rates: int
-    """Runs that choose its learning rate."""
-    runs: int
-    """Runs that are compared."""
-    finished: int
-    """Of both."""
-    tokens_per_second: float
-    """Measured just now, or when the comparison began; of a method that is there several times, scaled by FLOPs."""
-    seconds: float
-    """Of what is left, one run after the other."""
-    bytes: int
-    """That its runs will have written in the end."""
+    label: str  # of the contender
+    row: Row  # what it is
+    rates: int  # runs that choose its learning rate
+    runs: int  # runs that are compared
+    finished: int  # of both
+    tokens_per_second: float  # measured; of a method that is there several times, scaled by FLOPs
+    seconds: float  # of what is left, one run after the other
+    bytes: int  # that its runs will have written in the end
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -51,35 +45,29 @@ class ForecastRow:
 class Forecast(Showable):
     """A comparison before it runs."""
 
-    folder: str
-    """Where it would be; it is left as it is."""
-    rows: tuple[ForecastRow, ...]
-    """One for each row of the plan."""
-    jobs: int
-    """Runs at once."""
-    seconds: float
-    """About, for all that is left."""
-    bytes: int
-    """In the end."""
-    most: str = ""
-    """What stands before a number of runs that may be fewer."""
+    folder: str  # where it would be; it is left as it is
+    lines: tuple[ForecastRow, ...]  # one for each row of the plan
+    jobs: int  # runs at once
+    seconds: float  # about, for all that is left
+    bytes: int  # in the end
+    most: str = ""  # what stands before a number of runs that may be fewer
 
     @property
     def runs(self) -> int:
         """All runs."""
-        return sum(row.runs + row.rates for row in self.rows)
+        return sum(row.runs + row.rates for row in self.lines)
 
     @property
     def finished(self) -> int:
         """Of them."""
-        return sum(row.finished for row in self.rows)
+        return sum(row.finished for row in self.lines)
 
     def document(self) -> Document:
         """A table of the rows, and the sum."""
         text = [Column(name, number=False) for name in ("contender", "data", "size")]
         heads = [*text, "runs", "done", "steps", "tokens", "parameters", "FLOPs", "tokens/s", "left"]
         body = []
-        for each in self.rows:
+        for each in self.lines:
             row, flops = each.row, float(each.row.tokens) * each.row.flops_per_token
             counts = (each.runs + each.rates, each.finished, row.steps, row.tokens, row.parameters)
             numbers = [*map(whole, counts), f"{flops:.3g}", whole(each.tokens_per_second), seconds(each.seconds)]
@@ -87,7 +75,7 @@ class Forecast(Showable):
         resolved = tuple(
             f"{each.label} at {each.row.size} on {each.row.data}: "
             + ", ".join(f"{name} = {value}" for name, value in each.row.model.items())
-            for each in self.rows
+            for each in self.lines
             if each.row.model
         )
         left = self.runs - self.finished
@@ -101,58 +89,49 @@ class Forecast(Showable):
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         whole_of = {name: getattr(self, name) for name in ("runs", "finished", "jobs", "seconds", "bytes")}
-        return {"rows": [row.to_dict() for row in self.rows]} | whole_of
+        return {"rows": [row.to_dict() for row in self.lines]} | whole_of
 
 
 def forecast(plan: Plan, out: str | Path, jobs: int, measure: Measure) -> Forecast:
-    """What is to be done, by a short timing of each method's step on this machine.
+    """What is to be done for a plan with its rows, by a short timing of each method's step on this machine.
 
     Of contenders with the same stream and mixer the first is timed, and the others are taken to be as much faster or
     slower as they have fewer or more operations: otherwise hundreds of contenders would take minutes.
-
-    Args:
-        plan: with its rows.
-        out: its folder, which need not be there.
-        jobs: runs at once.
-        measure: throughput.
     """
+    runs: dict[Path, list[Run]] = {row.folder: [] for row in plan.rows}
+    for run in (*plan.choosing_runs(), *plan.runs()):
+        runs[run.row.folder].append(run)
     found: list[ForecastRow] = []
     for place in dict.fromkeys((row.data, row.size) for row in plan.rows):
-        rows = [row for row in plan.rows if (row.data, row.size) == place]
-        firsts: dict[tuple[str, str | None], Row] = {}
-        for row in rows:
-            contender = plan.contender(row.contender)
-            firsts.setdefault((contender.stream, contender.mixer), row)
-        if all(row.tokens_per_second for row in rows):  # they decided the budget
-            speeds = {row.contender: row.tokens_per_second or 1.0 for row in rows}
-        else:
-            first = Run(rows[0], "", plan.lrs[0], plan.seeds[0], False)
-            configs = {row.contender: plan.config(first._replace(row=row)) for row in firsts.values()}
-            same = {name: getattr(plan.base, name) for name in ("batch", "accumulate", "dtype")}
-            configs = {key: dataclasses.replace(config, **same) for key, config in configs.items()}
+        rows = {row.contender: row for row in plan.rows if (row.data, row.size) == place}
+        speeds = {key: row.tokens_per_second for key, row in rows.items()}
+        if not all(speeds.values()):  # else they are known since the comparison began
+            methods = {key: (plan.contender(key).stream, plan.contender(key).mixer) for key in rows}
+            first = {methods[key]: key for key in reversed(rows)}
+            same = {name: getattr(plan.base, name) for name in TIMED}
+            configs = {
+                key: dataclasses.replace(plan.config(Run(row, "", plan.lrs[0], plan.seeds[0], False)), **same)
+                for key, row in rows.items()
+                if first[methods[key]] == key
+            }
             rounds = measure(configs, plan.about["data"][place[0]]["vocab_size"])
-            timed = {key: its.median for key, its in rounds.items()}
-            speeds = {}
-            for row in rows:
-                contender = plan.contender(row.contender)
-                like = firsts[contender.stream, contender.mixer]
-                speeds[row.contender] = timed[like.contender] * like.flops_per_token / row.flops_per_token
-        found += [_row(plan, Path(out), row, speeds[row.contender]) for row in rows]
+            for key, row in rows.items():
+                like = rows[first[methods[key]]]
+                part = like.flops_per_token / row.flops_per_token
+                speeds[key] = rounds[like.contender].rate.median * part
+        found += [_row(plan, Path(out), row, speeds[row.contender] or 1.0, runs[row.folder]) for row in rows.values()]
     each = [row.seconds / max(1, row.runs + row.rates - row.finished) for row in found]
-    total = sum(row.seconds for row in found)
-    size = sum(row.bytes for row in found)
-    most, left = "At most " if plan.until else "", max([total / jobs, *each])
-    return Forecast(folder=str(out), rows=tuple(found), jobs=jobs, seconds=left, bytes=size, most=most)
+    left = max([sum(row.seconds for row in found) / jobs, *each])
+    most, size = "At most " if plan.until else "", sum(row.bytes for row in found)
+    return Forecast(folder=str(out), lines=tuple(found), jobs=jobs, seconds=left, bytes=size, most=most)
 
 
-def _row(plan: Plan, out: Path, row: Row, speed: float) -> ForecastRow:
-    own = dataclasses.replace(plan, rows=(row,))
-    choosing = own.choosing_runs()
-    finished = sum((out / run.folder / RESULT).exists() for run in (*choosing, *own.runs()))
-    runs = len(choosing) + len(plan.seeds)
-    base = plan.base
+def _row(plan: Plan, out: Path, row: Row, speed: float, known: Sequence[Run]) -> ForecastRow:
+    finished = sum((out / run.folder / RESULT).exists() for run in known)
+    choosing = sum(run.choosing for run in known)
+    base, runs = plan.base, choosing + len(plan.seeds)
     evaluations = -(-row.steps // (base.eval_every or max(1, row.steps // 10)))
-    examples = (evaluations - 1) * base.eval_examples + base.judged_examples
+    examples = max(0, evaluations - 1) * base.eval_examples + base.judged_examples
     evaluated = examples * base.context / 3  # a third of the work: forward alone
     once = START + (row.tokens + evaluated) / speed
     size = RECORD * (row.steps // base.log_every + evaluations) + 4096
@@ -160,7 +139,7 @@ def _row(plan: Plan, out: Path, row: Row, speed: float) -> ForecastRow:
     return ForecastRow(
         label=plan.contender(row.contender).label,
         row=row,
-        rates=len(choosing),
+        rates=choosing,
         runs=len(plan.seeds),
         finished=finished,
         tokens_per_second=speed,

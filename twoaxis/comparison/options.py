@@ -23,9 +23,10 @@ spelled with commas between them and colons between the parts of one:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +38,7 @@ from twoaxis.model.config import SHORT
 from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.fields import parse_model
+from twoaxis.training.setup import with_family
 
 Match = Literal["tokens", "flops", "time"]
 Until = Literal["resolved"]
@@ -50,13 +52,17 @@ SET_HERE = {
     "data": "the data sets (--data)",
     "seed": "the seeds (--seeds)",
     "lr": "the learning rates (--lr)",
-    "source": "models trained from scratch: a comparison does not go on from saved ones",
-    "train": "models trained from scratch: a comparison does not go on from saved ones",
     "eval_skip": "rows for choosing learning rates that follow from the others",
 }
 """Fields of a run that are no options of a comparison, and what takes their place."""
 FIELDS = tuple(f.name for f in dataclasses.fields(TrainConfig) if f.name not in SET_HERE)
 """Options that are fields of all runs."""
+CONTENDER = {
+    **dict.fromkeys(("stream", "mixer"), str | None),
+    "label": str,
+    **dict.fromkeys(("model", "train"), dict[str, Any]),
+}
+"""What a table of a contender has."""
 COMPARED = (
     *("stream", "mixer", "grid", "contenders", "baseline", "controls", "data", "task", "sizes", "seeds", "match"),
     *("flops", "lr", "lr_seeds", "until", "margin", "recipe_check", "exchange", "use"),
@@ -68,16 +74,11 @@ COMPARED = (
 class Size(Options):
     """A shape at which every contender is run."""
 
-    label: str
-    """What tables call it; also its folder."""
-    preset: str
-    """The shape it starts from."""
-    model: dict[str, Any] = field(default_factory=dict)
-    """Fields of `ModelConfig` that replace the preset's."""
-    steps: Count | None = None
-    """Its own number of steps; None is the comparison's."""
-    tokens: Count | None = None
-    """Its own number of tokens; None is the comparison's."""
+    label: str  # what tables call it; also its folder
+    preset: str  # the shape it starts from
+    model: dict[str, Any] = field(default_factory=dict)  # fields of `ModelConfig` that replace the preset's
+    steps: Count | None = None  # its own number of steps; None is the comparison's
+    tokens: Count | None = None  # its own number of tokens; None is the comparison's
 
 
 def merge(file: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,11 +97,13 @@ def merge(file: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def command_line(out: str | Path, file: str | None, said: Mapping[str, Any]) -> str:
+def command_line(
+    out: str | Path, file: str | None, said: Mapping[str, Any], command: Sequence[str] = ("compare",)
+) -> str:
     """The command that says the same."""
-    words = ["twoaxis", "compare", "--out", str(out), *([] if file is None else ["--file", file])]
+    words = ["twoaxis", *command, "--out", str(out), *([] if file is None else ["--file", file])]
     for name, value in said.items():
-        option = f"--{name.replace('_', '-')}"
+        option = "--from" if name == "source" else f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
             words.append(option if value else f"--no-{option[2:]}")
         elif name == "model":
@@ -119,9 +122,6 @@ def parse(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as the fields of a `Plan` that they say something about; `base` are the fields of all runs.
 
     A name nobody knows and a value of the wrong shape are errors.
-
-    Args:
-        options: as above.
     """
     for name in options:
         if name in SET_HERE and name not in COMPARED:
@@ -133,6 +133,7 @@ def parse(options: Mapping[str, Any]) -> dict[str, Any]:
     base = {name: value for name, value in options.items() if name in FIELDS}
     if "model" in base:
         base["model"] = _model(base["model"])
+    base = with_family(base)
     said: dict[str, Any] = {"base": base}
     grid = options.get("grid", False)
     named = make_contenders(_texts(options, "stream"), _texts(options, "mixer"), grid=grid)
@@ -141,6 +142,9 @@ def parse(options: Mapping[str, Any]) -> dict[str, Any]:
     said["data"] += tuple((f"task:{task}",) for task in _texts(options, "task"))
     said["use"] = tuple(dict.fromkeys(str(Path(file).resolve()) for file in _texts(options, "use")))
     said |= {name: options[name] for name in ("baseline", "match", "until") if options.get(name) is not None}
+    if (label := said.get("baseline")) and label not in {contender.label for contender in said["contenders"]}:
+        with contextlib.suppress(ValueError):  # one of a contender's own that is no spelling of a method
+            said["baseline"] = make_contender(*label.split(" + ", 1)).label
     if sizes := _texts(options, "sizes"):
         said["sizes"] = ",".join(sizes)
     for name, first in (("seeds", 0), ("lr_seeds", LR_SEED)):
@@ -156,14 +160,17 @@ def parse(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_seeds(given: Any, first: int = 0) -> tuple[int, ...]:
-    """Seeds from `3` (three of them from `first` on), `5,6,7` or a list."""
+    """Seeds from `3` (three of them from `first` on), `5,6,7`, `5-7` or a list."""
     if isinstance(given, str):
         parts = [part.strip() for part in given.split(",")]
         try:
-            numbers = [int(part) for part in parts if part]
+            seeds = [seed for part in parts if part for seed in _span(part)]
         except ValueError:
-            raise ValueError(f"seeds are a number of them, or several with commas between, got {given!r}") from None
-        given = numbers if len(parts) > 1 else numbers[0] if numbers else 0
+            raise ValueError(
+                f"seeds are a number of them, several with commas between, or the first and the last as 6-11, got "
+                f"{given!r}"
+            ) from None
+        given = seeds if len(parts) > 1 or len(seeds) > 1 else sum(seeds)
     if isinstance(given, int) and not isinstance(given, bool):
         if not 1 <= given <= 100_000:
             raise ValueError(f"there must be at least one seed and at most 100,000, got {given}")
@@ -173,24 +180,39 @@ def parse_seeds(given: Any, first: int = 0) -> tuple[int, ...]:
     return tuple(given)
 
 
-def parse_sizes(text: str, preset: str) -> tuple[Size, ...]:
+def _span(part: str) -> range:
+    """One number, or those from a first to a last one, at most 100,000."""
+    first, dash, last = part.partition("-")
+    span = range(int(first), int(last) + 1) if dash and first else range(int(part), int(part) + 1)
+    if not 1 <= len(span) <= 100_000:
+        raise ValueError(part)
+    return span
+
+
+def parse_sizes(text: str | None, base: TrainConfig) -> tuple[Size, ...]:
     """Sizes from their spelling, see above.
 
     A part is a preset's name, a field of `ModelConfig` or its short name (width, blocks, heads, kv_heads, hidden),
     or steps or tokens. A changed width keeps the width of a head and makes the MLP 8/3 as wide, unless these are given.
 
     Args:
-        text: as above.
-        preset: where changes start when a size names none.
+        text: as above; None is the shape of the base alone.
+        base: where changes start when a size names no preset: its own, or the fields of its configuration file.
     """
-    sizes = []
-    for spelled in split(text):
-        start, fields, budget = preset, {}, {}
+    sizes, whole = [], base.family is not None and "hidden_size" in base.model
+    alone = base.family if base.family is not None and whole else base.preset
+    for spelled in [alone] if text is None else split(text):
+        start, fields, budget = base.preset, {}, {}
         for number, part in enumerate(spelled.strip().split(":")):
             name, equals, value = part.partition("=")
             name = name.strip()
+            if not equals and number == 0 and whole and name != base.family:
+                raise ValueError(
+                    f"the size {spelled!r} names a preset, and the shape of {base.family} is given; write changes, "
+                    "such as width=64:blocks=2"
+                )
             if not equals and number == 0:
-                start = name
+                start = base.preset if whole else name
             elif not equals:
                 raise ValueError(f"{part!r} in the size {spelled!r} is no change; write preset:field=value:field=value")
             elif name in ("steps", "tokens"):
@@ -201,15 +223,15 @@ def parse_sizes(text: str, preset: str) -> tuple[Size, ...]:
                 fields[SHORT.get(name, name)] = parse_value(value)
         if len(budget) > 1:
             raise ValueError(f"the size {spelled!r} gives both steps and tokens; give one of them")
-        sizes.append(Size(label=spelled.strip(), preset=start, model=_shaped(spelled, start, fields), **budget))
+        sizes.append(Size(label=spelled.strip(), preset=start, model=_shaped(spelled, start, fields, base), **budget))
     return tuple(sizes)
 
 
-def _shaped(spelled: str, preset: str, fields: dict[str, Any]) -> dict[str, Any]:
+def _shaped(spelled: str, preset: str, fields: dict[str, Any], base: TrainConfig) -> dict[str, Any]:
     """Heads and MLP that follow a changed width."""
     from twoaxis.model.presets import preset_fields
 
-    shape = preset_fields(preset)
+    shape = preset_fields(preset) | (base.model if base.family is not None else {})
     width = fields.get("hidden_size")
     if not isinstance(width, int) or width == shape["hidden_size"]:
         return fields
@@ -226,7 +248,9 @@ def _shaped(spelled: str, preset: str, fields: dict[str, Any]) -> dict[str, Any]
             raise ValueError(
                 f"the size {spelled!r} has {width // head} heads for {kv} of key and value; give kv_heads=N"
             )
-    return {"intermediate_size": None} | fields
+    if base.family is None:
+        return {"intermediate_size": None} | fields
+    return {"intermediate_size": -(-shape["intermediate_size"] * width // (8 * shape["hidden_size"])) * 8} | fields
 
 
 def _contender(given: Any) -> Contender:
@@ -234,19 +258,14 @@ def _contender(given: Any) -> Contender:
         return given
     if isinstance(given, str):
         return make_contender(given)
-    kinds = {"stream": str | None, "mixer": str | None, "label": str, "model": dict, "train": dict}
-    if not isinstance(given, Mapping) or not set(given) <= set(kinds):
-        raise ValueError(f"a contender has {', '.join(kinds)}, got {given!r}")
+    if not isinstance(given, Mapping):
+        raise ValueError(f"a contender is a table with {', '.join(CONTENDER)}, got {given!r}")
+    check_names(given, CONTENDER, "a contender")
     for name, value in given.items():
-        if not isinstance(value, kinds[name]):
-            raise ValueError(f"{name} of a contender cannot be {value!r}")
+        check_type(f"{name} of a contender", value, CONTENDER[name])
     made = make_contender(given.get("stream"), given.get("mixer"))
-    return dataclasses.replace(
-        made,
-        label=given.get("label", made.label),
-        model=made.model | given.get("model", {}),
-        train=made.train | given.get("train", {}),
-    )
+    more = {name: getattr(made, name) | given.get(name, {}) for name in ("model", "train")}
+    return dataclasses.replace(made, label=given.get("label", made.label), **more)
 
 
 def _data(given: Any) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from twoaxis.base.files import read_json, short_hash, write_json
-from twoaxis.base.options import Count, NotNegative, Options, Positive, at_least, check_type, from_record
+from twoaxis.base.options import Count, NotNegative, Options, Positive, Share, at_least, check_type, from_record
 from twoaxis.base.registry import did_you_mean
 from twoaxis.base.spec import spell
 from twoaxis.comparison.contenders import BUDGET, TIMED, check_contenders, freeze_references, without_matching
@@ -42,6 +42,7 @@ ABOUT: dict[str, Any] = {
     "hardware": dict[str, Any],
     "hardware_line": str,
     "ngrams": dict[str, dict[str, dict[str, float]]],
+    "source": str,
 }
 """What a comparison notes about itself, and in which shape: facts of its data and digests of its files among it."""
 
@@ -50,32 +51,22 @@ ABOUT: dict[str, Any] = {
 class Row(Options):
     """A contender on a data set at a size: what was counted, measured and decided for it, once and for all."""
 
-    data: str
-    """Label of the data set."""
-    size: str
-    """Label of the size."""
-    contender: str
-    """Key of the contender."""
-    steps: Count
-    """Optimiser steps of its runs."""
-    tokens: Count
-    """Training tokens of its runs."""
-    parameters: Annotated[int, at_least(0)]
-    """Numbers learned."""
-    flops_per_token: Count
-    """Training operations per token."""
-    model: dict[str, Any] = field(default_factory=dict)
-    """What `wider` or `deeper` came to at this size."""
-    tokens_per_second: Positive | None = None
-    """Throughput, measured in turns with the others before the runs."""
-    speed_spread: NotNegative = 0.0
-    """Of its ratio to the baseline's, as a part of it."""
-    lr: Positive | None = None
-    """Its learning rate; None until it is chosen."""
-    lr_losses: dict[str, float | None] = field(default_factory=dict)
-    """Mean held-out loss by rate, where rates were compared; None is a rate with which a run diverged."""
-    lr_edge: bool = False
-    """Whether the chosen rate is the smallest or largest of several, so that a better one may lie beyond."""
+    data: str  # label of the data set
+    size: str  # label of the size
+    contender: str  # key of the contender
+    steps: Annotated[int, at_least(0)]  # optimiser steps of its runs
+    tokens: Annotated[int, at_least(0)]  # training tokens of its runs
+    parameters: Annotated[int, at_least(0)]  # numbers learned
+    flops_per_token: Count  # training operations per token
+    uncounted: tuple[str, ...] = ()  # a family's modules whose operations are in that number for their matrices alone
+    model: dict[str, Any] = field(default_factory=dict)  # what `wider` or `deeper` came to at this size
+    tokens_per_second: Positive | None = None  # throughput, measured in turns with the others before the runs
+    speed_spread: NotNegative = 0.0  # of its ratio to the baseline's, as a part of it
+    new_rate: Positive | None = None  # multiplies the learning rate of what a retrofit adds; see `new_rates`
+    fixed_share: Share | None = None  # part of its training step that a step of two tokens takes too
+    lr: Positive | None = None  # its learning rate; None until it is chosen
+    lr_losses: dict[str, float | None] = field(default_factory=dict)  # mean held-out loss by rate; None is diverged
+    lr_edge: bool = False  # whether the chosen rate is the smallest or largest: a better one may lie beyond
 
     @property
     def folder(self) -> Path:
@@ -84,21 +75,13 @@ class Row(Options):
 
 
 class Run(NamedTuple):
-    """One training run of a comparison.
+    """One training run of a comparison."""
 
-    Attributes:
-        row: the line of a table it belongs to.
-        label: of its contender.
-        lr: peak learning rate.
-        seed: of weights and data.
-        choosing: whether it only serves to choose the learning rate.
-    """
-
-    row: Row
-    label: str
-    lr: float
-    seed: int
-    choosing: bool
+    row: Row  # the line of a table it belongs to
+    label: str  # of its contender
+    lr: float  # peak learning rate
+    seed: int  # of weights and data
+    choosing: bool  # whether it only serves to choose the learning rate
 
     @property
     def folder(self) -> Path:
@@ -124,40 +107,23 @@ class Plan(Options):
     It is compare.json, one to one.
     """
 
-    base: TrainConfig
-    """What all runs share."""
-    contenders: tuple[Contender, ...]
-    """In the order of the tables."""
-    baseline: str
-    """Label of the contender the others are compared with."""
-    data: tuple[tuple[str, ...], ...]
-    """Data sets, each the sources of one; a table each."""
-    sizes: tuple[Size, ...]
-    """Shapes; a table each."""
-    seeds: tuple[int, ...]
-    """Of the compared runs; with `until` the most there may be."""
-    until: Until | None = None
-    """Take more seeds, as far as `seeds` go, until a difference is resolved; None takes all of them."""
-    grown: tuple[Count, ...] = ()
-    """How many seeds there were each time before more were added: verdicts had been seen by then."""
-    margin: Positive | None = None
-    """A difference in loss smaller than this does not matter."""
-    match: Match
-    """What is the same for all contenders of a table."""
-    flops: Positive | None = None
-    """Budget of a run, for match="flops"; None is what the baseline takes."""
-    lrs: tuple[Positive, ...]
-    """Learning rates; of several, each contender gets its best."""
-    lr_seeds: tuple[int, ...] = tuple(range(LR_SEED, LR_SEED + SEEDS))
-    """Of the runs that choose the learning rate."""
-    checks: tuple[str, ...] = ()
-    """Labels of contenders that tell about the baseline and get no verdict: it with another recipe or more tokens."""
-    use: tuple[str, ...] = ()
-    """Python files that register streams and mixers of one's own."""
-    rows: tuple[Row, ...] = ()
-    """Data by data, size by size, contender by contender; empty until they are counted."""
-    about: dict[str, Any] = field(default_factory=dict)
-    """See `ABOUT`."""
+    base: TrainConfig  # what all runs share
+    contenders: tuple[Contender, ...]  # in the order of the tables
+    baseline: str  # label of the contender the others are compared with
+    data: tuple[tuple[str, ...], ...]  # data sets, each the sources of one; a table each
+    sizes: tuple[Size, ...]  # shapes; a table each
+    seeds: tuple[int, ...]  # of the compared runs; with `until` the most there may be
+    until: Until | None = None  # take more seeds until a difference is resolved; None takes all of them
+    grown: tuple[Count, ...] = ()  # how many seeds there were before more were added, each time: verdicts had been seen
+    margin: Positive | None = None  # a difference in loss smaller than this does not matter
+    match: Match  # what is the same for all contenders of a table
+    flops: Positive | None = None  # budget of a run, for match="flops"; None is what the baseline takes
+    lrs: tuple[Positive, ...]  # learning rates; of several, each contender gets its best
+    lr_seeds: tuple[int, ...] = tuple(range(LR_SEED, LR_SEED + SEEDS))  # of the runs that choose the learning rate
+    checks: tuple[str, ...] = ()  # labels of what tells about the baseline: it with another recipe or more tokens
+    use: tuple[str, ...] = ()  # Python files that register streams and mixers of your own
+    rows: tuple[Row, ...] = ()  # data by data, size by size, contender by contender; empty until they are counted
+    about: dict[str, Any] = field(default_factory=dict)  # see `ABOUT`
 
     def validate(self) -> None:
         """Rules between fields."""
@@ -208,13 +174,10 @@ class Plan(Options):
 
     @staticmethod
     def new(options: Mapping[str, Any]) -> Plan:
-        """The plan of a new comparison, every default filled in.
-
-        Args:
-            options: see `twoaxis.comparison.options`.
-        """
+        """The plan of a new comparison, every default filled in; `twoaxis.comparison.options` has the options."""
         said = parse(options)
-        base, plain = TrainConfig.from_dict(said.pop("base"), "a comparison"), make_contender()
+        kept = {} if said["base"].get("source") is None else {"save_model": False}  # each would be the whole source
+        base, plain = TrainConfig.from_dict(kept | said.pop("base"), "a comparison"), make_contender()
         contenders = said.pop("contenders", ())
         same = [contender.label for contender in contenders if contender.key == plain.key]
         baseline = said.get("baseline") or (same[0] if same else plain.label)
@@ -223,7 +186,7 @@ class Plan(Options):
         seeds = tuple(range(MOST_SEEDS if said.get("until") else SEEDS))
         defaults = {"data": (TrainConfig().data,), "seeds": seeds, "match": "tokens", "lrs": (TrainConfig().lr,)}
         alone = len(contenders) < 2 and "sizes" not in said
-        sizes = parse_sizes(said.pop("sizes", base.preset), base.preset)
+        sizes = _sizes(said.pop("sizes", None), base)
         fixed = {"base": base, "contenders": freeze_references(contenders), "baseline": baseline, "sizes": sizes}
         plan = Plan(**defaults | said | fixed)
         if alone:
@@ -245,17 +208,15 @@ class Plan(Options):
         was, now = self.base.to_dict(), asked.to_dict()
         decides = [name for name in base if name not in RUNNING]
         changed = [f"{name}: {was[name]!r} -> {now[name]!r}" for name in decides if was[name] != now[name]]
-        pairs = {
-            name: (getattr(self, name), said[name]) for name in ("match", "flops", "baseline", "until") if name in said
-        }
-        changed += [f"{name}: {old!r} -> {new!r}" for name, (old, new) in pairs.items() if old != new]
+        fixed = {name: getattr(self, name) for name in ("match", "flops", "baseline", "until")}
+        changed += [f"{n}: {old!r} -> {said[n]!r}" for n, old in fixed.items() if n in said and said[n] != old]
         rates, rate_seeds = said.get("lrs", ()), said.get("lr_seeds", self.lr_seeds)
         if rates and not set(self.lrs) <= set(rates):
             changed.append(f"lr: {_listed(self.lrs)} -> {_listed(rates)}, which must hold the ones before")
         if set(rate_seeds) != set(self.lr_seeds) and len(self.lrs) > 1:
             changed.append(f"lr_seeds: {_listed(self.lr_seeds)} -> {_listed(rate_seeds)}")
         known = {size.label: size for size in self.sizes}
-        sizes = parse_sizes(said["sizes"], self.base.preset) if "sizes" in said else ()
+        sizes = _sizes(said["sizes"], self.base) if "sizes" in said else ()
         others = [size for size in sizes if known.get(size.label, size) != size]
         changed += [f"size {size.label}: {known[size.label]} -> {size}" for size in others]
         seeds = _more(self.seeds, said.get("seeds", ()))
@@ -290,10 +251,11 @@ class Plan(Options):
     def options(self) -> dict[str, Any]:
         """The options that ask for the same comparison in another folder."""
         base, sizes = self.base.to_dict(), ",".join(size.label for size in self.sizes)
+        alone = self.sizes == parse_sizes(None, self.base)
         said = {name: base[name] for name in FIELDS} | {"contenders": list(self.contenders), "lr": list(self.lrs)}
         said |= {name: getattr(self, name) for name in ("baseline", "match", "flops", "until", "margin")}
         said |= {name: list(getattr(self, name)) for name in ("data", "seeds", "lr_seeds", "use")}
-        return said | ({} if sizes == self.base.preset else {"sizes": sizes})
+        return said | ({} if alone or self.base.source else {"sizes": sizes})
 
     @property
     def labels(self) -> list[str]:
@@ -327,14 +289,14 @@ class Plan(Options):
     def choosing_runs(self) -> list[Run]:
         """Runs that choose learning rates or have chosen them: seed by seed, row by row."""
         rows = [row for row in self.rows if row.lr is None or row.lr_losses]
-        return self._runs(self.lr_seeds, [(row, rate) for row in rows for rate in self.lrs], choosing=True)
+        return self._runs(self.lr_seeds, [(row, rate) for row in rows for rate in self.lrs], True)
 
     def runs(self) -> list[Run]:
         """The compared runs of all rows whose learning rate is known: seed by seed, row by row."""
         rows = [(row, row.lr) for row in self.rows if row.lr is not None]
-        return self._runs(self.seeds, rows, choosing=False)
+        return self._runs(self.seeds, rows, False)
 
-    def _runs(self, seeds: Sequence[int], rows: Sequence[tuple[Row, float]], *, choosing: bool) -> list[Run]:
+    def _runs(self, seeds: Sequence[int], rows: Sequence[tuple[Row, float]], choosing: bool) -> list[Run]:
         labels = {contender.key: contender.label for contender in self.contenders}
         return [Run(row, labels[row.contender], rate, seed, choosing) for seed in seeds for row, rate in rows]
 
@@ -346,7 +308,8 @@ class Plan(Options):
         data = next(sources for sources in self.data if data_label(sources) == row.data)
         made = contender_config(self.base, contender, size, data, row.model)
         skip = made.judged_examples if run.choosing else 0
-        return dataclasses.replace(made, steps=row.steps, tokens=None, lr=run.lr, seed=run.seed, eval_skip=skip)
+        made = dataclasses.replace(made, steps=row.steps, tokens=None, lr=run.lr, seed=run.seed, eval_skip=skip)
+        return made if row.new_rate is None else dataclasses.replace(made, new_rate=row.new_rate)
 
     def save(self, folder: str | Path) -> None:
         """Write compare.json."""
@@ -356,6 +319,11 @@ class Plan(Options):
     def load(folder: str | Path) -> Plan | None:
         """The plan of a folder, or None where there is none; a damaged one is an error that names file and field."""
         path = Path(folder) / PLAN
+        if not path.exists() and (Path(folder) / "probe.json").exists():
+            raise ValueError(
+                f"{folder} holds a probe of an earlier version, in which norms did not learn beside a method; "
+                "choose another folder"
+            )
         return Plan.from_dict(read_json(path), str(path)) if path.exists() else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -366,12 +334,7 @@ class Plan(Options):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], what: str = PLAN) -> Plan:
-        """The inverse of `to_dict`; keys that nobody knows are passed over.
-
-        Args:
-            values: the document.
-            what: its file, for messages.
-        """
+        """The inverse of `to_dict`; keys that nobody knows are passed over, and `what` names the file in messages."""
         found = values.get("format") if isinstance(values, Mapping) else None
         if found != FORMAT:
             raise ValueError(f"{what} has format {found!r}; this version of twoaxis reads format {FORMAT}")
@@ -381,15 +344,8 @@ class Plan(Options):
 def contender_config(
     base: TrainConfig, contender: Contender, size: Size, data: Sequence[str], resolved: dict[str, Any]
 ) -> TrainConfig:
-    """The base with what a contender, a size and a data set change; the budget is still the base's.
-
-    Args:
-        base: what all runs share.
-        contender: changes the method, fields of the model and of the training.
-        size: changes the shape.
-        data: the sources.
-        resolved: fields of the model that `wider` or `deeper` came to.
-    """
+    """The base with what a contender, a size, a data set and what `wider` or `deeper` is resolved to change; the budget
+    is still the base's."""
     plain = without_matching(contender)
     return dataclasses.replace(
         base,
@@ -400,6 +356,15 @@ def contender_config(
         data=tuple(data),
         **{name: value for name, value in plain.train.items() if name != BUDGET},
     )
+
+
+def _sizes(spelled: str | None, base: TrainConfig) -> tuple[Size, ...]:
+    """The shapes that are asked for; of a source there is one, its own."""
+    if base.source is None:
+        return parse_sizes(spelled, base)
+    if spelled is not None:
+        raise ValueError(f"--sizes are shapes of models from scratch, and {base.source} has its own; leave it out")
+    return (Size(label=Path(base.source).name or base.source, preset=base.preset),)
 
 
 def data_label(sources: Sequence[str]) -> str:

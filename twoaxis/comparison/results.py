@@ -39,18 +39,12 @@ class Comparison(Showable):
     """What a comparison found: what `twoaxis.compare` and `twoaxis.report` return."""
 
     data_file = "table.json"
-    folder: Path
-    """Of the comparison."""
-    plan: Plan
-    """What was asked for, and what it was run on."""
-    sections: tuple[Section, ...]
-    """One for each data set and size."""
-    laws: Mapping[str, Scaling]
-    """By data set."""
-    failed: tuple[str, ...] = ()
-    """Runs that could not be made, and why."""
-    home: str | None = None
-    """How the folder is reached from where the report stands, for links to models; None makes none."""
+    folder: Path  # of the comparison
+    plan: Plan  # what was asked for, and what it was run on
+    sections: tuple[Section, ...]  # one for each data set and size
+    laws: Mapping[str, Scaling]  # by data set
+    failed: tuple[str, ...] = ()  # runs that could not be made, and why
+    home: str | None = None  # how the folder is reached from where the report stands, for links to models; None is none
 
     @staticmethod
     def load(
@@ -152,7 +146,7 @@ class Comparison(Showable):
         return rows(self)
 
     def save(self, folder: str | Path | None = None, stem: str = "report") -> Saved:
-        """Write the report; None is its place in the comparison's folder. Figures of an earlier one make room."""
+        """Write the report; None is its place in the comparison's folder. Figures of an earlier one are deleted."""
         place = self.folder / REPORT if folder is None else Path(folder)
         home = Path(os.path.relpath(self.folder.resolve(), place.resolve())).as_posix()
         saved = super(Comparison, dataclasses.replace(self, home=home)).save(place, stem)

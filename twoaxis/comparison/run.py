@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import socket
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,22 +20,31 @@ from rich.console import Console
 
 from twoaxis.base.files import Claimed, claim, remove_partial
 from twoaxis.base.interrupt import Interrupted
+from twoaxis.base.machine import reproducible
 from twoaxis.base.options import read_fields
 from twoaxis.base.plugins import fingerprints, use_files
-from twoaxis.base.timer import Rounds
+from twoaxis.base.progress import console_here
+from twoaxis.base.timer import Rounds, Throughput
 from twoaxis.comparison.budget import Measure, count_contender, make_rows, measure_speeds, threads_of
-from twoaxis.comparison.contenders import controls, exchange_check, recipe_checks
+from twoaxis.comparison.contenders import controls, low_rank_control, recipe_checks, with_budget
 from twoaxis.comparison.decisions import choose_rates, seeds_wanted
-from twoaxis.comparison.entries import read_result
+from twoaxis.comparison.forecast import forecast
 from twoaxis.comparison.options import command_line, merge, parse
 from twoaxis.comparison.plan import PLAN, Plan, Row, Run, data_label
+from twoaxis.comparison.results import Comparison
+from twoaxis.comparison.retrofit_rates import with_new_rates
 from twoaxis.comparison.runner.launchers import Launcher, LocalLauncher, default_jobs
+from twoaxis.comparison.runner.ranks import become_ranks, only_gpus
 from twoaxis.comparison.runner.watch import Failure, Watch
-from twoaxis.comparison.runner.worker import Beat, in_child, only_gpu
-from twoaxis.training.results import RESULT, Result
+from twoaxis.comparison.runner.worker import Beat, Unit, in_child
+from twoaxis.pretrained.model_for_training import hold, release, source_digest
+from twoaxis.show.numbers import seconds
+from twoaxis.training.engines.processes import Degrees
+from twoaxis.training.results import Result, load_result
 
 if TYPE_CHECKING:
     from twoaxis.data.load import Data
+    from twoaxis.model.variant import Contender
 
 WORK = "twoaxis.comparison.run:Runs"
 """What a worker of a comparison loads."""
@@ -43,19 +53,12 @@ UNIT = 1e6
 
 
 class Outcome(NamedTuple):
-    """What came of a comparison.
+    """What came of a comparison."""
 
-    Attributes:
-        plan: with the learning rates that were chosen.
-        failures: runs that failed twice.
-        missing: runs that were not done because of them.
-        diverged: runs whose loss stopped being a number; they count as done.
-    """
-
-    plan: Plan
-    failures: list[Failure]
-    missing: list[str]
-    diverged: list[str]
+    plan: Plan  # with the learning rates that were chosen
+    failures: list[Failure]  # runs that failed twice
+    missing: list[str]  # runs that were not done because of them
+    diverged: list[str]  # runs whose loss stopped being a number; they count as done
 
 
 def read_options(file: str | None, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,20 +73,22 @@ def read_options(file: str | None, said: Mapping[str, Any]) -> dict[str, Any]:
     if file is None:
         return dict(said)
     held = read_fields(file)
+    if "from" in held:  # as the command line calls it
+        held["source"] = held.pop("from")
     if "rows" in held:
         held = Plan.from_dict(held, file).options()
         if more := [name for name in said if name != "use"]:
             raise ValueError(
                 f"{file} is a whole comparison; give it alone, then add {', '.join(more)} in a second call"
             )
-    named = parse({"use": held.get("use", ())}).get("use", ())
-    _allow(file, named, parse({"use": said.get("use", ())}).get("use", ()))
+    _allow(file, held, said)
     return merge(held, said)
 
 
-def _allow(where: str | Path, named: Sequence[str], said: Sequence[str]) -> None:
-    """Refuse to run Python files that a file names and the caller does not."""
-    if secret := [name for name in named if name not in said]:
+def _allow(where: str | Path, named: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+    """Refuse to run Python files that the options of a file name and those of the caller do not."""
+    wanted, trusted = (parse({"use": options.get("use", ())}).get("use", ()) for options in (named, said))
+    if secret := [name for name in wanted if name not in trusted]:
         again = " ".join(f"--use {name}" for name in secret)
         raise ValueError(
             f"{where} wants the Python code in {', '.join(secret)} to be run; read it, and give {again} if you trust it"
@@ -101,14 +106,21 @@ def prepare(options: Mapping[str, Any], out: str | Path, *, command: str = "", m
     """
     stored = Plan.load(out)
     if stored is not None:
-        _allow(Path(out) / PLAN, stored.use, parse({"use": options.get("use", ())}).get("use", ()))
+        _allow(Path(out) / PLAN, {"use": stored.use}, options)
     plan = Plan.new(options) if stored is None else stored.grow(options)
     about: dict[str, Any] = dict(plan.about)
+    if (source := plan.base.source) is not None:
+        digest = source_digest(source)
+        _same("the model", {source: about.get("source", digest)}, {source: digest})
+        about["source"] = digest
+        with reproducible(plan.base.threads or 1):
+            hold(source)
     files = fingerprints(plan.use)
-    _same("the file", {name: digest for name, digest in about.get("use", {}).items() if name in files}, files)
+    _same("the file", about.get("use", {}), files)
     use_files(plan.use)
     loaded = load_all(plan)
-    facts = {label: describe(data) for label, data in loaded.items()}
+    named = ("fingerprint", "vocab_size", "chance")
+    facts = {label: it.describe() | {name: getattr(it, name) for name in named} for label, it in loaded.items()}
     before = {label: known.get("fingerprint") for label, known in about.get("data", {}).items()}
     _same("the data", before, {label: known["fingerprint"] for label, known in facts.items()})
     plan = _with_rows_apart(plan, facts, fixed=stored is not None or "final_examples" in options)
@@ -117,9 +129,8 @@ def prepare(options: Mapping[str, Any], out: str | Path, *, command: str = "", m
     if measure is None and plan.match == "time":
         measure = measure_speeds
     rows = make_rows(plan, vocabularies, plan.rows, measure=measure)
-    about["ngrams"] = _ngrams(plan, rows, loaded)
-    commands = [*about.get("commands", []), *([command] if command else [])]
-    about |= {"data": facts, "use": files, "commands": list(dict.fromkeys(commands))}
+    commands = dict.fromkeys([*about.get("commands", []), *([command] if command else [])])
+    about |= {"ngrams": _ngrams(plan, rows, loaded), "data": facts, "use": files, "commands": list(commands)}
     return dataclasses.replace(plan, rows=rows, about=_machine(plan) | about)
 
 
@@ -137,7 +148,7 @@ def compare(
     Args:
         options: what is asked for; for a folder that holds a comparison, what is added to it.
         out: the folder.
-        jobs: runs at once; None is as many as the launcher has room for.
+        jobs: runs at once; None is as many as the launcher has places for.
         command: kept with the plan; None is the one that says the same.
         launcher: starts the workers; None is one on this machine.
         console: of rich, for progress; None is stderr.
@@ -145,53 +156,61 @@ def compare(
     out = Path(out)
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
-    if (stored := Plan.load(out)) is None:
+    if (before := Plan.load(out)) is None:
         Plan.new(options)  # what makes no sense is refused before there is a folder
-    console = Console(stderr=True, highlight=False) if console is None else console
+    match = options.get("match") if before is None else before.match
+    console = console_here() if console is None else console
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
 
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def measured(configs: Mapping[str, Any], vocabulary: int) -> dict[str, Rounds]:
+    def measured(configs: Mapping[str, Any], vocabulary: int) -> Mapping[str, Throughput]:
         say(f"measuring the throughput of {len(configs)} contenders in turns")
-        if (options.get("match") if stored is None else stored.match) == "time":
+        if match == "time":
             return measure_speeds(configs, vocabulary)
-        # A contender that crashes would take this process along, and its run is where that is to be told.
-        found = in_child(lambda: {key: its.values for key, its in measure_speeds(configs, vocabulary).items()})
+        # A contender that crashes would take this process along, and its run is where that is to be reported.
+        found = in_child(lambda: measure_speeds(configs, vocabulary))
         if found is None:
             say("it could not be measured: a contender fails; throughput will be that of the runs themselves")
-        return {key: Rounds(tuple(values)) for key, values in (found or {}).items()}
+        return {key: Throughput(Rounds(tuple(rate)), fixed) for key, ((rate,), fixed) in (found or {}).items()}
 
     launcher = LocalLauncher() if launcher is None else launcher
     with contextlib.ExitStack() as stack:
+        joined = False
         try:
             stack.enter_context(claim(out))
-            joined = False
         except Claimed:
-            joined = Plan.load(out) is not None
-            if not joined:
+            if Plan.load(out) is None:
                 raise
+            joined = True
         before = Plan.load(out)
         command = command_line(out, None, options) if command is None else command
         plan = prepare(options, out, command="" if joined else command, measure=measured)
-        machine = _machine(plan)
-        if before is not None and (changed := _changes(before.about, machine)):
+        processes = Degrees.read(plan.base.parallel, None).world
+        if processes > 1 and plan.match == "time":
+            raise ValueError(
+                f"parallel {plan.base.parallel}: budgets of equal time are measured in one process; match by tokens or "
+                "flops"
+            )
+        if not joined and plan.base.source is not None:
+            if before is None or plan.rows != before.rows:
+                say("finding the rates at which new parameters may learn")
+                plan = with_new_rates(plan, load_all(plan))
+            release()
+        if before is not None and (changed := _changes(before.about, _machine(plan))):
             say(f"not as when the comparison began, so runs may differ for this reason alone: {'; '.join(changed)}")
-        if joined:
-            assert before is not None
-            if dataclasses.replace(plan, about=before.about) != before:
-                raise Claimed(
-                    f"{out} is in use by another process; what it does not do yet can be added when it is done"
-                )
-            say(f"joining the comparison in {out}, which another process began")
-        else:
+        if not joined:
             remove_partial(out)
             plan.save(out)  # from here on the folder knows what it is
+        elif before is not None and dataclasses.replace(plan, about=before.about) != before:
+            raise Claimed(f"{out} is in use by another process; what it does not do yet can be added when it is done")
+        else:
+            say(f"joining the comparison in {out}, which another process began")
+        count = jobs or launcher.places(plan.base.device, processes)
+        if (left := _left(plan, out, count)) is not None:
+            say(left)
         work = Runs(out)
-        watch = Watch("compare", work, console=console, changed=lambda: None if joined else work.keep_rates())
+        watch = Watch(work, console=console, changed=lambda: None if joined else work.keep_rates())
         try:
-            count = jobs or launcher.places(plan.base.device)
-            failures = watch.run(launcher, WORK, out, count, plan.use, joined=joined)
+            failures = watch.run(launcher, WORK, out, count, plan.use, processes=processes, joined=joined)
         except Interrupted as stopped:
             again = "".join(f" --use {file}" for file in plan.use)
             message = f"stopped; go on with: twoaxis compare --out {out}{again}"
@@ -203,16 +222,35 @@ def compare(
     return work.outcome(failures)
 
 
-def tell(outcome: Outcome, out: str | Path) -> None:
-    """Say on stderr what failed, what is missing and what diverged."""
-    console = Console(stderr=True, highlight=False)
-    lines = [f"failed: {name}: {message}" for name, message in outcome.failures]
+def _left(plan: Plan, out: Path, jobs: int) -> str | None:
+    """How many runs are to come and about how long they take; None where none is left or throughput is unknown."""
+    if not all(row.tokens_per_second for row in plan.rows):
+        return None
+    found = forecast(plan, out, jobs, lambda configs, vocabulary: {})
+    most, runs = found.most.lower() or "about ", found.runs - found.finished
+    return f"{runs} runs, {jobs} at a time: {most}{seconds(found.seconds)}" if runs else None
+
+
+def found_by(outcome: Outcome, out: str | Path, *, report: bool = True) -> Comparison:
+    """What a comparison that was run found; says on stderr what failed, what is missing and what diverged.
+
+    Args:
+        outcome: of `compare`.
+        out: its folder.
+        report: whether to write the report.
+    """
+    lines = [f"failed: {it.name}: {it.message}" for it in outcome.failures]
     lines += [f"missing: {name}" for name in outcome.missing]
     lines += [f"diverged: {text}" for text in outcome.diverged]
     if outcome.missing:
         lines.append(f"the same command, or twoaxis compare --out {out}, tries these again")
     for line in lines:
-        console.print(f"twoaxis: {line}", markup=False, highlight=False, soft_wrap=True)
+        console_here().print(f"twoaxis: {line}", markup=False, highlight=False, soft_wrap=True)
+    failed = (*(f"{it.name}: {it.message}" for it in outcome.failures), *outcome.missing)
+    found = dataclasses.replace(Comparison.load(out), failed=failed)
+    if report:
+        found.save()
+    return found
 
 
 class Runs:
@@ -234,11 +272,16 @@ class Runs:
 
         quiet()
         plan = self.plan()
-        self.devices = default_jobs(plan.base.device)[1]
-        began = plan.about.get("hardware", {})
-        now = _machine(plan)["hardware"]
-        known = [name for name in ("cpu", "gpus") if name in began]
-        other = [f"{name} {began[name]} -> {now[name]}" for name in known if _other(began, now, name)]
+        if plan.base.source is not None:
+            with reproducible(plan.base.threads or 1):
+                hold(plan.base.source)
+            source_digest(plan.base.source)  # remembered, as the weights are
+        self.devices = default_jobs(plan.base.device, Degrees.read(plan.base.parallel, None).world)[1]
+        began, now = plan.about.get("hardware", {}), _machine(plan)["hardware"]
+        other = []
+        for name, kind in (("cpu", str), ("gpus", set)):  # how many GPUs it has does not change the time of a run
+            if name in began and kind(began[name]) != kind(now[name]):
+                other.append(f"{name} {began[name]} -> {now[name]}")
         if plan.match == "time" and other:
             raise ValueError(
                 f"budgets of equal time hold for the machine they were measured on, and {socket.gethostname()} is "
@@ -253,28 +296,57 @@ class Runs:
             found = Plan.load(self.folder)
             assert found is not None
             self._read = mark, found
-        plan = choose_rates(self._read[1], lambda run: self.result(run.folder))
-        self._read = mark, plan
-        return plan
+        self._read = mark, choose_rates(self._read[1], self.result)
+        return self._read[1]
 
-    def result(self, place: Path) -> Result | None:
+    def result(self, run: Run) -> Result | None:
         """The result of a run, read once: a finished run does not change."""
-        if place not in self._results and (self.folder / place / RESULT).exists():
-            found = read_result(self.folder / place)
-            if found is not None:
-                self._results[place] = found
-        return self._results.get(place)
+        if run.folder not in self._results and (found := load_result(self.folder / run.folder)) is not None:
+            self._results[run.folder] = found
+        return self._results.get(run.folder)
 
     def runs(self, plan: Plan) -> list[Run]:
         """The compared runs that are to be made, as far as results tell."""
-        wanted = seeds_wanted(plan, lambda run: self.result(run.folder))
-        places = {seed: place for place, seed in enumerate(plan.seeds)}
+        wanted, places = seeds_wanted(plan, self.result), {seed: place for place, seed in enumerate(plan.seeds)}
         return [run for run in plan.runs() if places[run.seed] < wanted[run.row.folder]]
 
-    def units(self) -> list[RunUnit]:
+    def units(self) -> list[Unit]:
         """Rate-choosing runs of rows without a rate, then the compared runs of the others."""
         plan = self.plan()
-        return [RunUnit(self, plan, run) for run in (*plan.choosing_runs(), *self.runs(plan))]
+        return [
+            Unit(
+                self.folder / run.folder,
+                run.name,
+                run.flops / UNIT,
+                partial(self._outcome, run),
+                partial(self._perform, plan, run),
+            )
+            for run in (*plan.choosing_runs(), *self.runs(plan))
+        ]
+
+    def _outcome(self, run: Run) -> str | None:
+        """Its loss or why it has none."""
+        result = self.result(run)
+        if result is None:
+            return None
+        loss = f"diverged: {result.message}" if result.loss is None else f"loss {result.loss:.4f}"
+        return f"{loss} ({result.seconds:.0f} s of training)"
+
+    def _perform(self, plan: Plan, run: Run, beat: Beat, slot: int) -> None:
+        """Train; a run of several processes forks them."""
+        from twoaxis.training.train import train
+
+        device = self.devices[slot % len(self.devices)]
+        if device is not None and device.startswith("cuda:"):
+            device = only_gpus(device)
+        config = plan.config(run)
+        become_ranks(Degrees.read(config.parallel, None).world)
+        config = dataclasses.replace(config, device=device, threads=config.threads or 1)
+
+        def on_step(step: int, loss: float | None) -> None:
+            beat(step / max(1, config.total_steps), "" if loss is None else f"loss {loss:.3f}")
+
+        train(config, self.folder / run.folder, on_step=on_step)
 
     def later(self) -> list[float]:
         """Compared runs of rows whose rate is not known yet."""
@@ -284,8 +356,7 @@ class Runs:
 
     def keep_rates(self) -> None:
         """Write the rates that results have decided into compare.json."""
-        plan = self.plan()
-        stored = Plan.load(self.folder)
+        plan, stored = self.plan(), Plan.load(self.folder)
         if stored is not None and stored.rows != plan.rows:
             plan.save(self.folder)
 
@@ -297,82 +368,23 @@ class Runs:
             for row in plan.rows
             if row.lr is None
         ]
-        diverged = []
-        for run in self.runs(plan):
-            result = self.result(run.folder)
-            if result is None:
-                missing.append(run.name)
-            elif result.status == "diverged":
-                diverged.append(f"{run.name}: {result.message}")
+        ended = [(run, self.result(run)) for run in self.runs(plan)]
+        missing += [run.name for run, result in ended if result is None]
+        diverged = [f"{run.name}: {it.message}" for run, it in ended if it is not None and it.status == "diverged"]
         return Outcome(plan, failures, missing, diverged)
-
-
-class RunUnit(NamedTuple):
-    """A run of a comparison as a worker's unit.
-
-    Attributes:
-        runs: whose it is.
-        plan: as it was read.
-        run: which.
-    """
-
-    runs: Runs
-    plan: Plan
-    run: Run
-
-    @property
-    def folder(self) -> Path:
-        """Of the run."""
-        return self.runs.folder / self.run.folder
-
-    @property
-    def name(self) -> str:
-        """Of the run."""
-        return self.run.name
-
-    @property
-    def size(self) -> float:
-        """Its operations, in millions."""
-        return self.run.flops / UNIT
-
-    def outcome(self) -> str | None:
-        """Its loss or why it has none; None while it is not finished."""
-        result = self.runs.result(self.run.folder)
-        if result is None:
-            return None
-        loss = f"diverged: {result.message}" if result.loss is None else f"loss {result.loss:.4f}"
-        return f"{loss} ({result.seconds:.0f} s of training)"
-
-    def perform(self, beat: Beat, slot: int) -> None:
-        """Train."""
-        from twoaxis.training.train import train
-
-        device = self.runs.devices[slot % len(self.runs.devices)]
-        if device is not None and device.startswith("cuda:"):
-            device = only_gpu(device)
-        config = self.plan.config(self.run)
-        config = dataclasses.replace(config, device=device, threads=config.threads or 1)
-
-        def on_step(step: int, loss: float | None) -> None:
-            beat(step / config.total_steps, "" if loss is None else f"loss {loss:.3f}")
-
-        train(config, self.folder, on_step=on_step)
 
 
 def load_all(plan: Plan) -> dict[str, Data]:
     """The data sets by label; tokenises what is not in the cache."""
     from twoaxis.data.load import bars, load_data
+    from twoaxis.training.setup import resolve
 
     loaded: dict[str, Data] = {}
     for sources in plan.data:
         with bars() as watch:
-            loaded[data_label(sources)] = load_data(dataclasses.replace(plan.base, data=tuple(sources)), watch=watch)
+            run = resolve(dataclasses.replace(plan.base, data=tuple(sources)))
+            loaded[data_label(sources)] = load_data(run, watch=watch)
     return loaded
-
-
-def describe(data: Data) -> dict[str, Any]:
-    """Description, fingerprint and vocabulary."""
-    return data.describe() | {name: getattr(data, name) for name in ("fingerprint", "vocab_size", "chance")}
 
 
 def _ngrams(plan: Plan, rows: Sequence[Row], loaded: Mapping[str, Data]) -> dict[str, dict[str, dict[str, float]]]:
@@ -380,7 +392,7 @@ def _ngrams(plan: Plan, rows: Sequence[Row], loaded: Mapping[str, Data]) -> dict
     from twoaxis.data.ngrams import count_ngrams
 
     found = {data: dict(sizes) for data, sizes in plan.about.get("ngrams", {}).items()}
-    for row in rows:
+    for row in rows if plan.base.source is None else ():  # a pretrained model has read more than these tokens
         data = loaded[row.data]
         if row.contender == plan.baseline_key and not data.answers and row.size not in found.get(row.data, {}):
             examples = data.train(plan.seeds[0], row.tokens // plan.base.context)
@@ -407,21 +419,23 @@ def _with_rows_apart(plan: Plan, facts: Mapping[str, Mapping[str, Any]], *, fixe
 
 def _with_more(plan: Plan, options: Mapping[str, Any], vocabularies: Mapping[str, int]) -> Plan:
     """The plan with the controls of its contenders and the checks of its baseline that are asked for."""
-    if options.get("controls"):
-        sources = plan.data[0]
-        words = vocabularies[data_label(sources)]
-        found = controls(
-            plan.contenders,
-            plan.baseline,
-            lambda contender: count_contender(plan, contender, plan.sizes[0], sources, words).parameters,
-        )
-        plan = plan.with_contenders(found)
+
+    def parameters(contender: Contender) -> int:
+        words = vocabularies[data_label(plan.data[0])]
+        return count_contender(plan, contender, plan.sizes[0], plan.data[0], words).parameters
+
     first, checks = plan.contender(plan.baseline_key), []
+    if options.get("controls"):
+        others = [contender for contender in plan.contenders if contender.label not in plan.checks]
+        make = controls if plan.base.source is None else low_rank_control
+        plan = plan.with_contenders(make(others, first, parameters))
+    if plan.base.source is not None:
+        checks.append(with_budget(first, 0, "frozen"))  # the source as it is, which training on is held against
     if options.get("recipe_check"):
         recipe = dataclasses.replace(plan.base, **{"lr": plan.lrs[0]} | first.train)
         checks += recipe_checks(first, recipe, rates=len(plan.lrs) == 1)
-    if options.get("exchange"):
-        checks.append(exchange_check(first))
+    if options.get("exchange"):  # what a lower loss is worth in tokens
+        checks.append(with_budget(first, 2, f"{first.label}, twice the tokens"))
     return plan.with_contenders(checks, checks=True)
 
 
@@ -433,17 +447,10 @@ def _machine(plan: Plan) -> dict[str, Any]:
         return {"versions": versions(), "hardware": hardware(), "hardware_line": hardware_line()}
 
 
-def _other(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> bool:
-    """Whether a machine has another CPU, or other kinds of GPUs; how many it has does not change the time of a run."""
-    was, here = before[name], now[name]
-    return set(was) != set(here) if name == "gpus" else was != here
-
-
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What is another version or machine than when the folder began."""
-    was = {**before.get("versions", {}), "machine": before.get("hardware_line")}
-    pairs = {**now["versions"], "machine": now["hardware_line"]}
-    return [f"{name} {was[name]} -> {new}" for name, new in pairs.items() if name in was and was[name] != new]
+    was, new = (about.get("versions", {}) | {"machine": about.get("hardware_line")} for about in (before, now))
+    return [f"{name} {was[name]} -> {new[name]}" for name in new if name in was and was[name] != new[name]]
 
 
 def _same(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

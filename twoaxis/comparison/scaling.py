@@ -41,22 +41,11 @@ NEEDS_SIZES = "needs --sizes"
 class Law(NamedTuple):
     """L(C) = l_inf + scale * C ** -alpha."""
 
-    l_inf: float
-    """Loss that compute cannot take away."""
-    alpha: float
-    """How fast the rest falls."""
-    scale: float | None
-    """A; None where l_inf and alpha were given and no size was fitted."""
-    error: float | None
-    """Root mean square distance of the points from the curve."""
-    note: str
-    """Where it comes from, and what to think of it."""
-
-    def loss(self, compute: float) -> float:
-        """The law's loss."""
-        if self.scale is None:
-            raise ValueError("a law given by l_inf and alpha alone has no scale; its losses are relative to a point")
-        return self.l_inf + self.scale * compute**-self.alpha
+    l_inf: float  # loss that compute cannot take away
+    alpha: float  # how fast the rest falls
+    scale: float | None  # A; None where l_inf and alpha were given and no size was fitted
+    error: float | None  # root mean square distance of the points from the curve
+    note: str  # where it comes from, and what to think of it
 
 
 class NoLaw(ValueError):
@@ -71,17 +60,17 @@ class Interval(NamedTuple):
     high: float | None
     note: str = ""
 
+    def times(self, factor: float) -> Interval:
+        """Of a multiple."""
+        low, high = (None if end is None else end * factor for end in (self.low, self.high))
+        return Interval(self.value * factor, low, high, self.note)
+
 
 def fit_law(compute: Sequence[float], losses: Sequence[float], *, l_inf: float | None = None) -> Law:
-    """Fit the law by least squares.
+    """Fit the law to the training operations and the mean held-out loss of each size by least squares.
 
     For a fixed exponent the law is linear in L_inf and A, so the search is over the exponent alone: a grid, then
-    Brent's method around its best. L_inf stays at or above zero and A above it.
-
-    Args:
-        compute: training operations of each size.
-        losses: mean held-out loss of each.
-        l_inf: the irreducible loss, where it is known; two sizes then suffice.
+    Brent's method around its best. L_inf stays at or above zero and A above it; where it is known two sizes suffice.
     """
     return _fit(tuple(map(float, compute)), tuple(map(float, losses)), l_inf)
 
@@ -105,9 +94,13 @@ def _fit(compute: tuple[float, ...], losses: tuple[float, ...], l_inf: float | N
     best = int(np.argmin(_solve(c / centre, y, grid, l_inf)[2]))
     if best in (0, len(grid) - 1):
         raise NoLaw(_edge(best, y))
-    alpha = math.exp(
-        _minimum(lambda x: _solve(c / centre, y, np.exp([x]), l_inf)[2][0], np.log(grid[best - 1 : best + 2]))
-    )
+    search: dict[str, Any] = {
+        "bracket": tuple(np.log(grid[best - 1 : best + 2])),
+        "method": "brent",
+        "options": {"xtol": 1e-12},
+    }
+    minimize = from_scipy("optimize").minimize_scalar
+    alpha = math.exp(float(minimize(lambda x: _solve(c / centre, y, np.exp([x]), l_inf)[2][0], **search).x))
     floor, scale, square = (float(value[0]) for value in _solve(c / centre, y, np.array([alpha]), l_inf))
     if scale <= 0:
         raise NoLaw("the loss does not fall with compute; more sizes or seeds are needed")
@@ -146,12 +139,6 @@ def _solve(
     return floor, scale, (rest * rest).sum(1)
 
 
-def _minimum(function: Callable[[float], float], bracket: np.ndarray) -> float:
-    """Where a function is least, between the ends of three places of which the middle one is lowest."""
-    options = {"bracket": tuple(bracket), "method": "brent", "options": {"xtol": 1e-12}}
-    return float(from_scipy("optimize").minimize_scalar(function, **options).x)
-
-
 def _edge(best: int, y: np.ndarray) -> str:
     if y[-1] >= y[0] or best:
         return "the losses do not follow a falling law that levels off; more sizes or seeds are needed"
@@ -172,23 +159,15 @@ class Point(NamedTuple):
 
     loss: float
     tokens: float
-    throughput: float
-    """Training tokens per second."""
+    throughput: float  # training tokens per second
 
 
 def speed_up(law: Law, baseline: Point, contender: Point) -> float:
     """How much faster the contender reaches its loss than the baseline would.
 
     In the formula above the compute C cancels: what is left is the ratio of the distances to L_inf and that of the
-    times. The contender's C is the baseline's for as many tokens.
-
-    Args:
-        law: with l_inf and alpha.
-        baseline: its loss, tokens and throughput.
-        contender: the same of the contender.
-
-    Returns:
-        More than one if it pays in wall-clock time; infinite if the loss lies at or below L_inf.
+    times. The contender's C is the baseline's for as many tokens. More than one pays in wall-clock time; it is infinite
+    if the contender's loss lies at or below L_inf.
     """
     if not (baseline.throughput > 0 and contender.throughput > 0):
         raise NoLaw("no throughput was measured")
@@ -205,18 +184,12 @@ def speed_up(law: Law, baseline: Point, contender: Point) -> float:
 class Scaling:
     """The law of a data set and what it was fitted to: the baseline at every size."""
 
-    law: Law | None = None
-    """None without one."""
-    note: str
-    """Where it comes from, or why there is none."""
-    exponent: Interval | None = None
-    """Alpha with an interval over seeds, where it was fitted."""
-    compute: Mapping[str, float] = field(default_factory=dict)
-    """Training operations by size."""
-    losses: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    """Held-out losses by size and seed."""
-    l_inf: float | None = None
-    """As it was given."""
+    law: Law | None = None  # none without one
+    note: str  # where it comes from, or why there is none
+    exponent: Interval | None = None  # alpha with an interval over seeds, where it was fitted
+    compute: Mapping[str, float] = field(default_factory=dict)  # training operations by size
+    losses: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # held-out losses by size and seed
+    l_inf: float | None = None  # as it was given
 
     @property
     def seeds(self) -> set[int]:
@@ -277,11 +250,6 @@ def speed_up_interval(scaling: Scaling, baseline: Mapping[int, Point], contender
     Seeds are drawn with replacement, whole: the baseline's losses at every size, and with them the law, the contender's
     loss and both throughputs move together. The standard error of so few draws is too small by sqrt((n - 1) / n), which
     is made up for, and the interval is Student's, on the logarithm.
-
-    Args:
-        scaling: with a law, fitted or given.
-        baseline: its points by seed.
-        contender: the same of the contender.
     """
     law, fitted = scaling.law, bool(scaling.losses)
     if law is None:

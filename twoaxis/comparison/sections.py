@@ -1,4 +1,4 @@
-"""How the contenders of a table compare: differences, at equal budgets, in speed, and what could have been told.
+"""How the contenders of a table compare: differences, at equal budgets, in speed, and what could have been resolved.
 
 Losses are compared as they were matched and, whatever was matched, at equal tokens, equal operations and equal time:
 the longer of two curves is read where the shorter one ends. A curve read before its end belongs to a learning rate that
@@ -9,11 +9,11 @@ differ by less than they were measured to, it gives no verdict either.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 from twoaxis.comparison.contenders import BUDGET
 from twoaxis.comparison.entries import Entry, Equal, Power, Worth, ratio
@@ -33,7 +33,6 @@ from twoaxis.comparison.statistics import (
 
 AXES = ("tokens", "flops", "time")
 """What losses are compared at."""
-SIDES = ("contender", "baseline")
 EARLY = "one schedule had not ended, which alone could make this difference"
 """Why a difference at a budget that was not matched is not resolved."""
 UNSURE = "throughputs differ by less than they were measured to"
@@ -44,18 +43,12 @@ UNSURE = "throughputs differ by less than they were measured to"
 class Section:
     """A data set at a size."""
 
-    plan: Plan
-    """What was asked for."""
-    data: str
-    """Name of the data set."""
-    size: str
-    """Name of the size."""
-    entries: tuple[Entry, ...]
-    """In the order of the plan."""
-    scaling: Scaling
-    """The law of the data set."""
-    home: str | None = None
-    """See `Comparison.home`."""
+    plan: Plan  # what was asked for
+    data: str  # name of the data set
+    size: str  # name of the size
+    entries: tuple[Entry, ...]  # in the order of the plan
+    scaling: Scaling  # the law of the data set
+    home: str | None = None  # see `Comparison.home`
 
     @property
     def baseline(self) -> Entry:
@@ -79,6 +72,17 @@ class Section:
         return max(moved, key=lambda e: abs(e.difference.mean or 0.0) if e.difference else 0.0, default=None)
 
     @property
+    def low_rank(self) -> Entry | None:
+        """Of contenders on a source, the last one that has low-rank additions in place of a method."""
+        return next((entry for entry in reversed(self.contenders) if "lora" in entry.contender.model), None)
+
+    @cached_property
+    def beyond(self) -> dict[str, Difference]:
+        """By label, the loss of every method on a source minus that of low-rank additions; none without these."""
+        methods = {entry.label: entry.sample() for entry in self.contenders if "lora" not in entry.contender.model}
+        return {} if self.low_rank is None else judge(self.low_rank.sample(), methods, **_rules(self.plan))
+
+    @property
     def ngrams(self) -> Mapping[str, float]:
         """Losses of tables of counts, of text: unigram and bigram, and the tokens that were counted."""
         return self.plan.about.get("ngrams", {}).get(self.data, {}).get(self.size, {})
@@ -91,7 +95,7 @@ class Section:
     @property
     def chance(self) -> float | None:
         """What guessing scores, for tasks."""
-        found = [run.result.chance for entry in self.entries for run in entry.runs.values() if run.result is not None]
+        found = (result.chance for entry in self.entries for result in entry.ended.values())
         return next((chance for chance in found if chance is not None), None)
 
     @property
@@ -107,111 +111,103 @@ class Section:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "data": self.data,
-            "size": self.size,
-            "chance": self.chance,
+            **{name: getattr(self, name) for name in ("data", "size", "chance")},
             "baseline": self.baseline.label,
             "ngrams": dict(self.ngrams),
             "throughput": "measured in turns before the runs" if self.interleaved else "of the runs themselves",
+            "beyond_low_rank": {label: found.to_dict() for label, found in self.beyond.items()},
             "contenders": [entry.to_dict(self.baseline) for entry in self.entries],
         }
+
+
+def _rules(plan: Plan) -> dict[str, Any]:
+    """How losses are judged."""
+    return {"seeds": plan.seeds, "looks": plan.looks, "margin": plan.margin}
 
 
 def make_section(plan: Plan, data: str, size: str, entries: list[Entry], scaling: Scaling) -> Section:
     """One data set at one size."""
     if any(entry.row.tokens_per_second is None for entry in entries):
         # throughputs of some contenders only, measured apart from the others' runs, are none to compare by
-        bare = [dataclasses.replace(entry.row, tokens_per_second=None) for entry in entries]
-        entries = [dataclasses.replace(entry, row=row) for entry, row in zip(entries, bare, strict=True)]
+        entries = [replace(entry, row=replace(entry.row, tokens_per_second=None)) for entry in entries]
     base = next((entry for entry in entries if entry.baseline), None)
     if base is None:
         raise ValueError(f"{PLAN}: rows of {data}, {size} have no {plan.baseline!r}, which is the baseline")
     judged = {entry.row.contender: entry for entry in entries if entry is not base and not entry.check}
     checks = {entry.row.contender: entry for entry in entries if entry.check}
-    design: dict[str, Any] = {"seeds": plan.seeds, "looks": plan.looks}
-    rules: dict[str, Any] = design | {"margin": plan.margin}
-
-    def held_against(group: Mapping[str, Entry]) -> dict[str, Difference]:
-        samples = {key: entry.sample() for key, entry in group.items()}
-        return judge(base.sample(), samples, **rules)
-
-    losses = held_against(judged) | held_against(checks)
+    losses: dict[str, Difference] = {}
+    for group in (judged, checks):  # each of them shares an error
+        losses |= judge(base.sample(), {key: it.sample() for key, it in group.items()}, **_rules(plan))
     right = judge(
         _accuracies(base),
         {key: _accuracies(entry) for key, entry in judged.items()},
         lower_is_better=False,
         step=1 / plan.base.judged_examples,  # each example has one answer or more
-        **design,
+        seeds=plan.seeds,
+        looks=plan.looks,
     )
-    equal = _equal(judged, base, plan, rules)
-    wanted = {key: found.wanted if plan.until else len(plan.seeds) for key, found in losses.items()}
-    wanted[base.row.contender] = max([wanted[key] for key in judged], default=plan.looks[0].seeds)
-    rate = _exchange(base, checks.values())
+    wanted = {key: losses[key].wanted if plan.until else len(plan.seeds) for key in judged}
+    most = max(wanted.values(), default=plan.looks[0].seeds)
+    equal, rate = _equal(judged, base, plan), _exchange(base, checks.values())
     made = []
     for entry in entries:
         key = entry.row.contender
-        count = wanted[base.row.contender] if entry.check else wanted[key]
-        entry = dataclasses.replace(entry, seeds=plan.seeds[:count])
+        more: dict[str, Any] = {"seeds": plan.seeds[: wanted.get(key, most)], "difference": losses.get(key)}
         if not entry.check:
-            worth, note = _worth(entry, base, losses.get(key), scaling, rate)
-            entry = dataclasses.replace(entry, worth=worth, worth_note=note)
-        if key in losses:
-            entry = dataclasses.replace(entry, difference=losses[key])
+            more["worth"], more["worth_note"] = _worth(entry, base, losses.get(key), scaling, rate)
         if key in judged:
-            entry = dataclasses.replace(
-                entry,
-                equal=equal[key],
-                accuracy_difference=None if entry.mean("accuracy") is None else right[key],
-                power=None if losses[key].resolved else _power(entry, base, losses[key], len(judged), plan.margin),
-            )
-        made.append(entry)
+            more |= {
+                "equal": equal[key],
+                "accuracy_difference": right[key] if entry.mean("accuracy") is not None else None,
+            }
+            more["power"] = _power(entry, base, losses[key], len(judged), plan.margin)
+        made.append(replace(entry, **more))
     return Section(plan=plan, data=data, size=size, entries=tuple(made), scaling=scaling)
 
 
 def _accuracies(entry: Entry) -> Sample:
-    right = {seed: result.accuracy for seed, result in entry.results.items()}
-    return Sample(dict.fromkeys(entry.diverged) | right)
+    return Sample(dict.fromkeys(entry.diverged) | {seed: result.accuracy for seed, result in entry.results.items()})
 
 
 def _power(entry: Entry, base: Entry, found: Difference, family: int, margin: float | None) -> Power | None:
     """Seeds and seconds for a difference of the margin, or of half of what could be resolved here."""
-    if not found.detectable:
+    if found.resolved or not found.detectable:
         return None
     effect = found.detectable / 2 if margin is None else margin
     seeds = seeds_for(found, effect, family)
-    means = [mean for it in (entry, base) if (mean := it.mean("seconds")) is not None]
-    return Power(effect, seeds, None if seeds is None or len(means) < 2 else seeds * math.fsum(means))
+    runs = [it.row.tokens / speed for it in (entry, base) if (speed := it.tokens_per_second)]
+    return Power(effect, seeds, None if seeds is None or len(runs) < 2 else seeds * math.fsum(runs))
 
 
-def _equal(group: Mapping[str, Entry], base: Entry, plan: Plan, rules: dict[str, Any]) -> dict[str, dict[str, Equal]]:
+def _equal(group: Mapping[str, Entry], base: Entry, plan: Plan) -> dict[str, dict[str, Equal]]:
     """Losses at equal tokens, operations and time; the longer run is read where the shorter one ends."""
     found: dict[str, dict[str, Equal]] = {key: {} for key in group}
     for axis in AXES:
-        scales = {key: scale for key, entry in group.items() if (scale := entry.scale(axis)) is not None}
-        theirs = base.scale(axis)
-        if theirs is None:
-            continue
-        parts: dict[str, tuple[float, float]] = {}
-        for key, mine in scales.items():
-            ends = group[key].row.tokens * mine, base.row.tokens * theirs
+        budgets: dict[str, float] = {}
+        parts: dict[str, tuple[float, float]] = {}  # of the contender's run and of the baseline's
+        ours, theirs = dict[str, Sample](), dict[str, Sample]()
+        for key, entry in group.items():
+            scales = entry.scale(axis), base.scale(axis)
+            ends = entry.row.tokens * (scales[0] or 0.0), base.row.tokens * (scales[1] or 0.0)
+            if not (budget := min(ends)):  # one of them was not trained, or its throughput is not known
+                continue
             # What was matched is equal up to the rounding to whole steps: both runs are taken at their ends.
-            parts[key] = (1.0, 1.0) if axis == plan.match else (min(ends) / ends[0], min(ends) / ends[1])
-        ours = {key: group[key].sample(part[0]) for key, part in parts.items()}
-        apart = judge({key: base.sample(part[1]) for key, part in parts.items()}, ours, **rules)
-        for key, difference in apart.items():
-            sides = zip(SIDES, (group[key], base), parts[key], strict=True)
+            budgets[key] = budget
+            parts[key] = (1.0, 1.0) if axis == plan.match else (budget / ends[0], budget / ends[1])
+            # Where one of them is read before its end both are read on their curves, whose rows are fewer and the same.
+            whole = min(parts[key]) >= 1 - 1e-9
+            pairs = zip((entry, base), parts[key], strict=True)
+            ours[key], theirs[key] = (it.sample(None if whole else part) for it, part in pairs)
+        for key, difference in judge(theirs, ours, **_rules(plan)).items():
+            sides = (("contender", group[key], parts[key][0]), ("baseline", base, parts[key][1]))
             early = next((side for side, it, part in sides if _early(it, part, plan)), "")
             unsure = axis == "time" and axis != plan.match and _too_close(group[key], base)
-            notes = [difference.note]
-            if difference.verdict == {"contender": WORSE, "baseline": BETTER}.get(early):
-                notes.append(EARLY)
-            if unsure and difference.resolved:
-                notes.append(UNSURE)
-            if len(notes) > 1:
-                difference = difference._replace(verdict=OPEN, note="; ".join(filter(None, notes)))
+            doubts = [EARLY] if difference.verdict == {"contender": WORSE, "baseline": BETTER}.get(early) else []
+            doubts += [UNSURE] if unsure and difference.resolved else []
+            if doubts:
+                difference = difference._replace(verdict=OPEN, note="; ".join(filter(None, (difference.note, *doubts))))
             loss = mean_of_all([loss for loss in ours[key].values.values() if loss is not None])
-            budget = min(group[key].row.tokens * scales[key], base.row.tokens * theirs)
-            found[key][axis] = Equal(budget, loss, difference, min(parts[key]), early, unsure)
+            found[key][axis] = Equal(budgets[key], loss, difference, min(parts[key]), early, unsure)
     return found
 
 
@@ -233,47 +229,31 @@ def _too_close(entry: Entry, base: Entry) -> bool:
     return abs(mine / theirs - 1) < spread
 
 
-class Exchange(NamedTuple):
-    """The baseline's fall in loss with more tokens.
-
-    Attributes:
-        nats: by which the loss falls.
-        factor: times the tokens.
-        error: of the fall, a standard error over seeds.
-    """
-
-    nats: float
-    factor: float
-    error: float
-
-    def tokens(self, gain: float) -> float:
-        """How many times the tokens a gain in loss is worth, if the loss goes on falling like this."""
-        return self.factor ** (gain / self.nats)
-
-
-def _exchange(base: Entry, checks: Iterable[Entry]) -> Exchange | None:
-    """From the baseline with more tokens; None without one whose loss falls clearly."""
+def _exchange(base: Entry, checks: Iterable[Entry]) -> tuple[float, float] | None:
+    """By how much the baseline's loss falls with how many times the tokens; None where it was not run, or falls by
+    less than two standard errors."""
     for entry in checks:
         if BUDGET in entry.contender.train:
             apart = [base.losses[seed] - loss for seed, loss in entry.losses.items() if seed in base.losses]
             factor = entry.row.tokens / base.row.tokens
             if len(apart) > 1 and factor > 1:
                 fall, error = math.fsum(apart) / len(apart), spread_of(apart) / math.sqrt(len(apart))
-                return Exchange(fall, factor, error) if fall > 2 * error else None
+                return (fall, factor) if fall > 2 * error else None
     return None
 
 
 def _worth(
-    entry: Entry, base: Entry, found: Difference | None, scaling: Scaling, rate: Exchange | None
+    entry: Entry, base: Entry, found: Difference | None, scaling: Scaling, rate: tuple[float, float] | None
 ) -> tuple[Worth | None, str]:
     """The speed-up in tokens and in time and a note, or None and why."""
-    mine, theirs = entry.tokens_per_second, base.tokens_per_second
-    speed = ratio(mine, theirs)
-    one = Interval(1.0, None, None)
+    speed = ratio(entry.tokens_per_second, base.tokens_per_second)
     if scaling.law is None and rate is None:
         return None, scaling.note
+    if not entry.row.tokens:
+        return None, "it was not trained"
     source = "law" if scaling.law is not None else "more tokens"
     if entry.baseline:
+        one = Interval(1.0, None, None)
         return Worth(one, 1.0, one, source), ""
     if scaling.law is not None:
         try:
@@ -283,22 +263,18 @@ def _worth(
         if not math.isfinite(net.value) or speed is None:
             return None, net.note
         # the time of a token is in the speed-up; what is left without it is a matter of tokens
-        return Worth(_times(net, entry.row.tokens / base.row.tokens / speed), speed, net, source), net.note
+        return Worth(net.times(entry.row.tokens / base.row.tokens / speed), speed, net, source), net.note
     assert rate is not None
+    fall, factor = rate
     if found is None or found.mean is None:
         return None, "no pair of runs has finished"
-    ends = (found.high, found.low) if found.low is not None and found.high is not None else (None, None)
-    value, low, high = (None if gain is None else rate.tokens(-gain) for gain in (found.mean, *ends))
-    assert value is not None
-    tokens = Interval(value, low, high, f"the baseline falls by {rate.nats:.3g} with {rate.factor:g} times the tokens")
-    spent = base.row.tokens / entry.row.tokens
-    return Worth(tokens, speed, None if speed is None else _times(tokens, speed * spent), source), tokens.note
-
-
-def _times(value: Interval, factor: float) -> Interval:
-    """An interval of a multiple."""
-    low, high = (None if end is None else end * factor for end in (value.low, value.high))
-    return Interval(value.value * factor, low, high, value.note)
+    # A gain in loss is worth so many times the tokens, if the baseline's loss goes on falling like this.
+    ends = (None, None) if found.low is None or found.high is None else (found.high, found.low)
+    low, high = (None if end is None else factor ** (-end / fall) for end in ends)
+    note = f"the baseline falls by {fall:.3g} with {factor:g} times the tokens"
+    tokens = Interval(factor ** (-found.mean / fall), low, high, note)
+    net = None if speed is None else tokens.times(speed * base.row.tokens / entry.row.tokens)
+    return Worth(tokens, speed, net, source), note
 
 
 def _points(entry: Entry) -> dict[int, Point]:

@@ -20,7 +20,8 @@ common, so the unit is the difference within a seed, and seeds are what vary.
 - Seeds that come in several looks, of which each could resolve something, share alpha: see `planned_looks` and
   `added_looks`. An interval is then the intersection of those of all looks.
 
-How often this is wrong, and how often right, is simulated in benchmarks/verdicts.py; docs/statistics.md has the table.
+How often this is wrong, and how often right, is simulated in benchmarks/verdicts.py; the table stands in
+docs/explanation/statistics.md.
 Everything here is a function of numbers: nothing is read, nothing is planned. Quantiles are scipy's (extra `lab`).
 """
 
@@ -33,39 +34,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from twoaxis.base.extras import needs
+
 BETTER, WORSE, OPEN, EQUIVALENT = "resolved (better)", "resolved (worse)", "not resolved", "equivalent"
 """The verdicts; the last one for an interval inside a margin that was given."""
 
 LEVEL = 0.95
 """Of all intervals."""
 POWER = 0.8
-"""Probability with which a true difference shall be resolved, where powers are told."""
+"""Probability with which a true difference shall be resolved, where powers are given."""
 FIRST_LOOK = 4
 """Seeds of the first planned look."""
 
 
 class Sample(NamedTuple):
-    """A measure of a contender's runs.
+    """A measure of a contender's runs."""
 
-    Attributes:
-        values: by seed; None where the run diverged. A seed that is not there has not been run.
-        rows: by seed, the same of every held-out row, where it was kept.
-    """
-
-    values: Mapping[int, float | None]
-    rows: Mapping[int, Sequence[float | None]] = {}
+    values: Mapping[int, float | None]  # by seed; None where the run diverged, nothing where it was not made
+    rows: Mapping[int, Sequence[float | None]] = {}  # by seed, the same of every held-out row, where it was kept
 
 
 class Look(NamedTuple):
-    """A moment at which verdicts are given.
+    """A moment at which verdicts are given."""
 
-    Attributes:
-        seeds: how many, from the first planned one on.
-        share: of alpha that it spends.
-    """
-
-    seeds: int
-    share: float
+    seeds: int  # how many, from the first planned one on
+    share: float  # of alpha that it spends
 
 
 def planned_looks(most: int) -> tuple[Look, ...]:
@@ -91,43 +84,24 @@ def added_looks(counts: Sequence[int]) -> tuple[Look, ...]:
 
 
 class Difference(NamedTuple):
-    """A contender's measure minus the baseline's, over the seeds both have.
+    """A contender's measure minus the baseline's, over the seeds both have."""
 
-    Attributes:
-        seeds: with both values, at the last look.
-        mean: of the differences; None without a pair.
-        spread: standard deviation of the differences; None with fewer than two pairs.
-        error: standard error of the mean, from seeds (moderated) and held-out rows.
-        freedom: degrees of freedom of it.
-        low: lower end of the simultaneous interval.
-        high: upper end of it.
-        p: probability of so large a difference by chance, for this contender alone.
-        corrected_p: the same for all contenders and looks: below 0.05 exactly when the interval leaves zero out.
-        detectable: the true difference that this comparison would have resolved with a probability of 80%.
-        verdict: `resolved (better)`, `resolved (worse)`, `equivalent` or `not resolved`.
-        note: why there is no interval, what is missing, which runs diverged.
-        diverged: seeds at which the contender diverged.
-        missing: seeds at which the contender or the baseline has not finished.
-        row_error: standard error of the mean over the held-out rows alone; None where losses of rows are not known.
-        wanted: seeds that its looks ask for, until one of them resolves it.
-    """
-
-    seeds: tuple[int, ...]
-    mean: float | None
-    spread: float | None
-    error: float | None
-    freedom: int
-    low: float | None
-    high: float | None
-    p: float | None
-    corrected_p: float | None
-    detectable: float | None
-    verdict: str
-    note: str
-    diverged: tuple[int, ...]
-    missing: tuple[int, ...]
-    row_error: float | None
-    wanted: int
+    seeds: tuple[int, ...]  # with both values, at the last look
+    mean: float | None = None  # of the differences; None without a pair
+    spread: float | None = None  # standard deviation of the differences; None with fewer than two pairs
+    error: float | None = None  # standard error of the mean, from seeds (moderated) and held-out rows
+    freedom: int = 0  # degrees of freedom of it
+    low: float | None = None  # lower end of the simultaneous interval
+    high: float | None = None  # upper end of it
+    p: float | None = None  # probability of so large a difference by chance, for this contender alone
+    corrected_p: float | None = None  # of all contenders and looks: below 0.05 exactly if the interval leaves zero out
+    detectable: float | None = None  # the true difference that would have been resolved with a probability of 80%
+    verdict: str = OPEN  # `resolved (better)`, `resolved (worse)`, `equivalent` or `not resolved`
+    note: str = ""  # why there is no interval, what is missing, which runs diverged
+    diverged: tuple[int, ...] = ()  # seeds at which the contender diverged
+    missing: tuple[int, ...] = ()  # seeds at which the contender or the baseline has not finished
+    row_error: float | None = None  # of the mean, over held-out rows alone; None where losses of rows are not known
+    wanted: int = 0  # seeds that its looks ask for, until one of them resolves it
 
     @property
     def resolved(self) -> bool:
@@ -186,12 +160,9 @@ def judge(
                 continue  # resolved before, and left alone since
             before = found.get(name)
             made = _interval(pair, float(variances[place]), int(freedoms[place]), alpha, (1 - level) / alpha)
-            made = _narrow(before, made)
-            made = _verdict(made, pair, lower_is_better, margin)
-            ended = made.resolved or bool(pair.missing)
-            found[name] = made._replace(wanted=look.seeds if ended else following)
-            if before is not None and before.resolved:
-                found[name] = found[name]._replace(wanted=before.wanted)
+            made = _verdict(_narrow(before, made), pair, lower_is_better, margin)
+            wanted = look.seeds if made.resolved or pair.missing else following
+            found[name] = made._replace(wanted=before.wanted if before is not None and before.resolved else wanted)
     return found
 
 
@@ -199,36 +170,26 @@ class Pair(NamedTuple):
     """Differences by seed of a contender to the baseline at a look."""
 
     values: dict[int, float]
-    variance: float
-    """Of the values; not a number with fewer than two."""
+    variance: float  # of the values; not a number with fewer than two
     diverged: tuple[int, ...]
-    fallen: tuple[int, ...]
-    """Seeds at which the baseline diverged."""
+    fallen: tuple[int, ...]  # seeds at which the baseline diverged
     missing: tuple[int, ...]
     row_error: float | None
     planned: int
 
 
 def _pair(baseline: Sample, contender: Sample, seeds: Sequence[int], step: float) -> Pair:
+    ours, others = contender.values, baseline.values
     values = {
         seed: mine - theirs
         for seed in seeds
-        if (mine := contender.values.get(seed)) is not None and (theirs := baseline.values.get(seed)) is not None
+        if (mine := ours.get(seed)) is not None and (theirs := others.get(seed)) is not None
     }
-    variance = math.nan
-    if len(values) > 1:
-        # A difference of two values rounded to the step has the variance 2 * step**2 / 12.
-        variance = max(spread_of(list(values.values())) ** 2, step**2 / 6)
-    mine, theirs = contender.values, baseline.values
-    return Pair(
-        values,
-        variance,
-        tuple(seed for seed in seeds if seed in mine and mine[seed] is None),
-        tuple(seed for seed in seeds if seed in theirs and theirs[seed] is None),
-        tuple(seed for seed in seeds if seed not in mine or seed not in theirs),
-        _row_error(baseline, contender, tuple(values)),
-        len(seeds),
-    )
+    # A difference of two values rounded to the step has the variance 2 * step**2 / 12.
+    variance = max(spread_of(list(values.values())) ** 2, step**2 / 6) if len(values) > 1 else math.nan
+    diverged, fallen = (tuple(s for s in seeds if s in its and its[s] is None) for its in (ours, others))
+    missing = tuple(seed for seed in seeds if seed not in ours or seed not in others)
+    return Pair(values, variance, diverged, fallen, missing, _row_error(baseline, contender, list(values)), len(seeds))
 
 
 def moderate(variances: np.ndarray, freedoms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -253,44 +214,26 @@ def moderate(variances: np.ndarray, freedoms: np.ndarray) -> tuple[np.ndarray, n
 
 def _interval(pair: Pair, variance: float, freedom: int, alpha: float, tests: float) -> Difference:
     """The difference with its interval at the level 1 - `alpha`, one of so many `tests` that share the error."""
-    count, notes = len(pair.values), []
+    values, notes = list(pair.values.values()), []
     for seeds, whose in ((pair.diverged, ""), (pair.fallen, "the baseline ")):
         if seeds:
             notes.append(f"{whose}diverged at {len(seeds)} of {pair.planned} seeds")
     if pair.missing:
         notes.append(f"{len(pair.missing)} of {pair.planned} seeds not finished")
-    mean = math.fsum(pair.values.values()) / count if count else None
-    spread = error = low = high = p = corrected = detectable = None
-    if count == 1:
+    mean = math.fsum(values) / len(values) if values else None
+    found: dict[str, Any] = {"freedom": freedom, "row_error": pair.row_error, "wanted": pair.planned}
+    if len(values) == 1:
         notes.append("one seed: no interval")
     elif mean is not None:
-        spread = spread_of(list(pair.values.values()))
-        error = math.sqrt(variance / count + (pair.row_error or 0.0) ** 2)
-        quantile = t_quantile(1 - alpha, freedom)
-        low, high = mean - quantile * error, mean + quantile * error
-        p = _p(mean, error, freedom)
-        corrected = min(1.0, tests * p)
-        detectable = error * _shift(quantile, freedom)
+        error = math.sqrt(variance / len(values) + (pair.row_error or 0.0) ** 2)
+        quantile, p = t_quantile(1 - alpha, freedom), _p(mean, error, freedom)
+        found |= {"spread": spread_of(values), "error": error, "p": p, "corrected_p": min(1.0, tests * p)}
+        found |= {"low": mean - quantile * error, "high": mean + quantile * error}
+        found["detectable"] = error * _shift(quantile, freedom)
         if error == 0 and mean == 0:
             notes.append("the same at every seed")
-    return Difference(
-        seeds=tuple(pair.values),
-        mean=mean,
-        spread=spread,
-        error=error,
-        freedom=freedom,
-        low=low,
-        high=high,
-        p=p,
-        corrected_p=corrected,
-        detectable=detectable,
-        verdict=OPEN,
-        note="; ".join(notes),
-        diverged=pair.diverged,
-        missing=pair.missing,
-        row_error=pair.row_error,
-        wanted=pair.planned,
-    )
+    found |= {"note": "; ".join(notes), "diverged": pair.diverged, "missing": pair.missing}
+    return Difference(tuple(pair.values), mean, **found)
 
 
 def _narrow(before: Difference | None, now: Difference) -> Difference:
@@ -352,17 +295,6 @@ def _p(mean: float, error: float, freedom: int) -> float:
     return 2 * float(from_scipy("special").stdtr(freedom, -abs(mean) / error))
 
 
-def mean_interval(values: list[float], level: float = LEVEL) -> tuple[float, float, float] | None:
-    """Mean and interval of a sample, None where it is empty; of a single value the interval is the whole line."""
-    if not values:
-        return None
-    mean = math.fsum(values) / len(values)
-    if len(values) == 1:
-        return mean, -math.inf, math.inf
-    half = t_quantile(level, len(values) - 1) * spread_of(values) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
-
-
 # Power.
 
 
@@ -381,15 +313,8 @@ def _shift(quantile: float, freedom: float) -> float:
 def seeds_for(
     found: Difference, effect: float, contenders: int, *, level: float = LEVEL, most: int = 200
 ) -> int | None:
-    """How many seeds, in one look, resolve a true difference of `effect` with a probability of 80%.
-
-    Args:
-        found: a difference with a spread: its variance over seeds and its error over held-out rows are taken as true.
-        effect: the true difference.
-        contenders: of the table.
-        level: of the intervals.
-        most: None beyond it, as where the held-out rows alone are too few.
-    """
+    """How many seeds, in one look at so many contenders, resolve a true difference of `effect` with a probability of
+    80%, if the variances that were found are the true ones; None for more than `most`, as where rows are too few."""
     count = len(found.seeds)
     if found.error is None or count < 2 or effect == 0:
         return None
@@ -418,4 +343,4 @@ def from_scipy(name: str) -> Any:
     try:
         return importlib.import_module(f"scipy.{name}")
     except ImportError as error:
-        raise ValueError("intervals and laws need scipy: pip install 'twoaxis[lab]'") from error
+        raise ValueError(needs("an interval", "scipy")) from error

@@ -15,18 +15,10 @@ if TYPE_CHECKING:
     from twoaxis.model.deployment import Deployment
     from twoaxis.model.presets import find_shape
 
-_HOMES = {
-    "Costs": "costs.costs",
-    "cost": "costs.costs",
-    "Deployment": "model.deployment",
-    "find_shape": "model.presets",
-}
-"""Public names and the modules they live in, loaded when asked for: torch comes with them."""
-
 __all__ = ["Costs", "Deployment", "cost", "find_shape"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"twoaxis.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("twoaxis.costs.costs"), name)  # which loads torch: only when it is asked for

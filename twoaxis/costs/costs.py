@@ -12,63 +12,43 @@ for, and a pass is traced only if one of them needs it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from twoaxis.costs.deepen import Trace, trace_deep
 from twoaxis.costs.fuse import VIEW
 from twoaxis.costs.hardware import Profile, find_profile
 from twoaxis.costs.memory import SIZES, DeviceMemory, device_memory
 from twoaxis.costs.roofline import Seconds, infer_seconds, train_seconds
 from twoaxis.costs.trace import (
     Kept,
-    SiteTraffic,
+    Recompute,
     StepTrace,
     TrainTrace,
-    lengthened,
     meta_model,
+    trace_decoding,
     trace_step,
     trace_training,
 )
 from twoaxis.depth.counts import count_live
 from twoaxis.model.config import ModelConfig
-from twoaxis.model.decoder import Decoder
 from twoaxis.model.deployment import Deployment
-from twoaxis.model.flops import Flops, Parameters, count_parameters, forward_flops, training_flops
+from twoaxis.model.family_shape import FamilyShape
+from twoaxis.model.flops import Flops, Parameters, count_parameters, forward_flops, training_flops, uncounted
 from twoaxis.model.presets import find_shape
 from twoaxis.model.stages import Pipeline, plan
 from twoaxis.model.variant import Contender, make_contender, with_method
 
 
-class Traffic(NamedTuple):
-    """Bytes per token that the stream moves in a forward pass, pre-norms and sub-layers left out.
-
-    Attributes:
-        sites: for each site, out last.
-    """
-
-    sites: tuple[SiteTraffic, ...]
-
-    @property
-    def eager(self) -> float:
-        """Every operation for itself."""
-        return sum(site.eager for site in self.sites)
-
-    @property
-    def fused(self) -> float:
-        """One kernel between two sub-layers."""
-        return sum(site.fused for site in self.sites)
-
-
 class CostModel:
-    """A shape in a deployment, of which any method can be asked.
+    """A shape, or the name of one, in a deployment, of which any method can be asked.
 
-    Args:
-        shape: a decoder, whose own stream and mixer do not matter, or a name for `find_shape`.
-        deployment: devices and sizes; None is one H100 with a context of 4096.
+    The stream and mixer of the shape do not matter. No deployment is one H100 with a context of 4096.
     """
 
-    def __init__(self, shape: ModelConfig | str, deployment: Deployment | None = None) -> None:
+    def __init__(self, shape: ModelConfig | FamilyShape | str, deployment: Deployment | None = None) -> None:
         self.deployment = deployment or Deployment()
         self.profile = find_profile(self.deployment.hardware)
         self.shape = find_shape(shape) if isinstance(shape, str) else shape
@@ -83,13 +63,12 @@ class CostModel:
         return self._make(method if isinstance(method, Contender) else make_contender(method, mixer), self.plain)
 
     def _make(self, contender: Contender, plain: Costs | None) -> Costs:
-        config = with_method(self.shape, contender)
-        self.deployment.check(config)
+        self.deployment.check(config := with_method(self.shape, contender))
         return Costs(contender.label, config, self.deployment, self.profile, plain)
 
 
 def cost(
-    shape: ModelConfig | str,
+    shape: ModelConfig | FamilyShape | str,
     method: Contender | str | None = None,
     deployment: Deployment | None = None,
     *,
@@ -103,16 +82,11 @@ def cost(
 class Costs:
     """What a method costs on a shape in a deployment."""
 
-    label: str
-    """Of the method."""
-    shape: ModelConfig
-    """The decoder with the method."""
+    label: str  # of the method
+    shape: ModelConfig | FamilyShape  # the model with the method
     deployment: Deployment
-    """What it was asked for."""
-    profile: Profile
-    """Of the device."""
-    base: Costs | None = None
-    """Of the same shape with the plain residual and no mixer; None is that it is itself."""
+    profile: Profile  # of the device
+    base: Costs | None = None  # those of the same shape with the plain residual; None is that these are they
 
     @property
     def plain(self) -> Costs:
@@ -122,14 +96,14 @@ class Costs:
     # Counts.
 
     @cached_property
-    def model(self) -> Decoder:
-        """The decoder on meta tensors."""
+    def model(self) -> Any:
+        """The decoder or the graft on meta tensors."""
         return meta_model(self.shape, self.deployment.dtype)
 
     @cached_property
     def parameters(self) -> Parameters:
         """By part."""
-        return count_parameters(self.shape, trunk=self.model)
+        return count_parameters(self.model)
 
     @property
     def parameters_added(self) -> int:
@@ -139,18 +113,35 @@ class Costs:
     @cached_property
     def forward(self) -> Flops:
         """Operations per token of a forward pass."""
-        return forward_flops(self.shape, self.deployment.context, trunk=self.model)
+        return forward_flops(self.model, self.deployment.context)
 
     @cached_property
     def training(self) -> Flops:
         """Operations per token of a training pass."""
         again = int(self.deployment.recompute != "none")
-        return training_flops(self.shape, self.deployment.context, recompute=again, trunk=self.model)
+        return training_flops(self.model, self.deployment.context, recompute=again)
+
+    @cached_property
+    def uncounted(self) -> tuple[str, ...]:
+        """Classes of a family's modules whose operations are counted for their matrices alone."""
+        return uncounted(self.model)
+
+    @cached_property
+    def unmetered(self) -> str | None:
+        """Why the model cannot run on meta tensors, where it cannot: then it has no bytes, no memory and no times."""
+        if not isinstance(self.shape, FamilyShape):
+            return None
+        try:
+            trace_training(self.model, 1, 2, self.device)
+            trace_decoding(self.model, 1, 3, self.device)
+        except Exception as error:  # whatever a family's code does with tensors that have no numbers
+            return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return None
 
     @property
-    def traffic(self) -> Traffic:
-        """Bytes per token at each site."""
-        return Traffic(self.prefilled.sites)
+    def traffic(self) -> StepTrace:
+        """Bytes per token that the stream moves in a forward pass, `eager`, `fused` and at each of its `sites`."""
+        return self.prefilled
 
     @property
     def activations(self) -> int:
@@ -205,7 +196,7 @@ class Costs:
     def train_time(self) -> Seconds:
         """One micro-batch on one device, forward and backward, with its transfers; no optimiser, no bubble."""
         trace = self.trained if self.deployment.recompute == "none" else self.remade
-        return train_seconds(self.shape, trace, self.pipeline, self.deployment, self.profile)
+        return train_seconds(self.shape.hidden_size, trace, self.pipeline, self.deployment, self.profile)
 
     @cached_property
     def prefill_time(self) -> Seconds:
@@ -249,37 +240,41 @@ class Costs:
     @cached_property
     def trained(self) -> TrainTrace:
         """A training pass that keeps everything."""
-        return trace_training(self.model, self.deployment.micro_batch, self.deployment.context, self.device)
+        return self._train("none")
 
     @cached_property
     def remade(self) -> TrainTrace:
         """A training pass that makes blocks anew."""
-        return trace_training(self.model, self.deployment.micro_batch, self.deployment.context, self.device, "block")
+        return self._train("block")
+
+    def _train(self, recompute: Recompute) -> TrainTrace:
+        d = self.deployment
+        return self._traced(lambda model: trace_training(model, d.micro_batch, d.context, self.device, recompute))
 
     @cached_property
     def prefilled(self) -> StepTrace:
         """The whole context."""
-        return trace_step(self.model, self.deployment.batch, self.deployment.context, self.device)
+        d = self.deployment
+        return self._traced(lambda model: trace_step(model, d.batch, d.context, self.device))
 
     @cached_property
     def decoded(self) -> StepTrace:
         """The last token of the context."""
-        batch = self.deployment.batch
-        known = vars(self).get("prefilled") or trace_step(self.model, batch, 1, self.device)
-        past = lengthened(known.past, self.deployment.context - 1)
-        return trace_step(self.model, batch, 1, self.device, past)
+        d = self.deployment
+        return self._traced(lambda model: trace_decoding(model, d.batch, d.context, self.device))
+
+    def _traced(self, trace: Callable[[Any], Trace]) -> Trace:
+        """A pass; where each call is timed, every one must be there."""
+        if self.profile.clock is not None:
+            return trace(self.model)
+        return trace_deep(self.model, self.shape, self.deployment.dtype, trace)
 
 
 class Kernels(NamedTuple):
-    """What a stream runs in.
+    """What a stream runs in."""
 
-    Attributes:
-        calls: per sub-layer of a forward pass, pre-norms included.
-        own: kernels of this library among them.
-    """
-
-    calls: float
-    own: tuple[str, ...]
+    calls: float  # per sub-layer of a forward pass, pre-norms included
+    own: tuple[str, ...]  # kernels of this library among them
 
     def __str__(self) -> str:
         own = f"with {', '.join(self.own)}" if self.own else "none of them a kernel made for it"

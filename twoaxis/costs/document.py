@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,32 +16,64 @@ from twoaxis.show.document import Block, Column, Document, Heading, Items, Prose
 from twoaxis.show.numbers import NOTHING, increase, seconds, si, whole
 from twoaxis.show.numbers import times as ratio
 
+PASSES = ("train", "prefill", "decode")
+TIMES = tuple((name, way) for name in PASSES for way in ("fused", "eager"))
+
 
 @dataclass(frozen=True)
 class CostTable(Showable):
     """What some methods cost on one shape."""
 
-    shape: str
-    """Its name."""
-    rows: Sequence[Costs]
-    """From one `CostModel`; the first is the plain residual."""
-    sites: bool = False
-    """With the bytes of every site."""
-    charts: tuple[Chart, ...] = ()
-    """Besides the tables, on a page."""
+    shape: str  # its name
+    costs: Sequence[Costs]  # from one `CostModel`; the first is the plain residual
+    sites: bool = False  # with the bytes of every site
+    charts: tuple[Chart, ...] = ()  # besides the tables, on a page
 
     def document(self) -> Document:
         """Everything about them."""
-        return document(self.shape, self.rows, sites=self.sites)
+        rows, plain = self.costs, self.costs[0]
+        staged = plain.deployment.pipeline_stages > 1
+        shown: dict[str, Sequence[Block]] = {}
+        if not plain.unmetered:
+            shown["In short"] = [Items(tuple(map(verdict, rows[1:])) or (verdict(plain),))]
+        said = not_counted(plain)
+        shown["Parameters and operations"] = [_table(rows, COUNTS), *([Prose(said)] if said else ())]
+        if not plain.unmetered:
+            shown["Bytes"] = [_table(rows, BYTES)]
+            if staged:
+                shown["Across pipeline stages"] = [Prose(PIPELINE), _table(rows, CROSSING)]
+            shown["Memory of the fullest device in training"] = [_table(rows, MEMORY)]
+            what = "training pass of a stage, fused" if staged else "training pass, fused"
+            taken = _table(rows, (*RATIOS, (what, lambda row: seconds(row.train_time.fused))))
+            rests_on = Prose(assumptions(plain.profile, plain.deployment))
+            shown["Time, as a ratio to the plain residual"] = [taken, rests_on]
+            if self.sites:
+                shown["Bytes per token at each site, eager / fused"] = [_sites(rows)]
+        about = Prose(_shape_line(plain) + " " + _deployment_line(plain.deployment, plain.profile))
+        blocks = [block for heading, inside in shown.items() for block in (Heading(heading), *inside)]
+        return Document(f"What methods cost on {self.shape}", (about, *blocks))
 
     def page(self) -> Document:
         """The same with charts."""
         found = self.document()
-        return found._replace(blocks=(*found.blocks, Heading("Charts"), *chart(self.rows), *self.charts))
+        return found._replace(blocks=(*found.blocks, Heading("Charts"), *chart(self.costs), *self.charts))
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        return to_json(self.shape, self.rows)
+        """Everything, as plain values."""
+        import twoaxis
+
+        rows, plain, methods = self.costs, self.costs[0], ("stream", "mixer", "placement")
+        fields = dataclasses.asdict(plain.shape)
+        return {
+            "twoaxis": twoaxis.__version__,
+            "shape": {"name": self.shape, **{k: v for k, v in fields.items() if not k.startswith(methods)}},
+            "deployment": dataclasses.asdict(plain.deployment),
+            "hardware": plain.profile.to_dict(),
+            "methods": [row_json(row) for row in rows],
+            "not_counted": not_counted(plain) or None,
+            # after the rows: it says which calls were not measured
+            "assumptions": assumptions(plain.profile, plain.deployment),
+        }
 
 
 def times(found: Seconds) -> str:
@@ -50,30 +82,17 @@ def times(found: Seconds) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def document(shape: str, rows: Sequence[Costs], *, sites: bool = False) -> Document:
-    """Everything about some methods on one shape; see `CostTable`."""
-    plain, deployment, profile = rows[0], rows[0].deployment, rows[0].profile
-    blocks: list[Block] = [
-        Prose(_shape_line(plain) + " " + _deployment_line(deployment, profile)),
-        Heading("In short"),
-        Items(tuple(map(verdict, rows[1:])) or (verdict(plain),)),
-        Heading("Parameters and operations"),
-        _counts(rows),
-        Heading("Bytes"),
-        _bytes(rows),
-    ]
-    if deployment.pipeline_stages > 1:
-        blocks += [Heading("Across pipeline stages"), Prose(PIPELINE), _pipeline(rows)]
-    blocks += [
-        Heading("Memory of the fullest device in training"),
-        _memory(rows),
-        Heading("Time, as a ratio to the plain residual"),
-        _times(rows),
-        Prose(assumptions(profile, deployment)),
-    ]
-    if sites:
-        blocks += [Heading("Bytes per token at each site, eager / fused"), _sites(rows)]
-    return Document(f"What methods cost on {shape}", tuple(blocks))
+def not_counted(plain: Costs) -> str:
+    """What the numbers of a family's model leave out, in words."""
+    said = []
+    if plain.uncounted:
+        names = ", ".join(plain.uncounted)
+        said.append(f"Not counted: what {names} does besides matrix products; operations are those of products alone.")
+    if plain.unmetered:
+        said.append(
+            f"Not counted: bytes, memory and times, for the model has no pass on meta tensors ({plain.unmetered})."
+        )
+    return " ".join(said)
 
 
 PIPELINE = (
@@ -117,11 +136,10 @@ def verdict(row: Costs) -> str:
             "of keys and values between tokens. "
         )
         return line + (f"It fits: {room}." if row.fits else f"It does not fit: {room}{_remedy(row)}.")
-    added = row.forward.stream + row.forward.mixer
     kept = row.kept.local + row.kept.stream
     line = (
         f"**{row.label}**: {increase(row.parameters_added / plain.parameters.total)} parameters, "
-        f"{increase(added / (row.forward.total - added))} operations; training takes {times(row.train)} "
+        f"{increase(_added(row))} operations; training takes {times(row.train)} "
         f"(fused to eager), decoding {times(row.decode)}; it leaves "
         f"{row.activations / plain.activations:.2f}x the activations where nothing is recomputed; between tokens it "
         f"keeps {si(kept) if kept else 'nothing'} beside {si(row.kept.attention)} of keys and values. "
@@ -140,92 +158,68 @@ def verdict(row: Costs) -> str:
 
 def _remedy(row: Costs) -> str:
     """What recomputing would bring."""
+    weights = row.memory.weights + row.memory.gradients + row.memory.optimizer
+    if weights > row.profile.memory:  # first: it needs no other pass
+        return f"; weights, gradients and optimiser alone are {si(weights)}: use more devices"
     order = ("none", "block", "full")
     for recompute in order[order.index(row.deployment.recompute) + 1 :]:
         needed = row.memory_with(dataclasses.replace(row.deployment, recompute=recompute)).total
         if needed <= row.profile.memory:
             return f"; with recompute {recompute} it does, {si(needed)}"
-    weights = row.memory.weights + row.memory.gradients + row.memory.optimizer
-    if weights > row.profile.memory:
-        return f"; weights, gradients and optimiser alone are {si(weights)}: use more devices"
     return "; recomputing is not enough: use a smaller micro-batch or more devices"
 
 
-def _counts(rows: Sequence[Costs]) -> Table:
-    cells = []
-    for row in rows:
-        added = row.forward.stream + row.forward.mixer
-        cells.append(
-            (
-                row.label,
-                whole(row.parameters_added),
-                increase(row.parameters_added / row.plain.parameters.total),
-                si(row.forward.total, "FLOP"),
-                increase(added / (row.forward.total - added)),
-                si(row.training.total, "FLOP"),
-            )
-        )
-    headers = ("method", "parameters added", "share", "forward per token", "added", "training per token")
-    return table(headers, cells)
+def _added(row: Costs) -> float:
+    """Operations of the stream and the mixer, as a part of all others."""
+    added = row.forward.stream + row.forward.mixer
+    return added / (row.forward.total - added)
 
 
-def _bytes(rows: Sequence[Costs]) -> Table:
-    headers = (
-        *("method", "stream per token, eager", "fused", "activations of a micro-batch", "live state, training"),
-        *("live state, prefill", "keys and values", "rings", "stream's memory"),
-    )
-    cells = [
-        (
-            row.label,
-            *(si(row.traffic.eager), si(row.traffic.fused), si(row.activations)),
-            *(si(row.live_training), si(row.live_prefill)),
-            *(si(part) for part in row.kept),
-        )
-        for row in rows
-    ]
-    return table(headers, cells)
+Fields = Sequence[tuple[str | Column, Callable[[Costs], str]]]
+"""Columns: what stands over each, and its cell of a row."""
+COUNTS: Fields = (
+    ("parameters added", lambda row: whole(row.parameters_added)),
+    ("share", lambda row: increase(row.parameters_added / row.plain.parameters.total)),
+    ("forward per token", lambda row: si(row.forward.total, "FLOP")),
+    ("added", lambda row: increase(_added(row))),
+    ("training per token", lambda row: si(row.training.total, "FLOP")),
+)
+BYTES: Fields = (
+    ("stream per token, eager", lambda row: si(row.traffic.eager)),
+    ("fused", lambda row: si(row.traffic.fused)),
+    ("activations of a micro-batch", lambda row: si(row.activations)),
+    ("live state, training", lambda row: si(row.live_training)),
+    ("live state, prefill", lambda row: si(row.live_prefill)),
+    ("keys and values", lambda row: si(row.kept.attention)),
+    ("rings", lambda row: si(row.kept.local)),
+    ("stream's memory", lambda row: si(row.kept.stream)),
+)
+CROSSING: Fields = (
+    ("tensors at the last", lambda row: str(len(row.pipeline.boundaries[-1].tensors))),
+    ("busiest boundary, whole", lambda row: si(row.pipeline.worst_whole)),
+    ("cached", lambda row: si(row.pipeline.worst_cached)),
+    ("all boundaries, whole", lambda row: si(row.pipeline.whole)),
+    ("cached", lambda row: si(row.pipeline.cached)),
+)
+MEMORY: Fields = (
+    ("stage", lambda row: str(row.memory.stage)),
+    ("weights", lambda row: si(row.memory.weights)),
+    ("gradients", lambda row: si(row.memory.gradients)),
+    ("optimiser", lambda row: si(row.memory.optimizer)),
+    ("activations", lambda row: si(row.memory.activations)),
+    ("backward pass", lambda row: si(row.memory.backward)),
+    ("all", lambda row: si(row.memory.total)),
+    (Column("fits", number=False), lambda row: f"{'yes' if row.fits else 'no'}, {si(row.profile.memory)}"),
+)
+RATIOS: Fields = tuple(
+    (f"{name}, {way}", lambda row, name=name, way=way: f"{getattr(getattr(row, name), way):.3f}") for name, way in TIMES
+)
 
 
-def _pipeline(rows: Sequence[Costs]) -> Table:
-    headers = ("method", "tensors at the last", "busiest boundary, whole", "cached", "all boundaries, whole", "cached")
-    cells = [
-        (
-            row.label,
-            str(len(row.pipeline.boundaries[-1].tensors)),
-            *map(si, (row.pipeline.worst_whole, row.pipeline.worst_cached, row.pipeline.whole, row.pipeline.cached)),
-        )
-        for row in rows
-    ]
-    return table(headers, cells)
-
-
-def _memory(rows: Sequence[Costs]) -> Table:
-    headers = ("method", "stage", "weights", "gradients", "optimiser", "activations", "backward pass", "all")
-    cells = [
-        (
-            row.label,
-            str(row.memory.stage),
-            *map(si, (*row.memory[1:], row.memory.total)),
-            f"{'yes' if row.fits else 'no'}, {si(row.profile.memory)}",
-        )
-        for row in rows
-    ]
-    return table((*headers, Column("fits", number=False)), cells)
-
-
-def _times(rows: Sequence[Costs]) -> Table:
-    ratios = [f"{name}, {kernels}" for name in ("train", "prefill", "decode") for kernels in ("fused", "eager")]
-    staged = rows[0].deployment.pipeline_stages > 1
-    headers = ("method", *ratios, "training pass of a stage, fused" if staged else "training pass, fused")
-    cells = [
-        (
-            row.label,
-            *(f"{n:.3f}" for pair in (row.train, row.prefill, row.decode) for n in (pair.fused, pair.eager)),
-            seconds(row.train_time.fused),
-        )
-        for row in rows
-    ]
-    return table(headers, cells)
+def _table(rows: Sequence[Costs], fields: Fields) -> Table:
+    """A line for each method."""
+    cells = [(row.label, *(cell(row) for _, cell in fields)) for row in rows]
+    return table(("method", *(header for header, _ in fields)), cells)
 
 
 def assumptions(profile: Profile, deployment: Deployment) -> str:
@@ -251,27 +245,18 @@ def assumptions(profile: Profile, deployment: Deployment) -> str:
 
 def _sites(rows: Sequence[Costs]) -> Table:
     """Sites as rows; a method without a site there has a dash."""
-    widest = max(rows, key=lambda row: len(row.traffic.sites))
-    cells = []
-    for site in widest.traffic.sites:
-        line = [f"{site.block} {site.kind}"]
-        for row in rows:
-            found = [s for s in row.traffic.sites if (s.block, s.kind) == (site.block, site.kind)]
-            line.append(f"{si(found[0].eager)} / {si(found[0].fused)}" if found else NOTHING)
-        cells.append(tuple(line))
-    headers = ("site", *(row.label for row in rows))
-    return table(headers, cells)
+    by_site = [{(s.block, s.kind): f"{si(s.eager)} / {si(s.fused)}" for s in row.traffic.sites} for row in rows]
+    lines = [(f"{at[0]} {at[1]}", *(found.get(at, NOTHING) for found in by_site)) for at in max(by_site, key=len)]
+    return table(("site", *(row.label for row in rows)), lines)
 
 
 def chart(rows: Sequence[Costs]) -> tuple[Chart, ...]:
     """Times and memory beside each other, as bars."""
-    kinds = [f"{name}, {way}" for name in ("train", "prefill", "decode") for way in ("fused", "eager")]
     panels = []
-    for kind in kinds:
-        name, _, way = kind.partition(", ")
+    for name, way in TIMES:
         marks = tuple(Mark(row.label, getattr(getattr(row, name), way)) for row in rows)
-        choice = {"time of": name, "kernels": way}
-        panels.append(Panel("bars", kind, Axis("ratio to the plain residual", "times"), Axis(), marks, choice=choice))
+        axis, choice = Axis("ratio to the plain residual", "times"), {"time of": name, "kernels": way}
+        panels.append(Panel("bars", f"{name}, {way}", axis, Axis(), marks, choice=choice))
     times_of = Chart("times", "Time as a ratio to the plain residual", tuple((panel,) for panel in panels))
     parts = rows[0].memory._fields[1:]
     marks = tuple(Mark(row.label, getattr(row.memory, part), group=part) for row in rows for part in parts)
@@ -279,55 +264,37 @@ def chart(rows: Sequence[Costs]) -> tuple[Chart, ...]:
     return (times_of, Chart("memory", "Memory of the fullest device in training", ((bars,),)))
 
 
-def to_json(shape: str, rows: Sequence[Costs]) -> dict[str, Any]:
-    """Everything, as plain values."""
-    import twoaxis
-
-    deployment, profile = rows[0].deployment, rows[0].profile
-    return {
-        "twoaxis": twoaxis.__version__,
-        "shape": {"name": shape, **_shape(rows[0])},
-        "deployment": dataclasses.asdict(deployment),
-        "hardware": profile.to_dict(),
-        "methods": [row_json(row) for row in rows],
-        "assumptions": assumptions(profile, deployment),  # after the rows: it says which calls were not measured
-    }
-
-
-def _shape(row: Costs) -> dict[str, Any]:
-    fields = dataclasses.asdict(row.shape)
-    return {name: value for name, value in fields.items() if not name.startswith(("stream", "mixer", "placement"))}
+def _summed(parts: Any, **more: Any) -> dict[str, Any]:
+    return {**parts._asdict(), "total": parts.total, **more}
 
 
 def row_json(row: Costs) -> dict[str, Any]:
-    """One method."""
-    pipeline = row.pipeline
-    return {
+    """One method; of a model that has no pass on meta tensors its counts alone."""
+    pipeline, given = row.pipeline, row.shape
+    counts = {
         "label": row.label,
-        "stream": row.shape.stream,
-        "stream_options": dict(row.shape.stream_options),
-        "mixer": row.shape.mixer,
-        "mixer_options": dict(row.shape.mixer_options),
-        "parameters": {**row.parameters._asdict(), "total": row.parameters.total, "added": row.parameters_added},
-        "forward_flops": {**row.forward._asdict(), "total": row.forward.total},
-        "training_flops": {**row.training._asdict(), "total": row.training.total},
-        "traffic": {
-            "eager": row.traffic.eager,
-            "fused": row.traffic.fused,
-            "sites": [site._asdict() for site in row.traffic.sites],
-        },
-        "activations": row.activations,
+        "stream": given.stream,
+        "stream_options": dict(given.stream_options),
+        "mixer": given.mixer,
+        "mixer_options": dict(given.mixer_options),
+        "parameters": _summed(row.parameters, added=row.parameters_added),
+        "forward_flops": _summed(row.forward),
+        "training_flops": _summed(row.training),
         "live": {"numbers": row.live_numbers, "training": row.live_training, "prefill": row.live_prefill},
-        "kept": {**row.kept._asdict(), "total": row.kept.total},
         "pipeline": {
-            "stages": pipeline.stages,
-            "virtual": pipeline.virtual,
-            "whole": pipeline.whole,
-            "cached": pipeline.cached,
+            **{name: getattr(pipeline, name) for name in ("stages", "virtual", "whole", "cached")},
             "boundaries": [b._asdict() for b in pipeline.boundaries],
             "held": list(pipeline.held),
         },
-        "memory": {**row.memory._asdict(), "total": row.memory.total, "fits": row.fits},
-        "seconds": {name: getattr(row, f"{name}_time")._asdict() for name in ("train", "prefill", "decode")},
-        "ratio": {name: getattr(row, name)._asdict() for name in ("train", "prefill", "decode")},
+    }
+    if row.plain.unmetered:
+        return counts
+    moved = row.traffic
+    return counts | {
+        "traffic": {"eager": moved.eager, "fused": moved.fused, "sites": [site._asdict() for site in moved.sites]},
+        "activations": row.activations,
+        "kept": _summed(row.kept),
+        "memory": _summed(row.memory, fits=row.fits),
+        "seconds": {name: getattr(row, f"{name}_time")._asdict() for name in PASSES},
+        "ratio": {name: getattr(row, name)._asdict() for name in PASSES},
     }

@@ -24,42 +24,29 @@ WIDE = 64
 
 
 class Part(NamedTuple):
-    """Where in the model something happens.
+    """Where in the model something happens."""
 
-    Attributes:
-        kind: `embedding`, `stream`, `norm`, a kind of sub-layer, or `head`.
-        block: number of the block; -1 before the first, and the number of blocks after the last.
-        site: index of the site that the work leads to: the write of site 3 leads to site 4.
-    """
-
-    kind: str
-    block: int = -1
-    site: int = 0
+    kind: str  # `embedding`, `stream`, `norm`, a kind of sub-layer, or `head`
+    block: int = -1  # number of the block; -1 before the first, and the number of blocks after the last
+    site: int = 0  # index of the site that the work leads to: the write of site 3 leads to site 4
 
     @property
     def work(self) -> str:
-        """The kind that its work counts as."""
+        """The kind of part that an event of this part is counted under."""
         return "stream" if self.kind in STREAM else self.kind
 
 
 class Kernel(NamedTuple):
-    """One kind of launch.
+    """One kind of launch."""
 
-    Attributes:
-        op: its name; `fused` for a stretch.
-        bytes: read and written.
-        flops: of a matrix product, a convolution or attention; 0 for everything else.
-        number: of the call, by which its time on a machine is found; -1 for a stretch.
-    """
-
-    op: str
-    bytes: int
-    flops: int = 0
-    number: int = -1
+    op: str  # its name; `fused` for a stretch
+    bytes: int  # read and written
+    flops: int = 0  # of a matrix product, a convolution or attention; 0 for everything else
+    number: int = -1  # of the call, by which its time on a machine is found; -1 for a stretch
 
     @staticmethod
     def of(call: Call) -> Kernel:
-        """A call as it runs."""
+        """The kernel of one call as it runs, without fusion."""
         return Kernel(call.op, call.bytes, call.products, call.number)
 
 
@@ -68,39 +55,29 @@ VIEW = Kernel("view", 0)
 
 
 class Work(NamedTuple):
-    """What some events amount to.
+    """What some events amount to."""
 
-    Attributes:
-        eager: every call, views too where they were counted.
-        fused: kernels of their own as they are, and one kernel for each stretch between them.
-    """
-
-    eager: Counter[Kernel]
-    fused: Counter[Kernel]
+    eager: Counter[Kernel]  # every call, views too where they were counted
+    fused: Counter[Kernel]  # kernels of their own as they are, and one kernel for each stretch between them
 
     @property
     def flops(self) -> int:
-        """Of products."""
+        """FLOPs of matrix products, convolutions and attention."""
         return sum(kernel.flops * n for kernel, n in self.eager.items())
 
     @property
-    def calls(self) -> int:
-        """Calls that move something."""
-        return sum(n for kernel, n in self.eager.items() if kernel != VIEW)
-
-    @property
     def eager_bytes(self) -> int:
-        """Moved when every call runs for itself."""
+        """Bytes read and written when every call is a kernel of its own."""
         return sum(kernel.bytes * n for kernel, n in self.eager.items())
 
     @property
     def fused_bytes(self) -> int:
-        """Moved in as few kernels as possible."""
+        """Bytes read and written when each stretch is one kernel."""
         return sum(kernel.bytes * n for kernel, n in self.fused.items())
 
 
 def total(works: Iterable[Work]) -> Work:
-    """All together."""
+    """The sum of several works."""
     found = Work(Counter(), Counter())
     for work in works:
         found.eager.update(work.eager)
@@ -174,13 +151,14 @@ def moved(stretch: Iterable[Event]) -> int:
 
 
 def highest(events: Iterable[Event], without: set[int]) -> dict[str, float]:
-    """The most bytes above the start while the head runs and while anything else does; some allocations left out."""
+    """Peak of allocated bytes above the start, inside the head and elsewhere, without some allocations."""
     now, most = 0, {"head": -math.inf, "blocks": -math.inf}
     for event in events:
         if isinstance(event, Free):
             now -= 0 if event.allocation in without else event.bytes
             continue
-        made = {event.allocation: event.bytes} if isinstance(event, Allocate) else _made(event)
+        grown = isinstance(event, Allocate)
+        made = {event.allocation: event.bytes} if grown else {r.allocation: r.whole for r in event.makes}
         now += sum(size for allocation, size in made.items() if allocation not in without)
         kind = "head" if _part(event).kind == "head" else "blocks"
         most[kind] = max(most[kind], now)
@@ -190,10 +168,6 @@ def highest(events: Iterable[Event], without: set[int]) -> dict[str, float]:
 def _part(event: Call | Allocate) -> Part:
     assert isinstance(event.part, Part), f"{event} ran outside every part of the model"
     return event.part
-
-
-def _made(call: Call) -> dict[int, int]:
-    return {region.allocation: region.whole for region in call.makes}
 
 
 def _distinct(touched: dict[int, dict[Region, int]]) -> int:

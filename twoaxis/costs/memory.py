@@ -19,6 +19,7 @@ from typing import NamedTuple
 from twoaxis.costs.trace import TrainTrace
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.deployment import Deployment
+from twoaxis.model.family_shape import FamilyShape
 from twoaxis.model.flops import Parameters
 from twoaxis.model.stages import Pipeline
 
@@ -27,23 +28,14 @@ SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes on the fullest device.
+    """Bytes on the fullest device."""
 
-    Attributes:
-        stage: the pipeline stage it belongs to.
-        weights: parameters.
-        gradients: of all of them.
-        optimizer: state and float32 copies.
-        activations: kept for backward passes, received state included.
-        backward: more, while a backward pass runs.
-    """
-
-    stage: int
-    weights: float
-    gradients: float
-    optimizer: float
-    activations: float
-    backward: float
+    stage: int  # the pipeline stage it belongs to
+    weights: float  # parameters
+    gradients: float  # of all of them
+    optimizer: float  # state and float32 copies
+    activations: float  # kept for backward passes, received state included
+    backward: float  # more, while a backward pass runs
 
     @property
     def total(self) -> float:
@@ -59,32 +51,23 @@ def in_flight(stage: int, stages: int, virtual: int) -> int:
 
 
 def device_memory(
-    shape: ModelConfig,
+    shape: ModelConfig | FamilyShape,
     counts: Parameters,
-    trace: TrainTrace,
-    again: TrainTrace | None,
+    trace: TrainTrace,  # of a pass that keeps everything
+    again: TrainTrace | None,  # of one that makes blocks anew, where the deployment does
     pipeline: Pipeline,
     deployment: Deployment,
 ) -> DeviceMemory:
-    """The fullest device of a training pass.
-
-    Args:
-        shape: the decoder.
-        counts: its parameters.
-        trace: of a pass that keeps everything.
-        again: of one that makes blocks anew, where the deployment does.
-        pipeline: what crosses stages.
-        deployment: devices and sizes.
-    """
-    found = []
-    for stage in range(deployment.pipeline_stages):
-        weights = _weights(stage, shape, counts, deployment)
-        kept = _activations(stage, shape.num_hidden_layers, trace, again, pipeline, deployment)
-        found.append(DeviceMemory(stage, *weights, *kept))
-    return max(found, key=lambda memory: memory.total)
+    """The fullest device of a training pass."""
+    blocks, stages = shape.num_hidden_layers, range(deployment.pipeline_stages)
+    weights = [_weights(stage, shape, counts, deployment) for stage in stages]
+    kept = [_activations(stage, blocks, trace, again, pipeline, deployment) for stage in stages]
+    return max((DeviceMemory(stage, *weights[stage], *kept[stage]) for stage in stages), key=lambda m: m.total)
 
 
-def _weights(stage: int, shape: ModelConfig, counts: Parameters, deployment: Deployment) -> tuple[float, float, float]:
+def _weights(
+    stage: int, shape: ModelConfig | FamilyShape, counts: Parameters, deployment: Deployment
+) -> tuple[float, float, float]:
     """Bytes of weights, gradients and the optimiser's state."""
     size, tp, stages = SIZES[deployment.dtype], deployment.tensor_parallel, deployment.pipeline_stages
     first, last = stage == 0, stage == stages - 1
@@ -107,8 +90,8 @@ def _activations(
     first, last = stage == 0, stage == stages - 1
 
     def shared(of: TrainTrace, *chosen: int) -> float:
-        found = [of.saved_by(block) for block in chosen]
-        return sum(saved.stream / spread + saved.inside / tp for saved in found)
+        found = of.saved_by(*chosen)
+        return found.stream / spread + found.inside / tp
 
     run = trace if again is None else again
     kept = pipeline.held[stage] * deployment.micro_batch * deployment.context / spread + run.saved_by_kind("embedding")
@@ -123,10 +106,9 @@ def _activations(
             kept += shared(again, *(block for block in own if (block + 1) % per))
         at_once = [[block] for block in own] if deployment.recompute == "block" else [own[-per:]]
         remade = max(shared(trace, *group) for group in at_once)
-        whole = max(sum(map(sum, map(trace.saved_by, group))) for group in at_once)
-    kept *= (
-        in_flight(stage, stages, deployment.virtual_stages) / deployment.virtual_stages
-    )  # of the stage's whole depth
+        whole = max(sum(trace.saved_by(*group)) for group in at_once)
+    # of the stage's whole depth
+    kept *= in_flight(stage, stages, deployment.virtual_stages) / deployment.virtual_stages
     head = run.saved_by_kind("head")
     backward = remade + max(0.0, run.extra["blocks"] + head - whole) / spread / stages
     if last:

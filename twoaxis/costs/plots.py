@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from twoaxis.costs.costs import Costs
 from twoaxis.costs.memory import SIZES
-from twoaxis.costs.trace import Kept, lengthened, meta_model, trace_step
+from twoaxis.costs.trace import Kept, meta_model, trace_decoding, trace_step
 from twoaxis.depth.counts import count_live
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import ModelConfig
@@ -20,8 +21,8 @@ WINDOWS = (1, 2, 4, 8, 16, 32, 64, 128)
 DEPTHS = (4, 8, 16, 32, 64)
 
 Points = list[tuple[float, float]]
-Size = Callable[[ModelConfig, str], float]
-"""Bytes of a decoder in a dtype."""
+Size = Callable[[Any, str], float]
+"""Bytes of a shape in a dtype."""
 
 
 def charts(rows: Sequence[Costs]) -> tuple[Chart, ...]:
@@ -74,18 +75,16 @@ def _panel(x: str, title: str, lines: Mapping[str, Sequence[tuple[float, float]]
     return Panel("lines", title, Axis(x, "whole", "log2"), y, marks)
 
 
-def _by_depth(config: ModelConfig, dtype: str, size: Size) -> Points:
-    plain = {
-        "attention_windows": None,
-        "no_rope_blocks": (),
-        "mixer_blocks": None,
-        "placement": None,
-        "hidden_ramp": False,
-    }
+def _by_depth(config: Any, dtype: str, size: Size) -> Points:
+    """At other depths, where the layers are ours to add."""
+    if not isinstance(config, ModelConfig):
+        return []
+    plain: dict[str, Any] = dict.fromkeys(("attention_windows", "mixer_blocks", "placement"))
+    plain |= {"no_rope_blocks": (), "hidden_ramp": False}
     return [(n, size(dataclasses.replace(config, num_hidden_layers=n, **plain), dtype)) for n in DEPTHS]
 
 
-def _by_window(config: ModelConfig, dtype: str, axis: str) -> Points:
+def _by_window(config: Any, dtype: str, axis: str) -> Points:
     """What a stream moves or a mixer keeps, where it has a window."""
     name, options = getattr(config, axis), f"{axis}_options"
     registry = STREAMS if axis == "stream" else MIXERS
@@ -96,15 +95,13 @@ def _by_window(config: ModelConfig, dtype: str, axis: str) -> Points:
     return [(n, size(each, dtype)) for n, each in zip(WINDOWS, changed, strict=True)]
 
 
-def _fused(config: ModelConfig, dtype: str) -> float:
+def _fused(config: Any, dtype: str) -> float:
     return sum(site.fused for site in trace_step(meta_model(config, dtype), 1, 4096).sites)
 
 
-def _live(config: ModelConfig, dtype: str) -> float:
+def _live(config: Any, dtype: str) -> float:
     return count_live(meta_model(config, dtype).stream) * SIZES[dtype]
 
 
-def _kept(config: ModelConfig, dtype: str, context: int) -> Kept:
-    model = meta_model(config, dtype)
-    past = lengthened(trace_step(model, 1, 1).past, context - 1)
-    return trace_step(model, 1, 1, past=past).kept
+def _kept(config: Any, dtype: str, context: int) -> Kept:
+    return trace_decoding(meta_model(config, dtype), 1, context).kept

@@ -9,35 +9,22 @@ efficiency, and a launch. On a measured machine a call takes what it took there,
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from twoaxis.costs.fuse import VIEW, Kernel, Work
 from twoaxis.costs.hardware import Profile
 from twoaxis.costs.memory import SIZES
 from twoaxis.costs.trace import StepTrace, TrainTrace
-from twoaxis.model.config import ModelConfig
 from twoaxis.model.deployment import Deployment
 from twoaxis.model.stages import Pipeline
 
 
 class Seconds(NamedTuple):
-    """A time as the code runs and as it could run, or a ratio of two.
+    """A time as the code runs and as it could run, or a ratio of two."""
 
-    Attributes:
-        eager: every operation for itself.
-        fused: in as few kernels as possible.
-    """
-
-    eager: float
-    fused: float
-
-    def __add__(self, other: Seconds) -> Seconds:  # type: ignore[override]
-        return Seconds(self.eager + other.eager, self.fused + other.fused)
-
-    def over(self, count: float) -> Seconds:
-        """Divided."""
-        return Seconds(self.eager / count, self.fused / count)
+    eager: float  # every operation for itself
+    fused: float  # in as few kernels as possible
 
     def ratio(self, other: Seconds) -> Seconds:
         """How many times as long, eager over eager and fused over fused."""
@@ -59,29 +46,31 @@ def work_seconds(work: Work, profile: Profile, dtype: str, share: int = 1) -> Se
     return Seconds(*(sum(seconds(kernel) * n for kernel, n in kernels.items()) for kernels in work))
 
 
+def computing(trace: TrainTrace | StepTrace, deployment: Deployment, profile: Profile, *kinds: str) -> Iterator[float]:
+    """Eager and fused seconds of some kinds of parts, on all stages."""
+    tp = deployment.tensor_parallel
+    shares = {"stream": deployment.spread, "sublayers": tp, "head": tp, "embedding": 1}
+    parts = [work_seconds(trace.work(kind), profile, deployment.dtype, shares[kind]) for kind in kinds]
+    return map(sum, zip(*parts, strict=True))
+
+
 def train_seconds(
-    shape: ModelConfig, trace: TrainTrace, pipeline: Pipeline, deployment: Deployment, profile: Profile
+    width: int, trace: TrainTrace, pipeline: Pipeline, deployment: Deployment, profile: Profile
 ) -> Seconds:
     """One micro-batch on one device of a pipeline whose stages are alike, transfers in full view.
 
     The trace is that of the deployment: where blocks are made anew, it has them.
     """
-    tp, spread, dtype = deployment.tensor_parallel, deployment.spread, deployment.dtype
-    shares = {"stream": spread, "sublayers": tp, "head": tp, "embedding": 1}
-    parts = [work_seconds(trace.work(kind), profile, dtype, share) for kind, share in shares.items()]
-    computing = functools.reduce(Seconds.__add__, parts).over(deployment.pipeline_stages)
+    tp, stages = deployment.tensor_parallel, deployment.pipeline_stages
     tokens, link = deployment.micro_batch * deployment.context, profile.link * profile.efficiency["link"]
-    vector = tokens * shape.hidden_size * SIZES[dtype]
-    sites = trace.sites / deployment.pipeline_stages
     reduced = 2 if deployment.recompute == "none" else 3  # passes with one all-reduce per sub-layer
-    gathered = sites * reduced * 2 * (tp - 1) / tp * vector
-    sent = 2 * pipeline.received() * tokens / spread
-    waiting = (gathered + sent) / link
-    return computing + Seconds(waiting, waiting)
+    vector = tokens * width * SIZES[deployment.dtype]
+    gathered = trace.sites / stages * reduced * 2 * (tp - 1) / tp * vector
+    sent = 2 * pipeline.received() * tokens / deployment.spread
+    taken = computing(trace, deployment, profile, "stream", "sublayers", "head", "embedding")
+    return Seconds(*(seconds / stages + (gathered + sent) / link for seconds in taken))
 
 
 def infer_seconds(trace: StepTrace, deployment: Deployment, profile: Profile) -> Seconds:
     """A forward pass over all stages."""
-    shares = {"stream": deployment.spread, "sublayers": deployment.tensor_parallel, "head": deployment.tensor_parallel}
-    parts = [work_seconds(trace.work(kind), profile, deployment.dtype, share) for kind, share in shares.items()]
-    return functools.reduce(Seconds.__add__, parts)
+    return Seconds(*computing(trace, deployment, profile, "stream", "sublayers", "head"))

@@ -18,15 +18,16 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from twoaxis.base.meter import Event, Meter, tensors_in
-from twoaxis.costs.fuse import STREAM, VIEW, Part, Work, highest, total, work_by
+from twoaxis.costs.fuse import VIEW, Part, Work, highest, total, work_by
 from twoaxis.depth.site import Site
 from twoaxis.kernels.dispatch import target
 from twoaxis.model.config import ModelConfig
-from twoaxis.model.decoder import Decoder, Past
+from twoaxis.model.decoder import Decoder
+from twoaxis.model.family_shape import FamilyShape
 from twoaxis.ring import Ring
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -35,53 +36,40 @@ Recompute = Literal["none", "block"]
 
 
 class Saved(NamedTuple):
-    """Bytes that a block leaves for its backward pass.
+    """Bytes that blocks leave for their backward pass."""
 
-    Attributes:
-        stream: of the stream and the pre-norms.
-        inside: of the sub-layers.
-    """
-
-    stream: int
-    inside: int
+    stream: int  # of the stream and the pre-norms
+    inside: int  # of the sub-layers
 
 
 class TrainTrace(NamedTuple):
-    """A training pass.
+    """A training pass."""
 
-    Attributes:
-        forward: work by kind of part, pre-norms with the stream.
-        backward: and of the gradients, recomputed blocks and the views of both passes included.
-        sites: how many sub-layers there are.
-        alive: bytes at the end of the forward pass by the part that allocated them.
-        extra: bytes above those at the highest moment of the backward pass while the `head` and while `blocks` run,
-            gradients of parameters left out.
-        peak: bytes at the highest moment of both passes, gradients of parameters included.
-    """
-
-    forward: dict[Any, Work]
-    backward: dict[Any, Work]
-    sites: int
-    alive: Counter[Part]
+    forward: dict[Any, Work]  # work by kind of part, pre-norms with the stream
+    backward: dict[Any, Work]  # and of the gradients, recomputed blocks and the views of both passes included
+    sites: int  # how many sub-layers there are
+    # bytes at the end of the forward pass, by who allocated them (`stream` with the pre-norms, `inside` of sub-layers,
+    # `embedding`, `head`) and in which block: -1 is before the first, their number the read-out
+    alive: Counter[tuple[str, int]]
+    # bytes above those at the highest moment of the backward pass while the `head` and while `blocks` run,
+    # gradients of parameters left out
     extra: dict[str, float]
-    peak: int
+    # bytes at the highest moment of both passes, gradients of parameters included; None where only a few of the
+    # blocks were traced, see `deepen`
+    peak: int | None
 
     @property
     def saved(self) -> int:
         """Bytes kept for the backward pass."""
         return sum(self.alive.values())
 
-    def saved_by(self, block: int) -> Saved:
-        """Bytes that one block keeps; -1 is the state before the first, the number of blocks the read-out."""
-        found = Counter({"stream": 0, "inside": 0})
-        for part, size in self.alive.items():
-            if part.block == block and part.kind not in ("embedding", "head"):
-                found["stream" if part.kind in STREAM else "inside"] += size
-        return Saved(found["stream"], found["inside"])
+    def saved_by(self, *blocks: int) -> Saved:
+        """Bytes that some blocks keep."""
+        return Saved(*(sum(self.alive[kind, block] for block in blocks) for kind in Saved._fields))
 
     def saved_by_kind(self, kind: str) -> int:
         """Bytes that the head or the embedding keeps."""
-        return sum(size for part, size in self.alive.items() if part.kind == kind)
+        return sum(size for (of, _), size in self.alive.items() if of == kind)
 
     def work(self, kind: str) -> Work:
         """Both passes of the `stream`, the `head`, the `embedding`, of the `sublayers` together, or of `all`."""
@@ -89,33 +77,20 @@ class TrainTrace(NamedTuple):
 
 
 class SiteTraffic(NamedTuple):
-    """Bytes a stream moves per token between two sub-layers: the write of one and the read of the next.
+    """Bytes a stream moves per token between two sub-layers: the write of one and the read of the next."""
 
-    Attributes:
-        block: of the reading site.
-        kind: of the reading site.
-        eager: every operation for itself.
-        fused: in one kernel, or with a wide product or an attention in one before it, that, and one after it.
-    """
-
-    block: int
-    kind: str
-    eager: float
-    fused: float
+    block: int  # of the reading site
+    kind: str  # of the reading site
+    eager: float  # every operation for itself
+    fused: float  # in one kernel, or with a wide product or an attention in one before it, that, and one after it
 
 
 class Kept(NamedTuple):
-    """Bytes that all sequences of a pass together keep between tokens, over all devices.
+    """Bytes that all sequences of a pass together keep between tokens, over all devices."""
 
-    Attributes:
-        attention: keys and values, which grow with the context.
-        local: rings of windows and convolutions.
-        stream: the stream's own rings, such as Deep Delta's TC and EC.
-    """
-
-    attention: int
-    local: int
-    stream: int
+    attention: int  # keys and values, which grow with the context
+    local: int  # rings of windows and convolutions
+    stream: int  # the stream's own rings, such as Deep Delta's TC and EC
 
     @property
     def total(self) -> int:
@@ -124,26 +99,26 @@ class Kept(NamedTuple):
 
 
 class StepTrace(NamedTuple):
-    """A forward pass that remembers.
+    """A forward pass that remembers."""
 
-    Attributes:
-        parts: work by kind of part, pre-norms with the stream.
-        sites: what the stream moves per token to each site, out last; pre-norms left out.
-        past: what is remembered after the pass.
-    """
+    parts: dict[Any, Work]  # work by kind of part, pre-norms with the stream
+    sites: tuple[SiteTraffic, ...]  # what the stream moves per token to each site, out last; pre-norms left out
+    past: Any  # what is remembered after the pass; None where only a few of the blocks were traced
+    kept: Kept  # bytes of it
 
-    parts: dict[Any, Work]
-    sites: tuple[SiteTraffic, ...]
-    past: Past
+    @property
+    def eager(self) -> float:
+        """What the stream moves per token, every operation for itself."""
+        return sum(site.eager for site in self.sites)
+
+    @property
+    def fused(self) -> float:
+        """The same with one kernel between two sub-layers."""
+        return sum(site.fused for site in self.sites)
 
     def work(self, kind: str) -> Work:
         """Of the `stream`, the `head`, the `embedding`, or of all `sublayers`."""
         return total(_of(self.parts, kind))
-
-    @property
-    def kept(self) -> Kept:
-        """Bytes of what is remembered."""
-        return Kept(**self.past.nbytes_by_part())
 
 
 def _of(parts: dict[Any, Work], kind: str) -> list[Work]:
@@ -151,35 +126,104 @@ def _of(parts: dict[Any, Work], kind: str) -> list[Work]:
     return [work for name, work in parts.items() if (name not in own[kind] if kind in own else name == kind)]
 
 
-def meta_model(config: ModelConfig, dtype: str) -> Decoder:
-    """A decoder of meta tensors."""
+def meta_model(config: ModelConfig | FamilyShape, dtype: str) -> Any:
+    """A model of meta tensors: a decoder, or the graft of a family."""
+    if isinstance(config, FamilyShape):
+        return config.on_meta(DTYPES[dtype])
     with torch.device("meta"):
         return Decoder(config).to(DTYPES[dtype])
 
 
-def trace_training(
-    model: Decoder, batch: int, tokens: int, device: str | None = None, recompute: Recompute = "none"
-) -> TrainTrace:
-    """One forward and backward pass.
+class Runner:
+    """How a decoder runs, and which part of it when; `GraftRunner` is the same of a graft."""
 
-    Args:
-        model: of meta tensors.
-        batch: sequences.
-        tokens: of each.
-        device: whose kernels are counted where a method has several: `cpu`, or None for those of accelerators.
-        recompute: whether blocks are made anew in the backward pass.
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.head = Part("head", model.stream.layout.blocks)
+
+    def train(self, ids: Tensor, meter: Meter, recompute: Recompute) -> Tensor:
+        """Logits of all tokens."""
+        again = functools.partial(checkpoint, use_reentrant=False) if recompute == "block" else None
+        info = self.model.info(ids, 0, None)
+        out, _ = self.model.run(self.model.embed(ids), None, info, recompute=again)
+        meter.part = self.head
+        return self.model.logits(out)
+
+    def step(self, ids: Tensor, past: Any, meter: Meter) -> Any:
+        """The next tokens, remembered; logits of the last one."""
+        past = self.model.start() if past is None else past
+        info = self.model.info(ids, past.seen, None)
+        out, after = self.model.run(self.model.embed(ids), past, info)
+        meter.part = self.head
+        self.model.logits(out[:, -1:])
+        return after
+
+    def kept(self, past: Any) -> Kept:
+        """Bytes of what is remembered."""
+        return Kept(**past.nbytes_by_part())
+
+    def lengthened(self, past: Any, seen: int) -> Any:
+        """The memory of a pass as `seen` tokens would have left it."""
+        return past.map(lambda ring: longer(ring, seen))._replace(seen=seen)
+
+    @contextlib.contextmanager
+    def following(self, meter: Meter) -> Iterator[None]:
+        """Tell a meter which part of the model runs."""
+        model, hooks = self.model, contextlib.ExitStack()
+
+        def around(module: nn.Module, inside: Part, after: Part) -> None:
+            """`inside` while a module runs; what it returns, and what runs next, is part of `after`."""
+
+            def leave(module: nn.Module, given: Any, result: Any) -> None:
+                meter.hand_over(tensors_in((result[0],) if isinstance(result, tuple) else (result,)), after)
+                meter.part = after
+
+            hooks.callback(module.register_forward_pre_hook(lambda *_: setattr(meter, "part", inside)).remove)
+            hooks.callback(module.register_forward_hook(leave).remove)
+
+        out = model.stream.layout.out
+        around(model.embed_tokens, Part("embedding"), Part("stream"))
+        for block in map(model.block, range(model.config.num_hidden_layers)):
+            first = Part("stream", block.number, block.sites[0].index)
+            enter = block.register_forward_pre_hook(lambda *_, first=first: setattr(meter, "part", first))
+            hooks.callback(enter.remove)
+            for site in block.sites:
+                here = Part("stream", site.block, site.index)
+                if (norm := block.norm(site)) is not None:
+                    around(norm, here._replace(kind="norm"), here)
+                around(block.sublayer(site), here._replace(kind=site.kind), here._replace(site=site.index + 1))
+        last = Part("stream", out.block, out.index)
+        final = model.block(model.config.num_hidden_layers - 1)
+        hooks.callback(final.register_forward_hook(lambda *_: setattr(meter, "part", last)).remove)
+        around(model.norm, last._replace(kind="norm"), last)
+        meter.part = Part("embedding")
+        with hooks:
+            yield
+
+
+def runner_of(model: Any) -> Runner:
+    """How a model runs."""
+    if isinstance(model, Decoder):
+        return Runner(model)
+    from twoaxis.costs.graft import GraftRunner
+
+    return GraftRunner(model)
+
+
+def trace_training(
+    model: Any, batch: int, tokens: int, device: str | None = None, recompute: Recompute = "none"
+) -> TrainTrace:
+    """One forward and backward pass of a model of meta tensors.
+
+    The kernels are those of `device` where a method has several: `cpu`, or None for accelerators.
     """
-    again = functools.partial(checkpoint, use_reentrant=False) if recompute == "block" else None
-    ids = torch.empty(batch, tokens + 1, dtype=torch.long, device="meta")
+    runner, ids = runner_of(model), torch.empty(batch, tokens + 1, dtype=torch.long, device="meta")
     model.zero_grad(set_to_none=True)
-    with torch.enable_grad(), metering(model, device) as meter:
-        given = ids[:, :-1]
-        info = model.info(given, 0, None)
-        out, _ = model.run(model.embed(given), None, info, recompute=again)
-        meter.part = Part("head", model.config.num_hidden_layers)
-        loss = F.cross_entropy(model.logits(out).flatten(0, 1), ids[:, 1:].flatten())
-        del out, info
-        forward, alive = meter.take(), cast(Counter[Part], Counter(meter.alive()))
+    with torch.enable_grad(), metering(runner, device) as meter:
+        loss = F.cross_entropy(runner.train(ids[:, :-1], meter, recompute).flatten(0, 1), ids[:, 1:].flatten())
+        forward, alive = meter.take(), Counter[tuple[str, int]]()
+        for part, size in cast(Counter[Part], meter.alive()).items():
+            alive[part.work if part.work in ("stream", "embedding", "head") else "inside", part.block] += size
         loss.backward()
         backward = meter.take()
         gradients = {meter.allocation(p.grad) for p in model.parameters() if p.grad is not None}
@@ -191,31 +235,22 @@ def trace_training(
 
 
 @torch.no_grad()
-def trace_step(
-    model: Decoder, batch: int, tokens: int, device: str | None = None, past: Past | None = None
-) -> StepTrace:
-    """The next tokens, remembered; logits of the last one.
-
-    Args:
-        model: of meta tensors.
-        batch: sequences.
-        tokens: of each.
-        device: see `trace_training`.
-        past: what earlier tokens left; None is the beginning of the sequences. See `lengthened`.
-    """
-    past = model.start() if past is None else past
-    ids = torch.empty(batch, tokens, dtype=torch.long, device="meta")
-    with metering(model, device) as meter:
-        info = model.info(ids, past.seen, None)
-        out, after = model.run(model.embed(ids), past, info)
-        meter.part = Part("head", model.config.num_hidden_layers)
-        model.logits(out[:, -1:])
+def trace_step(model: Any, batch: int, tokens: int, device: str | None = None, past: Any = None) -> StepTrace:
+    """The next tokens after `past`, or the first of their sequences, remembered; logits of the last one."""
+    runner, ids = runner_of(model), torch.empty(batch, tokens, dtype=torch.long, device="meta")
+    with metering(runner, device) as meter:
+        after = runner.step(ids, past, meter)
         events = meter.take()
-    assert after is not None
     sites = _sites(events, model.stream.layout.sites, batch * tokens)
     parts = work_by(events, lambda part: part.work)
     add_views(parts, meter)
-    return StepTrace(parts, sites, after)
+    return StepTrace(parts, sites, after, runner.kept(after))
+
+
+def trace_decoding(model: Any, batch: int, context: int, device: str | None = None) -> StepTrace:
+    """The last token of `context`, after what a first one leaves, made as long as the others would leave it."""
+    first = trace_step(model, batch, 1, device)
+    return trace_step(model, batch, 1, device, runner_of(model).lengthened(first.past, context - 1))
 
 
 def add_views(parts: dict[Any, Work], meter: Meter) -> None:
@@ -225,18 +260,16 @@ def add_views(parts: dict[Any, Work], meter: Meter) -> None:
             parts[part.work].eager[VIEW] += count
 
 
-def lengthened(past: Past, seen: int) -> Past:
-    """The memory of a pass as `seen` tokens would have left it."""
-
-    def lengthen(ring: Ring) -> Ring:
-        length = seen if ring.window is None else min(seen, ring.window - 1)
-        if not ring.pieces or not length:
-            return ring._replace(seen=seen, pieces=())
-        shapes = ([*t.shape[: ring.axis], length, *t.shape[ring.axis + 1 :]] for t in ring.pieces[0])
-        piece = tuple(t.new_empty(shape) for t, shape in zip(ring.pieces[0], shapes, strict=True))
-        return ring._replace(seen=seen, pieces=(piece,))
-
-    return past.map(lengthen)._replace(seen=seen)
+def longer(ring: Any, seen: int) -> Any:
+    """A ring, or several, as `seen` tokens would have left it."""
+    if not isinstance(ring, Ring):
+        return tuple(longer(each, seen) for each in ring)
+    length = seen if ring.window is None else min(seen, ring.window - 1)
+    if not ring.pieces or not length:
+        return ring._replace(seen=seen, pieces=())
+    shapes = ([*t.shape[: ring.axis], length, *t.shape[ring.axis + 1 :]] for t in ring.pieces[0])
+    piece = tuple(t.new_empty(shape) for t, shape in zip(ring.pieces[0], shapes, strict=True))
+    return ring._replace(seen=seen, pieces=(piece,))
 
 
 def _sites(events: list[Event], sites: tuple[Site, ...], tokens: int) -> tuple[SiteTraffic, ...]:
@@ -249,50 +282,13 @@ def _sites(events: list[Event], sites: tuple[Site, ...], tokens: int) -> tuple[S
 
 
 @contextlib.contextmanager
-def metering(model: Decoder, device: str | None) -> Iterator[Meter]:
+def metering(runner: Runner, device: str | None) -> Iterator[Meter]:
     """A meter that knows the parts of a model; what is garbage waits, so that its collection changes no number."""
     enabled = gc.isenabled()
     gc.disable()
     try:
-        with target(device), Meter() as meter, following(model, meter):
+        with target(device), Meter() as meter, runner.following(meter):
             yield meter
     finally:
         if enabled:
             gc.enable()
-
-
-@contextlib.contextmanager
-def following(model: Decoder, meter: Meter) -> Iterator[None]:
-    """Tell a meter which part of a model runs."""
-    hooks: list[Any] = []
-
-    def around(module: nn.Module, inside: Part, after: Part) -> None:
-        """`inside` while a module runs; what it returns, and what runs next, is part of `after`."""
-
-        def leave(module: nn.Module, given: Any, result: Any) -> None:
-            meter.hand_over(tensors_in((result[0],) if isinstance(result, tuple) else (result,)), after)
-            meter.part = after
-
-        hooks.append(module.register_forward_pre_hook(lambda *_: setattr(meter, "part", inside)))
-        hooks.append(module.register_forward_hook(leave))
-
-    out = model.stream.layout.out
-    around(model.embed_tokens, Part("embedding"), Part("stream"))
-    for block in map(model.block, range(model.config.num_hidden_layers)):
-        first = Part("stream", block.number, block.sites[0].index)
-        hooks.append(block.register_forward_pre_hook(lambda *_, first=first: setattr(meter, "part", first)))
-        for site in block.sites:
-            here = Part("stream", site.block, site.index)
-            if (norm := block.norm(site)) is not None:
-                around(norm, here._replace(kind="norm"), here)
-            around(block.sublayer(site), here._replace(kind=site.kind), here._replace(site=site.index + 1))
-    last = Part("stream", out.block, out.index)
-    final = model.block(model.config.num_hidden_layers - 1)
-    hooks.append(final.register_forward_hook(lambda *_: setattr(meter, "part", last)))
-    around(model.norm, last._replace(kind="norm"), last)
-    meter.part = Part("embedding")
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -49,13 +49,7 @@ Watch = Callable[[str, int, int], None]
 
 
 class Part:
-    """The tokens of one side, mapped from the disk; may be handed to another process, which maps them anew.
-
-    Args:
-        folder: of the corpus.
-        name: train or held_out.
-        dtype: of a token.
-    """
+    """The tokens of one side, train or held_out, mapped from the disk; a process it is handed to maps them anew."""
 
     def __init__(self, folder: Path, name: str, dtype: str) -> None:
         self.source = folder, name, dtype
@@ -67,25 +61,15 @@ class Part:
 
 
 class Corpus(NamedTuple):
-    """A tokenised corpus.
+    """A tokenised corpus."""
 
-    Attributes:
-        train: tokens to train on.
-        held_out: tokens to evaluate on.
-        sizes: bytes that each held-out token stands for.
-        tokenizer: what made them.
-        findings: of the survey of its documents.
-        facts: corpus.json.
-        folder: where all of it is.
-    """
-
-    train: Part
-    held_out: Part
-    sizes: NDArray[Any]
-    tokenizer: Tokenizer
-    findings: Findings
-    facts: dict[str, Any]
-    folder: Path
+    train: Part  # tokens to train on
+    held_out: Part  # tokens to evaluate on
+    sizes: NDArray[Any]  # bytes that each held-out token stands for
+    tokenizer: Tokenizer  # what made them
+    findings: Findings  # of the survey of its documents
+    facts: dict[str, Any]  # corpus.json
+    folder: Path  # where all of it is
 
 
 def cache_folder(given: str | None) -> Path:
@@ -98,12 +82,9 @@ def cache_folder(given: str | None) -> Path:
 
 
 def open_corpus(options: DataOptions, *, watch: Watch | None = None, check: bool = False) -> Corpus:
-    """The tokenised corpus of some sources, from the cache or built into it.
+    """The tokenised corpus of some sources, from the cache or built into it, with `watch` called meanwhile.
 
-    Args:
-        options: data, text_field, held_out, tokenizer and cache count.
-        watch: told of the progress of building.
-        check: read the documents and hash every file, instead of trusting times of change and sizes.
+    With `check` documents are read and every file is hashed, instead of trusting times of change and sizes.
     """
     if not options.held_out > 0:
         raise ValueError(f"held_out is {options.held_out}: nothing would be left to evaluate on; 0.05 is usual")
@@ -123,8 +104,8 @@ def open_corpus(options: DataOptions, *, watch: Watch | None = None, check: bool
         memory.keep(findings)
         facts = _facts(place(findings), check=check)
         if facts is None:
-            told = (lambda what, done, total: None) if watch is None else watch
-            documents = _Documents(options, entries, findings.cut, told)
+            watched = (lambda what, done, total: None) if watch is None else watch
+            documents = _Documents(options, entries, findings.cut, watched)
             facts = _build(place(findings), documents, tokenizer, check=check)
     folder = place(findings)
     if tokenizer is None:
@@ -136,13 +117,7 @@ def open_corpus(options: DataOptions, *, watch: Watch | None = None, check: bool
 
 
 def _facts(folder: Path, *, check: bool = False, say: bool = False) -> dict[str, Any] | None:
-    """The facts of a finished folder, or None if it is missing or damaged.
-
-    Args:
-        folder: the folder.
-        check: hash large arrays too.
-        say: on stderr what is wrong with it.
-    """
+    """The facts of a finished folder, or None if it is missing or damaged; `say` tells stderr what is wrong with it."""
     facts, damaged = read_sealed(folder / "corpus.json"), "corpus.json"
     if facts is not None and facts["name"] == folder.name:
         files = facts["files"].items()

@@ -39,27 +39,16 @@ TASK = "task:"
 
 
 class Data:
-    """Base class of what a run trains on and is measured on.
+    """Base class of what a run trains on and is measured on."""
 
-    Attributes:
-        name: what tables call it.
-        fingerprint: changes if and only if a token of an example could.
-        vocab_size: tokens there are.
-        context: tokens of an example.
-        answers: whether the accuracy of the labelled positions means something, as for tasks.
-        chance: what guessing would score, for tasks.
-        bytes_per_token: mean bytes of UTF-8 of a predicted token of the evaluation, where tokens stand for text.
-        end: the token that ends a document, where there is one.
-    """
-
-    name: str
-    fingerprint: str
-    vocab_size: int
-    context: int
-    answers: bool = False
-    chance: float | None = None
-    bytes_per_token: float | None = None
-    end: int | None = None
+    name: str  # what tables call it
+    fingerprint: str  # changes if and only if a token of an example could
+    vocab_size: int  # tokens there are
+    context: int  # tokens of an example
+    answers: bool = False  # whether the accuracy of the labelled positions means something, as for tasks
+    chance: float | None = None  # what guessing would score, for tasks
+    bytes_per_token: float | None = None  # mean UTF-8 bytes of a predicted token of the evaluation, where it is text
+    end: int | None = None  # the token that ends a document, where there is one
 
     def train(self, seed: int, count: int) -> Dataset[dict[str, Tensor]]:
         """The first `count` examples of the seed's endless order."""
@@ -200,12 +189,7 @@ class TextData(Data):
 
 
 class TaskData(Data):
-    """A diagnostic task.
-
-    Args:
-        spelling: task:NAME[:option=value,...].
-        context: tokens of an example.
-    """
+    """A diagnostic task, spelled task:NAME[:option=value,...]."""
 
     answers = True
 

@@ -29,13 +29,7 @@ class Counted(NamedTuple):
 
 
 def count_ngrams(train: Any, held_out: Any, vocabulary: int) -> Counted:
-    """Losses on the labelled tokens of held-out examples.
-
-    Args:
-        train: examples to count.
-        held_out: examples to predict.
-        vocabulary: number of tokens there are.
-    """
+    """Losses of what is counted in training examples on the labelled tokens of held-out ones."""
     context = len(train[0]["input_ids"])
     rows = [train[number] for number in range(min(len(train), max(1, MOST // context)))]
     first, second = _pairs(rows)

@@ -19,7 +19,7 @@ class DataOptions(Options):
     """bytes, bpe:SIZE (trained on the training split), or the folder or hub name of a transformers tokenizer."""
     text_field: str = "text"
     """Where jsonl, parquet and Hugging Face records keep their text."""
-    context: Annotated[int, at_least(2)] = 256
+    context: Annotated[int, at_least(2)] = 128
     """Tokens of a training example: at least a token and the one it predicts."""
     held_out: Fraction = 0.05
     """Part of the documents kept for evaluation."""

@@ -66,16 +66,7 @@ def held_out_starts(tokens: int, context: int) -> NDArray[np.int64]:
 
 
 class Rows(Dataset[dict[str, Tensor]]):
-    """Examples out of the tokens of one side.
-
-    Args:
-        part: the tokens.
-        tokens: how many of them are used, from the first on.
-        count: how many examples there are.
-        context: tokens of each.
-        seed: of their order; None for held-out rows.
-        isolate: keep documents apart.
-    """
+    """So many examples out of the first `tokens` of one side; `seed` is that of their order, None for held-out rows."""
 
     def __init__(self, part: Part, tokens: int, count: int, context: int, *, seed: int | None, isolate: bool) -> None:
         self.part, self.tokens, self.count = part, tokens, count

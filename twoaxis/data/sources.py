@@ -20,7 +20,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from twoaxis.base.extras import needs
 from twoaxis.base.files import file_errors
+from twoaxis.base.machine import quiet_logger
 from twoaxis.base.registry import did_you_mean
 
 RECORDS = (".jsonl", ".ndjson", ".parquet")
@@ -43,13 +45,7 @@ class Document(NamedTuple):
 
 
 def read_sources(specs: Iterable[str], text_field: str, skipped: Skipped) -> Iterator[Document]:
-    """The documents of some sources, in an order that depends on their names only.
-
-    Args:
-        specs: see above.
-        text_field: where records keep their text.
-        skipped: counts what is passed over.
-    """
+    """The documents of some sources, in an order that depends on their names only; what is passed over is counted."""
     for spec in specs:
         if spec.startswith("hf:"):
             yield from _documents(_hub(spec, text_field), spec, text_field, skipped)
@@ -160,15 +156,7 @@ Rows = Iterator[tuple[str, Any]]
 
 
 def _documents(rows: Rows, source: str, text_field: str, skipped: Skipped, *, named: bool = True) -> Iterator[Document]:
-    """Documents of records.
-
-    Args:
-        rows: the records.
-        source: where they are, for messages.
-        text_field: the field their text is in.
-        skipped: counts records without text.
-        named: whether the user named this very source, so that it must have a text.
-    """
+    """Documents of records; a source that the user named, and not its folder, must have a text."""
     count = 0
     for place, text in rows:
         if text is None or text == "":
@@ -232,10 +220,11 @@ def _load_hub(spec: str) -> Any:
     try:
         import datasets
     except ModuleNotFoundError as error:
-        raise ValueError(f"{spec} needs datasets, which is not installed: pip install datasets") from error
+        raise ValueError(needs(spec, "datasets")) from error
     datasets.disable_progress_bars()
     try:
-        return datasets.load_dataset(name, config, split=split)
+        with quiet_logger("huggingface_hub"):  # which tells of every attempt to reach the hub
+            return datasets.load_dataset(name, config, split=split)
     except Exception as error:  # the library and the connection below it raise many kinds
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(

@@ -39,19 +39,12 @@ class Entry(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What a survey says of the documents together.
+    """What a survey says of the documents together."""
 
-    Attributes:
-        text_hash: stands for every text and its side.
-        cut: characters of the head of a single document, or None.
-        duplicates: documents left out because the same text came before.
-        skipped: what the sources passed over.
-    """
-
-    text_hash: str
-    cut: int | None
-    duplicates: int
-    skipped: dict[str, int]
+    text_hash: str  # stands for every text and its side
+    cut: int | None  # characters of the head of a single document, or None
+    duplicates: int  # documents left out because the same text came before
+    skipped: dict[str, int]  # what the sources passed over
 
 
 def split_position(content: bytes) -> float:
@@ -124,12 +117,7 @@ def read_again(options: DataOptions, entries: Sequence[Entry], cut: int | None) 
 
 
 class Memory:
-    """The findings of earlier surveys, one small file each.
-
-    Args:
-        folder: where they are kept.
-        options: data, text_field and held_out count.
-    """
+    """The findings of earlier surveys of some data, text_field and held_out, one small file each."""
 
     def __init__(self, folder: Path, options: DataOptions) -> None:
         now = time.time_ns()

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from twoaxis.base.extras import needs
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -33,14 +35,10 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 
 class Encoded(NamedTuple):
-    """A text as tokens.
+    """A text as tokens."""
 
-    Attributes:
-        ids: their numbers, with those that begin and end a document.
-        sizes: bytes of UTF-8 that each stands for, which add up to the text's; empty where nobody asked.
-    """
-
-    ids: NDArray[np.int64]
+    ids: NDArray[np.int64]  # their numbers, with those that begin and end a document
+    # bytes of UTF-8 that each stands for, which add up to the text's; empty where nobody asked
     sizes: NDArray[np.int64]
 
 
@@ -61,11 +59,9 @@ def bpe_size(spec: str) -> int | None:
 
 
 def load_tokenizer(spec: str | Path, vocab_size: int | None = None) -> Tokenizer:
-    """A tokenizer that needs no training.
+    """A tokenizer that needs no training: `bytes`, or that of a folder or hub name.
 
-    Args:
-        spec: `bytes`, or a folder or hub name.
-        vocab_size: tokens of the model it is for; None is its own number.
+    `vocab_size` is the number of tokens of the model it is for; None is its own number.
     """
     if not str(spec):
         raise ValueError("tokenizer is empty; give bytes, bpe:SIZE, or a folder or hub name")
@@ -75,8 +71,17 @@ def load_tokenizer(spec: str | Path, vocab_size: int | None = None) -> Tokenizer
 
 
 def has_tokenizer(folder: str | Path) -> bool:
-    """Whether a folder has the files of a tokenizer."""
-    return any((Path(folder) / name).is_file() for name in TOKENIZER_FILES)
+    """Whether a folder has the files of a tokenizer; a GGUF file has one in it."""
+    return gguf_file(folder) is not None or any((Path(folder) / name).is_file() for name in TOKENIZER_FILES)
+
+
+def gguf_file(place: str | Path) -> Path | None:
+    """The GGUF file that a place is, or the only one in a folder that has no model of another kind."""
+    path = Path(place).expanduser()
+    if path.is_file():
+        return path if path.suffix.lower() == ".gguf" else None
+    found = [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
+    return found[0] if len(found) == 1 else None
 
 
 def need_transformers() -> None:
@@ -84,19 +89,19 @@ def need_transformers() -> None:
     try:
         import transformers  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ValueError(
-            "this needs transformers, which is not installed: install twoaxis with its extra [hf]"
-        ) from error
+        raise ValueError(needs("this", "transformers")) from error
 
 
 def _load_pretrained(spec: str | Path) -> Any:
-    """A tokenizer of transformers, from a folder or the hub."""
+    """A tokenizer of transformers, from a folder, a GGUF file or the hub."""
     need_transformers()
     from transformers import AutoTokenizer, PreTrainedConfig
 
-    path = Path(spec).expanduser()
+    path, more = Path(spec).expanduser(), {}
+    if (file := gguf_file(path)) is not None:
+        path, more = file.parent, {"gguf_file": file.name}
     local = path.is_dir()
-    if local and not has_tokenizer(path):
+    if local and not more and not has_tokenizer(path):
         raise ValueError(
             f"{path} has no tokenizer ({', '.join(TOKENIZER_FILES[:2])}); if its tokens are bytes, say --bytes "
             "(--tokenizer bytes in training), else save its tokenizer there"
@@ -105,7 +110,8 @@ def _load_pretrained(spec: str | Path) -> Any:
     config = PreTrainedConfig() if local and str(_model_type(path)).startswith("twoaxis") else None
     try:
         source = str(path) if local else str(spec)
-        return AutoTokenizer.from_pretrained(source, config=config, local_files_only=local, trust_remote_code=False)
+        offline = {"local_files_only": local, "trust_remote_code": False}
+        return AutoTokenizer.from_pretrained(source, config=config, **offline, **more)
     except Exception as error:  # tokenizers raises bare Exceptions on files it cannot parse
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         where = "" if local else "; a tokenizer is bytes, bpe:SIZE, a folder, or a name on the hub"
@@ -120,12 +126,7 @@ def _model_type(folder: Path) -> str | None:
 
 
 def train_bpe(texts: Iterable[str], size: int) -> Pretrained:
-    """A byte-level BPE of at most `size` tokens; the same texts give the same one.
-
-    Args:
-        texts: what to learn from.
-        size: tokens, the 256 bytes and the end-of-text token among them. Little text may give fewer.
-    """
+    """A byte-level BPE of at most `size` tokens, the 256 bytes and the end among them; the same texts give the same."""
     need_transformers()
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -157,22 +158,12 @@ def pieces(text: str, size: int | None = None) -> Iterator[str]:
 
 
 class Bytes:
-    """The tokenizer whose tokens are the bytes of UTF-8.
-
-    Args:
-        vocab_size: tokens of its model, at least 256; those beyond the bytes stand for no text.
-
-    Attributes:
-        name: what it is called.
-        key: stands for everything that can change a token.
-        end: the token that ends a document, or None.
-        begin: the tokens that begin one.
-    """
+    """The tokenizer whose tokens are the bytes of UTF-8; those of its model beyond the bytes stand for no text."""
 
     name = "bytes"
-    key = "bytes"
-    end: int | None = 0
-    begin: Sequence[int] = ()
+    key = "bytes"  # stands for everything that can change a token
+    end: int | None = 0  # the token that ends a document, or None
+    begin: Sequence[int] = ()  # the tokens that begin one
 
     def __init__(self, vocab_size: int = 256) -> None:
         if vocab_size < 256:
@@ -182,10 +173,8 @@ class Bytes:
     def encode(self, texts: Sequence[str], *, sizes: bool = False, prompt: bool = False) -> list[Encoded]:
         """Documents as tokens, one per byte; byte 0 at the end stands for no text.
 
-        Args:
-            texts: the documents.
-            sizes: also count the bytes of each token.
-            prompt: do not end the texts, and read special tokens that they spell as such.
+        With `sizes` the bytes of each token are counted too. A `prompt` is not ended, and what it spells of special
+        tokens is read as such.
         """
         end = b"" if prompt else b"\0"
         encoded = []
@@ -214,13 +203,7 @@ class Bytes:
 
 
 class Pretrained:
-    """A fast tokenizer of transformers, which knows where in the text a token stands; used like `Bytes`.
-
-    Args:
-        tokenizer: the tokenizer.
-        name: what it is called.
-        vocab_size: tokens of the model it is for; None is its own number.
-    """
+    """A fast tokenizer of transformers, which knows where in the text a token stands; used like `Bytes`."""
 
     def __init__(self, tokenizer: Any, name: str, vocab_size: int | None = None) -> None:
         if not tokenizer.is_fast:

@@ -50,13 +50,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from twoaxis.base.method import Card, Suggestion
+from twoaxis.base.method import Suggestion, history_card
 from twoaxis.base.options import Count, NotNegative, Options
-from twoaxis.depth.ahead import AheadStream
 from twoaxis.depth.history import Softmax, View, Weights
 from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
+from twoaxis.depth.stream import Apply, Layout, Seen
+from twoaxis.depth.two_phase import AheadStream
 from twoaxis.kernels.history import source_dots
 from twoaxis.kernels.precision import full_precision, product, routing_dtype, widen
 
@@ -134,10 +134,9 @@ class AttentionResiduals(AheadStream):
     )
     neutral_options = {"read": "sum"}  # noqa: RUF012
     aliases = ("attnres", "mhar:heads=4")
-    card = Card(
+    card = history_card(
         title="Attention Residuals",
         purpose="every sub-layer attends over the outputs of earlier ones in place of their sum",
-        goal="retrieval",
         source="sub-layer output, or the sum over a run of them; slot 0 is the embedding",
         query="a learned vector per site",
         key="RMS-normalised sources",
@@ -146,9 +145,7 @@ class AttentionResiduals(AheadStream):
         normaliser="softmax",
         adaptivity="per token",
         window="all earlier sources (block form: sums of S sub-layers)",
-        granularity="per sub-layer",
         injection="replaces the input; there is no other residual path",
-        sharing="none over depth, shared by all tokens",
         depth_state="every source so far",
         paper="Kimi Team, Attention Residuals, arXiv 2603.15031",
         year=2026,
@@ -187,6 +184,10 @@ class AttentionResiduals(AheadStream):
         self.parameter("log_temperature", rows, config.heads, needed=config.temperature == "learned")
         for row, read in enumerate(read for read in self.plan.reads if read is not None):
             self.parameter(f"scalars.{row}", read.total, neutral=0.0, needed=config.query == "none")
+        # a forgetful window is never plain, the average rescales the stream, the sum form is exact to rounding
+        lost = any(read is not None and read.numbers.start > config.keep_first for read in self.plan.reads)
+        forgets = lost and config.overflow == "drop"
+        self.neutral = "none" if forgets else "rounding" if config.read == "sum" else "scale"
 
     @classmethod
     def controls(cls, config: AttentionResidualsConfig) -> tuple[dict[str, Any], ...]:
@@ -249,19 +250,9 @@ class AttentionResiduals(AheadStream):
             dots = dots * widen(-self.log_temperature[row]).exp().unsqueeze(-1)
         return dots.unbind(-1)
 
-    @property
-    def neutral(self) -> Neutral:
-        """The sum form is exact to rounding; the average rescales the stream; a forgetful window is never plain."""
-        pinned = int(self.config.keep_first)
-        lost = any(read is not None and read.numbers.start > pinned for read in self.plan.reads)
-        if lost and self.config.overflow == "drop":
-            return "none"
-        return "rounding" if self.config.read == "sum" else "scale"
-
     def dead(self) -> dict[str, str]:
-        """A softmax over one source is one whatever its logit: the site's row gets a gradient of exactly zero."""
-        reads = [read for read in self.plan.reads if read is not None]
-        lone = [row for row, read in enumerate(reads) if read.total == 1 and self.config.weighting == "softmax"]
+        """The row of a softmax over one source."""
+        lone = self.lone() if self.config.weighting == "softmax" else []
         names = ["scalars.{}"] if self.config.query == "none" else [f"{n}[{{}}]" for n, _ in self.named_parameters()]
         return {name.format(row): "the site has one source, its softmax is constant" for row in lone for name in names}
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from twoaxis.base.method import ParameterGroup, Quantity
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Neutral, Seen, State, Stream, Tokens
+from twoaxis.depth.stream import Seen, State, Stream, Tokens
 from twoaxis.kernels.precision import widen
 
 
@@ -41,6 +41,7 @@ class Blend(Stream):
     """
 
     name = "blend"
+    neutral = "bitwise"
 
     def __init__(self, method: Stream) -> None:
         super().__init__(method.config, method.layout)
@@ -55,19 +56,13 @@ class Blend(Stream):
         self.method.reset_parameters(generator, std)
         super().reset_parameters(generator, std)
 
-    @property
-    def neutral(self) -> Neutral:
-        """A closed gate is the plain model to a bit, whatever the method."""
-        return "bitwise"
-
     def ways(self, site: Site) -> tuple[str, ...]:
         """The method's."""
         return self.method.ways(site)
 
-    @property
-    def output_scale(self) -> float:
-        """The plain residual's: a blended model starts as the plain one."""
-        return 1.0
+    def changes_kv(self, site: Site) -> bool:
+        """The method's."""
+        return self.method.changes_kv(site)
 
     def memory_windows(self) -> tuple[int, ...]:
         """The method's."""
@@ -111,7 +106,8 @@ class Blend(Stream):
     def _quantities(self, value: Both, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Quantity]:
         """The gate of the blend, and what the method shows of its own un-blended read."""
         own = self.method.quantities(value.method, site, y, seen.aux, c)
-        return {"blend gate": Quantity(self.gate[site.index]), **own}
+        meaning = "0 where the plain stream is read, 1 where the method is, and in between a mixture"
+        return {"blend gate": Quantity(self.gate[site.index], meaning=meaning), **own}
 
     def _pack(self, value: Both, site: Site) -> tuple[Tensor, ...]:
         return (value.plain, *self.method.pack(value.method))

@@ -26,7 +26,7 @@ def count(stream: Stream) -> Cost:
     parameters = sum(p.numel() for p in stream.parameters())
     reads = sum(len(stream.sources(site)) for site in stream.layout.sites)
     blank = on_meta(stream)
-    return Cost(parameters, flops_of(stream), reads, count_live(blank), _kept(blank))
+    return Cost(parameters, flops_of(stream), reads, count_live(blank), count_kept(blank))
 
 
 def flops_of(stream: Stream) -> int:
@@ -74,7 +74,8 @@ def count_live(stream: Stream) -> int:
 
 
 @torch.no_grad()
-def _kept(stream: Stream) -> int:
+def count_kept(stream: Stream) -> int:
+    """Numbers kept between tokens, by the memory after a pass."""
     windows = stream.memory_windows()
     if not windows:
         return 0

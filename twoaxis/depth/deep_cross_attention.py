@@ -44,12 +44,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from twoaxis.base.method import Card, Suggestion
+from twoaxis.base.method import Suggestion, history_card
 from twoaxis.base.options import Count, Options
 from twoaxis.depth.history import HistoryStream, View, Weights, defined_block
 from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Layout, Neutral
+from twoaxis.depth.stream import Apply, Layout
 from twoaxis.kernels.history import rms_logits
 
 
@@ -84,10 +84,9 @@ class DeepCrossAttention(HistoryStream):
         {"version": 3, "window": 2},
     )
     aliases = ("dca",)
-    card = Card(
+    card = history_card(
         title="DeepCrossAttention (DCA)",
         purpose="queries, keys and values read their own weighted sums of earlier contributions",
-        goal="retrieval",
         source="block contributions (increments without their input) and the embedding",
         value="the raw source",
         normaliser="none; a ReLU on the per-token part",
@@ -118,6 +117,8 @@ class DeepCrossAttention(HistoryStream):
             self.parameter(f"static.{b}", len(read.ways), read.total, *wide, start=1.0, neutral=1.0)
         for b, read in self.grns.items():
             self.parameter(f"token.{b}", len(read.ways), layout.width, neutral=0.0, needed=config.version == 3)
+        # the sum of block contributions adds in another order than the plain residual does
+        self.neutral = "rounding" if self.grns else "bitwise"
 
     def _slots(self, first: Site) -> Read | None:
         """The embedding, the sum of what left the window, and the last k contributions."""
@@ -139,11 +140,6 @@ class DeepCrossAttention(HistoryStream):
         w = self.token[str(site.block)].unsqueeze(1)
         dots = torch.stack([rms_logits(s, w, eps=None)[..., 0, :] for s in view.sources], dim=-1)  # (..., W, S)
         return Weights(channel=static, token=torch.relu(dots) if self.config.relu == "literal" else dots.clamp(min=0.0))
-
-    @property
-    def neutral(self) -> Neutral:
-        """The sum of block contributions adds in another order than the plain residual does."""
-        return "rounding" if self.grns else "bitwise"
 
     def dead(self) -> dict[str, str]:
         """With the literal ReLU, every w that stands at zero."""

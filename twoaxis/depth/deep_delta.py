@@ -39,20 +39,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, NamedRange, Normal, OneAt, Quantity, Suggestion, Uniform
+from twoaxis.base.method import NamedRange, Normal, OneAt, Quantity, Suggestion, Uniform, parallel_card
 from twoaxis.base.options import Options, between
 from twoaxis.depth.parallel import ParallelStreams, Streams
-from twoaxis.depth.rows import Row
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Layout, Neutral, Seen, Tokens
+from twoaxis.depth.stream import Apply, Layout, Row, Seen, Tokens
 from twoaxis.kernels.precision import full_precision, product, widen
-from twoaxis.kernels.rewrite import delta_rewrite, read_channels
+from twoaxis.kernels.rewrite import delta_rewrite
+from twoaxis.kernels.streams import read_streams
 from twoaxis.kernels.taps import depthwise_taps, with_history
 from twoaxis.ring import Ring
 
@@ -111,13 +111,6 @@ _REWRITE = ("gate_in", "gate_weight", "gate_bias", "value_weight", "value_bias",
 """Parameters of the rewrite, with a row per site."""
 
 
-class Compressed(NamedTuple):
-    """What a read leaves for the write: the state to go on with, and the ring of TC."""
-
-    h: Tensor
-    ring: Ring | None
-
-
 class DeepDelta(ParallelStreams):
     """Rank-one rewrites of a vector or matrix state."""
 
@@ -137,17 +130,15 @@ class DeepDelta(ParallelStreams):
         {"value_channels": 4, "expand": "conv", "update": "add"},
     )
     aliases = ("ddl",)
-    card = Card(
+    card = parallel_card(
         title="Deep Delta Learning",
         purpose="each sub-layer erases and rewrites one direction of the state instead of only adding to it",
-        goal="shortcut",
         source="the state itself",
         key="the sub-layer's output, normalised",
         value="a gated map of the read",
         normaliser="unit direction",
         adaptivity="per token",
         window="the current state only",
-        granularity="per sub-layer",
         injection="rewrites the shortcut",
         sharing="compressor shared inside a block",
         gating="β in (0, 2), one per token",
@@ -170,16 +161,14 @@ class DeepDelta(ParallelStreams):
     @classmethod
     def controls(cls, config: DeepDeltaConfig) -> tuple[dict[str, Any], ...]:
         """The same state and gates without erasing; the expanded state without the delta rule."""
-        if config.update != "delta":
-            return ()
-        return ({"update": "write"}, {"update": "add"}) if config.value_channels > 1 else ({"update": "write"},)
+        found = ({"update": "write"}, {"update": "add"}) if config.update == "delta" else ()
+        return found if config.value_channels > 1 else found[:1]
 
     def __init__(self, config: DeepDeltaConfig, layout: Layout) -> None:
         super().__init__(config, layout, config.value_channels)
         d, dv = layout.width, config.value_channels
         self.wide = dv > 1
         self.by_token = self.wide and config.compress == "token"
-        self.compresses_out = self.wide and self.reads_out
         self.expands = config.expand == "conv" and bool(layout.used())
         """Whether EC runs: a stream that is switched off everywhere opens with copies."""
         blocks = sorted({site.block for site in self.used})
@@ -203,9 +192,11 @@ class DeepDelta(ParallelStreams):
         parameter("key_map", n, d, d, needed=config.map == "v", **matrix)
         parameter("compress_weight", compressors, d, dv, *taps, **compressor)
         parameter("compress_read", compressors, dv, **even)
-        parameter("readout_weight", d, dv, *taps, needed=self.compresses_out, **compressor)
-        parameter("readout_read", dv, needed=self.compresses_out, **even)
+        parameter("readout_weight", d, dv, *taps, needed=self.wide and self.reads_out, **compressor)
+        parameter("readout_read", dv, needed=self.wide and self.reads_out, **even)
         parameter("expand_weight", d, dv, config.expand_taps, needed=self.expands, start=OneAt(), neutral=OneAt())
+        if config.update == "add" or not self.used:  # reads that average the channels, inputs not convolved
+            self.neutral = "rounding" if self.wide else "bitwise"
 
     def tables(self) -> dict[str, Tensor]:
         """The parameters of the rewrite, and the folded compressor of each site."""
@@ -228,16 +219,6 @@ class DeepDelta(ParallelStreams):
         # turned[m,j] = read[m-j+p], zero outside: windows of the read between zeros, each turned round
         turned = F.pad(read, (dv, dv)).unfold(-1, dv, 1)[..., p + 1 : p + 1 + dv, :].flip(-1)
         return product(turned, weight.mT)
-
-    def compress(self, value: Streams, folded: Tensor, site: Site) -> Seen:
-        """The state as a vector (..., D), and what the write needs."""
-        h = value.h
-        if not self.by_token:
-            x, h = read_channels(h, folded)
-            return Seen(x, aux=Compressed(h, None))
-        history, ring = self.remember(value, site)
-        terms = depthwise_taps(history.flatten(-2), folded, value.tokens.reach)
-        return Seen(terms.unflatten(-1, h.shape[-2:]).sum(-2).to(h.dtype), aux=Compressed(h, ring))
 
     def remember(self, value: Streams, site: Site) -> tuple[Tensor, Ring]:
         """The state behind its predecessors, and the ring after it.
@@ -267,29 +248,33 @@ class DeepDelta(ParallelStreams):
     def _memory(self, value: Streams) -> tuple[Ring, ...]:
         if not value.tokens.keep:
             raise ValueError("nothing was kept for later tokens: open the pass with keep=True")
-        if not (self.by_token and self.reads_out):
-            return value.kept
-        return (*value.kept, self.remember(value, self.layout.out)[1])
+        read_out = (self.remember(value, self.layout.out)[1],) if self.by_token and self.reads_out else ()
+        return value.kept + read_out
 
     # Reads and writes.
 
     def take(self, value: Streams, site: Site, p: Row) -> Seen:
-        """The compressed state."""
-        if not self.wide:
-            return Seen(value.h.squeeze(-2), aux=Compressed(value.h, None))
-        return self.compress(value, p["compress"], site)
+        """The state compressed to a vector (..., D); for the write the state to go on with, and the ring of TC."""
+        h, folded = value.h, p.get("compress")
+        if folded is None:
+            return Seen(h.squeeze(-2), aux=(h, None))
+        if not self.by_token:
+            x, h = read_streams(h, folded)
+            return Seen(x, aux=(h, None))
+        history, ring = self.remember(value, site)
+        terms = depthwise_taps(history.flatten(-2), folded, value.tokens.reach)
+        return Seen(terms.unflatten(-1, h.shape[-2:]).sum(-2).to(h.dtype), aux=(h, ring))
 
     def read_out(self, value: Streams) -> Tensor:
         """The state through a compressor of its own."""
-        if not self.wide:
-            return value.h.squeeze(-2)
-        return self.compress(value, self.fold(self.readout_weight, self.readout_read), self.layout.out).x
+        folded = {"compress": self.fold(self.readout_weight, self.readout_read)} if self.wide else {}
+        return self.take(value, self.layout.out, folded).x
 
     def put(self, value: Streams, site: Site, p: Row, y: Tensor, seen: Seen, c: Seen) -> Streams:
         """X + β k ⊗ (v - kᵀX)."""
-        left: Compressed = seen.aux
-        kept = (*value.kept, left.ring) if value.tokens.keep and left.ring is not None else value.kept
-        return value._replace(h=self.rewrite(left.h, p, y, seen.x, c.x), kept=kept)
+        h, ring = seen.aux
+        kept = (*value.kept, ring) if value.tokens.keep and ring is not None else value.kept
+        return value._replace(h=self.rewrite(h, p, y, seen.x, c.x), kept=kept)
 
     @full_precision
     def rewrite(self, h: Tensor, p: Row, y: Tensor, x_in: Tensor, c: Tensor) -> Tensor:
@@ -297,43 +282,24 @@ class DeepDelta(ParallelStreams):
         config = self.config
         if config.update == "add":
             return h + y.unsqueeze(-2)
-        direction, source = (y, x_in) if config.map == "k" else (self._mapped(c, p), y)
-        gate, value = self._gate_logits(c, p).squeeze(-1), self._value_logits(source, p)
-        bound = config.value_scale if config.value == "sigmoid" else None
-        return delta_rewrite(h, direction, gate, value, k_eps=config.k_eps, bound=bound, erase=config.update == "delta")
+        bound, erase = config.value_scale if config.value == "sigmoid" else None, config.update == "delta"
+        return delta_rewrite(h, *self._logits(p, y, x_in, c), k_eps=config.k_eps, bound=bound, erase=erase)
 
-    def _mapped(self, c: Tensor, p: Row) -> Tensor:
-        return F.linear(widen(c), p["key_map"])
+    def _logits(self, p: Row, y: Tensor, x_in: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The direction before its length is one, and gate (...) and values (..., d_v) before their sigmoids."""
+        config, read = self.config, widen(c)
+        direction, source = (y, x_in) if config.map == "k" else (F.linear(read, p["key_map"]), y)
+        inner = torch.tanh(F.linear(read, p["gate_in"])) if "gate_in" in p else read
+        gate = F.linear(inner, p["gate_weight"].unsqueeze(0), p["gate_bias"].unsqueeze(0)).squeeze(-1)
+        if config.value == "constant":
+            return direction, gate, read.new_full((*read.shape[:-1], self.streams), config.value_constant)
+        return direction, gate, F.linear(widen(source), p["value_weight"], p["value_bias"])
 
-    def _gate_logits(self, c: Tensor, p: Row) -> Tensor:
-        """(..., 1) the gate before its sigmoid."""
-        inner = widen(c)
-        if "gate_in" in p:
-            inner = torch.tanh(F.linear(inner, p["gate_in"]))
-        return F.linear(inner, p["gate_weight"].unsqueeze(0), p["gate_bias"].unsqueeze(0))
-
-    def _value_logits(self, x: Tensor, p: Row) -> Tensor:
-        """(..., d_v) the values before their sigmoid, or the values where they have none."""
-        x = widen(x)
-        if self.config.value == "constant":
-            return x.new_full((*x.shape[:-1], self.streams), self.config.value_constant)
-        return F.linear(x, p["value_weight"], p["value_bias"])
-
-    # What can be looked at.
-
-    def direction(self, row: int, y: Tensor, c: Tensor) -> Tensor:
-        """k (..., D) of the site with row `row`, from the sub-layer's output or the normalised read."""
-        k = widen(y) if self.config.map == "k" else self._mapped(c, self.row(row))
-        return k * torch.rsqrt(k.square().sum(-1, keepdim=True) + self.config.k_eps**2)
-
-    def gate(self, row: int, c: Tensor) -> Tensor:
-        """β (...) of the site with row `row`, from the normalised read."""
-        return 2.0 * torch.sigmoid(self._gate_logits(c, self.row(row)).squeeze(-1))
-
-    def values(self, row: int, x: Tensor) -> Tensor:
-        """v (..., d_v) of the site with row `row`, from the read or, with map="v", the sub-layer's output."""
-        v = self._value_logits(x, self.row(row))
-        return self.config.value_scale * torch.sigmoid(v) if self.config.value == "sigmoid" else v
+    def terms(self, row: int, y: Tensor, x_in: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """k (..., D), β (...) and v (..., d_v) of the site with row `row`, for looking at them; see `rewrite`."""
+        k, gate, v = self._logits(self.row(row), y, x_in, c)
+        k, v = widen(k), self.config.value_scale * torch.sigmoid(v) if self.config.value == "sigmoid" else v
+        return k * torch.rsqrt(k.square().sum(-1, keepdim=True) + self.config.k_eps**2), 2.0 * torch.sigmoid(gate), v
 
     def sources(self, site: Site) -> tuple[str, ...]:
         """None: the read is no weighted sum."""
@@ -346,12 +312,14 @@ class DeepDelta(ParallelStreams):
         """The gate, and how far what the state holds along k is from v before and after the write."""
         if y is None or c is None or self.config.update == "add" or not self.uses(site):
             return {}
-        row = self.rows[site.index]
-        k, v = self.direction(row, y, c.x), self.values(row, widen(seen.x if self.config.map == "k" else y))
+        k, gate, v = self.terms(self.rows[site.index], y, seen.x, c.x)
         after = self.rewrite(value.h, self.row_of(site, value.rows), y, seen.x, c.x)
-        found = {"gate": Quantity(self.gate(row, c.x), regimes=REGIMES)}
+        meaning = "how far the state is moved along its direction; 0 leaves it, 1 replaces what it holds, 2 reflects it"
+        found = {"gate": Quantity(gate, regimes=REGIMES, meaning=meaning)}
+        meaning = "how far what the state holds along the direction is from the value to be written there"
         for when, h in (("before the write", value.h), ("after the write", after)):
-            found[f"discrepancy, {when}"] = Quantity(((widen(h) @ k.unsqueeze(-1)).squeeze(-1) - v).norm(dim=-1))
+            off = ((widen(h) @ k.unsqueeze(-1)).squeeze(-1) - v).norm(dim=-1)
+            found[f"discrepancy, {when}"] = Quantity(off, meaning=meaning)
         return found
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
@@ -391,28 +359,15 @@ class DeepDelta(ParallelStreams):
         padded = F.pad(state.flatten(0, 1), (left, dv - 1 - left))  # (BT, D, channels)
         return (F.conv1d(padded, weight.unsqueeze(1), groups=len(weight)) @ read).unflatten(0, state.shape[:2])
 
-    @property
-    def neutral(self) -> Neutral:
-        """Only the additive control has a plain setting: reads that average the channels, inputs not convolved."""
-        if self.config.update != "add" and self.used:
-            return "none"
-        return "rounding" if self.wide else "bitwise"
-
     def flops(self) -> int:
         """Direction, gate, value, read, compare and write of d x d_v numbers, less the plain sum; the compressors."""
         d, dv, config, sites = self.layout.width, self.streams, self.config, len(self.used)
-        if config.update == "add":
-            per_site = (dv - 1) * d
-        else:
-            per_site = 2 * d  # the direction's length; scaling and gate go into one number per channel of the state
-            per_site += 2 * d if config.gate == "linear" else 2 * d * config.gate_hidden
-            per_site += 0 if config.value == "constant" else 2 * d * dv
-            per_site += (2 * d * dv if config.update == "delta" else 0) + 2 * d * dv - d
-            per_site += 2 * d * d if config.map == "v" else 0
-        calls = (sites + self.reads_out) if self.wide else 0
-        compress = calls * 2 * d * dv * (config.token_taps if self.by_token else 1)
-        expand = 2 * d * dv * config.expand_taps if self.expands else 0
-        return sites * per_site + compress + expand + self.plain_flops()
+        per_site = 2 * d  # the direction's length; scaling and gate go into one number per channel of the state
+        per_site += 2 * d * (1 if config.gate == "linear" else config.gate_hidden) + (config.map == "v") * 2 * d * d
+        per_site += 2 * d * dv * ((config.value != "constant") + (config.update == "delta") + 1) - d
+        per_site = (dv - 1) * d if config.update == "add" else per_site
+        calls = (sites + self.reads_out) * self.wide * (config.token_taps if self.by_token else 1)
+        return sites * per_site + 2 * d * dv * (calls + self.expands * config.expand_taps) + self.plain_flops()
 
 
 def _causal_conv(x: Tensor, weight: Tensor) -> Tensor:

@@ -38,13 +38,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from twoaxis.base.method import Card, Suggestion
+from twoaxis.base.method import Suggestion, history_card
 from twoaxis.base.options import Count, NotNegative, Options
-from twoaxis.depth.ahead import AheadStream
 from twoaxis.depth.history import History, Softmax, View
 from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import OUT, Site
-from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
+from twoaxis.depth.stream import Apply, Layout, Seen
+from twoaxis.depth.two_phase import AheadStream
 from twoaxis.kernels.history import rms_logits, softmax_read
 from twoaxis.kernels.precision import widen
 
@@ -87,10 +87,9 @@ class DeltaAttentionResiduals(AheadStream):
     )
     neutral_options = {"gate": "zero"}  # noqa: RUF012
     aliases = ("deltaattnres",)
-    card = Card(
+    card = history_card(
         title="Delta Attention Residuals",
         purpose="the residual goes on, and every sub-layer also attends over all earlier increments",
-        goal="retrieval",
         source="sub-layer output, or the increment of a run of them; slot 0 is the embedding",
         query="a learned vector per site",
         key="RMS-normalised sources",
@@ -99,9 +98,7 @@ class DeltaAttentionResiduals(AheadStream):
         normaliser="softmax",
         adaptivity="per token",
         window="all earlier sources (block form: increments of S sub-layers)",
-        granularity="per sub-layer",
         injection="added to the residual, which goes on by itself",
-        sharing="none over depth, shared by all tokens",
         gating="a scalar per site, or none",
         depth_state="every source so far, and the residual",
         paper="Luo, Cai, Hu, Delta Attention Residuals, arXiv 2605.18855",
@@ -127,6 +124,8 @@ class DeltaAttentionResiduals(AheadStream):
         self.parameter("norm_weight", rows, layout.width, start=1.0, neutral=1.0)
         self.parameter("gate", rows, neutral=0.0, needed=config.gate == "zero")
         self.parameter("null", rows, layout.width, neutral=0.0, needed=config.null)
+        # zero times what is routed changes no bit; without a gate something is always added
+        self.neutral = "bitwise" if self.gate is not None or self.query is None else "none"
 
     def _deltas(self, site: Site) -> Read | None:
         """The increments of the runs that are complete; the released difference is known one sub-layer later."""
@@ -178,15 +177,9 @@ class DeltaAttentionResiduals(AheadStream):
         found = super().sources(site)
         return ("null", *found) if found and self.config.null else found
 
-    @property
-    def neutral(self) -> Neutral:
-        """Zero times what is routed changes no bit; without a gate something is always added."""
-        return "bitwise" if self.gate is not None or self.query is None else "none"
-
     def dead(self) -> dict[str, str]:
-        """A softmax over one source is one whatever its logit: the query and the key scale of such a site."""
-        reads = [read for read in self.plan.reads if read is not None]
-        lone = [row for row, read in enumerate(reads) if read.total == 1 and not self.config.null]
+        """The query and the key scale of a softmax over one source."""
+        lone = [] if self.config.null else self.lone()
         why = "the site has one source, its softmax is constant"
         return {f"{name}[{row}]": why for row in lone for name in ("query", "norm_weight")}
 

@@ -30,12 +30,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twoaxis.base.method import Card, OneAt, Suggestion
+from twoaxis.base.method import OneAt, Suggestion, history_card
 from twoaxis.base.options import Count, Options
 from twoaxis.depth.history import HistoryStream, View, Weights
 from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
+from twoaxis.depth.stream import Apply, Layout, Seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +52,13 @@ class DenseFormer(HistoryStream):
     """Depth-weighted averages of block outputs."""
 
     name = "denseformer"
+    neutral = "bitwise"
     Config = DenseFormerConfig
     config: DenseFormerConfig
     variants = ({}, {"dilation": 2}, {"dilation": 2, "period": 3}, {"dilation": 5, "period": 2})
-    card = Card(
+    card = history_card(
         title="DenseFormer",
         purpose="a learned weighted sum of earlier block outputs, the same for all tokens",
-        goal="retrieval",
         source="block output before its average; slot 0 is the embedding",
         value="raw slots",
         normaliser="none: free real scalars",
@@ -66,7 +66,6 @@ class DenseFormer(HistoryStream):
         window="all earlier blocks of one residue class (dilation), every period-th block reads",
         granularity="per block",
         injection="replaces the input of the next block",
-        sharing="none over depth, shared by all tokens",
         depth_state="block outputs with a reader ahead",
         paper="Pagliardini, Mohtashami, Fleuret, Jaggi, DenseFormer, arXiv 2402.02622",
         year=2024,
@@ -91,11 +90,6 @@ class DenseFormer(HistoryStream):
     def route(self, view: View, site: Site) -> Weights:
         """One scalar per slot."""
         return Weights(static=self.alpha[str(site.block)].unsqueeze(0))
-
-    @property
-    def neutral(self) -> Neutral:
-        """Zero times a slot adds nothing to a bit."""
-        return "bitwise"
 
     def flops(self) -> int:
         """One multiply-add per channel and slot read; a slot that is read alone is only scaled."""

@@ -27,12 +27,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, Normal, Suggestion
+from twoaxis.base.method import Normal, Suggestion, history_card
 from twoaxis.base.options import Count, Options, between
 from twoaxis.depth.history import History, HistoryStream, View
 from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import OUT, Site
-from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
+from twoaxis.depth.stream import Apply, Layout, Seen
 from twoaxis.kernels.history import source_dots, weighted_sum
 
 
@@ -88,10 +88,9 @@ class DepthAttention(HistoryStream):
         {"heads": 2, "granularity": "block", "window": 2},
         {"heads": 2, "inject": "replace", "read_out": True},
     )
-    card = Card(
+    card = history_card(
         title="Depth attention",
         purpose="the sequence operator on the depth axis: attention over a token's last states",
-        goal="retrieval",
         source="residual state before a sub-layer",
         query="the current state",
         key="states in the window",
@@ -141,6 +140,8 @@ class DepthAttention(HistoryStream):
             self.parameter(name, sets, size, width, start=start, decay=True, float32=False)
         out = 0.0 if add else Normal(inner**-0.5)
         self.parameter("output", sets, width, inner, start=out, neutral=0.0, decay=True, float32=False)
+        # adding zero changes no bit; a replaced input is never the plain one
+        self.neutral = "bitwise" if add or not self.rows else "none"
 
     def _is_state(self, site: Site) -> bool:
         """Whether the stream's state on arrival at `site` is one of the depths."""
@@ -193,11 +194,6 @@ class DepthAttention(HistoryStream):
         if site.index not in self.rows:
             return None
         return self._attention(self.view(self._now(value, site.index), site), site).flatten(-3, -2)
-
-    @property
-    def neutral(self) -> Neutral:
-        """Adding zero changes no bit; a replaced input is never the plain one."""
-        return "bitwise" if self.config.inject == "add" or not self.rows else "none"
 
     def dead(self) -> dict[str, str]:
         """A softmax over one state is one whatever the query: such queries, and keys nobody compares, never learn."""

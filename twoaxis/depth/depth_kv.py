@@ -31,12 +31,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twoaxis.base.method import Card
+from twoaxis.base.method import history_card
 from twoaxis.base.options import Count, Options
 from twoaxis.depth.history import Exchanged, HistoryStream, View
 from twoaxis.depth.plan import attention_plan
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
+from twoaxis.depth.stream import Apply, Layout, Seen
 from twoaxis.kernels.history import source_dots, weighted_sum
 
 
@@ -60,10 +60,9 @@ class DepthKV(HistoryStream):
     Config = DepthKVConfig
     config: DepthKVConfig
     variants = ({}, {"stride": 2}, {"window": 1}, {"stride": 2, "window": 1})
-    card = Card(
+    card = history_card(
         title="Depth-Attention",
         purpose="each attention's values are mixed with earlier layers' by its queries and keys; nothing is learned",
-        goal="retrieval",
         source="keys and values of an earlier attention",
         query="the attention's queries",
         key="keys of earlier attentions at the same token",
@@ -84,6 +83,7 @@ class DepthKV(HistoryStream):
     def __init__(self, config: DepthKVConfig, layout: Layout) -> None:
         super().__init__(config, layout)
         self.follow(attention_plan(layout, self.uses, config.stride, config.window))
+        self.neutral = "none" if any(read is not None for read in self.plan.reads) else "bitwise"
 
     def exchange(self, q: Tensor, k: Tensor, v: Tensor, view: View | None, site: Site) -> Exchanged:
         """Mixed values in place of the attention's own; they are the source for later attentions."""
@@ -93,11 +93,6 @@ class DepthKV(HistoryStream):
             weights = (source_dots(asking, keys) * k.shape[-1] ** -0.5).softmax(-1)
             (v,) = weighted_sum([*view.sources, v], token=weights)
         return k, v, (v, k)
-
-    @property
-    def neutral(self) -> Neutral:
-        """Nothing is learned; where no attention looks back the model is plain."""
-        return "none" if any(read is not None for read in self.plan.reads) else "bitwise"
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """Attention by attention; keys and mixed values are lists."""

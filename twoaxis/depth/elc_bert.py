@@ -47,7 +47,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card
+from twoaxis.base.method import history_card
 from twoaxis.base.options import NotNegative, Options
 from twoaxis.depth.slot_mix import SlotMix
 from twoaxis.depth.stream import Apply, Layout, Seen
@@ -72,10 +72,9 @@ class ElcBert(SlotMix):
     config: ElcBertConfig
     variants = ({}, {"variant": "base"}, {"variant": "normalized"}, {"variant": "weighted_output"})
     aliases = ("elc",)
-    card = Card(
+    card = history_card(
         title="ELC-BERT",
         purpose="each block reads a convex combination of all earlier ones in place of the residual",
-        goal="retrieval",
         source="a block's output, without its input; slot 0 is the embedding",
         value="the slot itself",
         normaliser="softmax of learned scalars",

@@ -18,9 +18,9 @@ Qwen team, arXiv 2608.30320; the residual of Qwen4-Exp and Qwen3.8-Next, as in t
 
 The read is normalised already, so the model has no pre-norm at these sites and no final norm (`normed`): their scales
 are 1 + w. At W_up = W_inject = 0 gates are 1/2, β is one and the streams stay equal; with scales twice as large that is
-the plain residual behind its norm, to rounding, if `eps` is the model's. `neutral_` sets these, with w of 1;
-`adopt_norm_` gives a site the scale of a pretrained model's norm, twice as large. A blend with the plain residual is
-refused, because its read is not normalised.
+the plain residual behind its norm, to rounding, if `eps` is the model's, as it is unless said otherwise. `neutral_`
+sets these, with w of 1; `adopt_norm_` gives a site the scale of a pretrained model's norm, twice as large. A blend with
+the plain residual is refused, because its read is not normalised.
 
 What surprises: the gate tells channels apart and the write does not; W_down and W_up are most of what the method
 costs, 4 n D rank operations per site.
@@ -35,12 +35,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, Normal, Suggestion
+from twoaxis.base.method import Normal, Suggestion, parallel_card
 from twoaxis.base.options import Count, Options, Positive, between
 from twoaxis.depth.parallel import ParallelStreams, Route, Streams
-from twoaxis.depth.rows import Row
 from twoaxis.depth.site import OUT, Site
-from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
+from twoaxis.depth.stream import Apply, Layout, Row, Seen
 from twoaxis.kernels.precision import widen
 
 
@@ -52,8 +51,8 @@ class GatedStreamsConfig(Options):
     """n."""
     rank: Count = 320
     """Of the gate."""
-    eps: Positive = 1e-6
-    """Inside the norm's root; that of a pretrained model, where it adopts its norms."""
+    eps: Positive | None = None
+    """Inside the norm's root; None is that of the model's own norms, whose place it takes."""
 
 
 class GatedStreams(ParallelStreams):
@@ -63,20 +62,15 @@ class GatedStreams(ParallelStreams):
     Config = GatedStreamsConfig
     config: GatedStreamsConfig
     variants = ({"rank": 6}, {"streams": 3, "rank": 4, "eps": 0.01}, {"streams": 1, "rank": 2})
-    card = Card(
+    card = parallel_card(
         title="Gated streams",
         purpose="four residual streams, read per channel through a low-rank gate of their norms",
-        goal="shortcut",
         source="one of n parallel streams, normalised",
         value="normalised streams",
         normaliser="sigmoid per channel for reads, twice a sigmoid for writes",
         adaptivity="per token and channel",
-        window="the current n streams",
-        granularity="per sub-layer",
         injection="replaces the read with its norm, and the write",
-        sharing="none",
         gating="sigmoid of a low-rank network",
-        depth_state="n streams",
         paper="Qwen team, arXiv 2608.30320",
         year=2026,
     )
@@ -86,17 +80,14 @@ class GatedStreams(ParallelStreams):
     def __init__(self, config: GatedStreamsConfig, layout: Layout) -> None:
         super().__init__(config, layout, config.streams)
         n, d, rank = config.streams, layout.width, config.rank
-        for prefix, shape, needed in (("", (len(self.used),), True), ("head_", (), self.reads_out)):
-
-            def parameter(
-                name: str, *of: int, prefix: str = prefix, shape: tuple[int, ...] = shape, **how: Any
-            ) -> None:
-                self.parameter(prefix + name, *shape, *of, **how)
-
-            parameter("norm_weight", n, d, start=0.0, neutral=1.0, needed=needed)
-            parameter("down", rank, n * d, start=Normal(), decay=True, float32=False, needed=needed)
-            parameter("up", n * d, rank, start=Normal(), neutral=0.0, decay=True, float32=False, needed=needed)
+        self.eps = layout.eps if config.eps is None else config.eps
+        matrix: dict[str, Any] = {"start": Normal(), "decay": True, "float32": False}
+        for prefix, lead, needed in (("", (len(self.used),), True), ("head_", (), self.reads_out)):
+            self.parameter(f"{prefix}norm_weight", *lead, n, d, neutral=1.0, needed=needed)
+            self.parameter(f"{prefix}down", *lead, rank, n * d, needed=needed, **matrix)
+            self.parameter(f"{prefix}up", *lead, n * d, rank, neutral=0.0, needed=needed, **matrix)
         self.parameter("inject", len(self.used), n, n * d, start=Normal(), neutral=0.0, decay=True)
+        self.neutral = "rounding" if self.used or self.reads_out else "bitwise"
 
     def normed(self, site: Site) -> bool:
         """Only sites without the method leave their norm to the model."""
@@ -120,7 +111,7 @@ class GatedStreams(ParallelStreams):
     def gated(self, h: Tensor, p: Row) -> tuple[Tensor, Tensor]:
         """The read (..., D), and all normalised streams (..., n D)."""
         n, wide = self.streams, widen(h)
-        normed = F.rms_norm(wide, h.shape[-1:], eps=self.config.eps) * (1.0 + widen(p["norm_weight"]))
+        normed = F.rms_norm(wide, h.shape[-1:], eps=self.eps) * (1.0 + widen(p["norm_weight"]))
         v = normed.flatten(-2)
         inner = F.silu(_linear(v, p["down"], h.dtype) / n)
         gate = torch.sigmoid(_linear(inner, p["up"], h.dtype))
@@ -152,18 +143,13 @@ class GatedStreams(ParallelStreams):
 
     def _defined_read(self, streams: list[Tensor], scale: Tensor, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
         """A read and the normalised streams side by side, for `definition`."""
-        n, eps = len(streams), self.config.eps
+        n, eps = len(streams), self.eps
         roots = [(s.square().mean(-1, keepdim=True) + eps).sqrt() for s in streams]
         normed = [s / root * (1.0 + w) for s, root, w in zip(streams, roots, scale, strict=True)]
         v = torch.cat(normed, dim=-1)
         inner = v @ down.T / n
         gates = torch.sigmoid((inner * torch.sigmoid(inner)) @ up.T).chunk(n, dim=-1)
         return torch.stack([g * s for g, s in zip(gates, normed, strict=True)]).mean(0), v
-
-    @property
-    def neutral(self) -> Neutral:
-        """Gates of a half, halved sums doubled: to rounding."""
-        return "rounding" if self.used or self.reads_out else "bitwise"
 
     def flops(self) -> int:
         """Per read the norm 4nd, two matrices of rank r 4ndr, gate and mean 2nd; per site β 2n²d and the write 2nd."""

@@ -256,8 +256,8 @@ class HistoryStream(Stream):
     def _read(self, value: History, site: Site) -> Seen:
         read, attention = self.plan.reads[site.index], self.attention.get(site.block)
         if self.source == "kv":
-            takes_part = read is not None or site.index + 1 in self.plan.born
-            return Seen(self.inner(value, site), kv=partial(self._exchange, value, site) if takes_part else None)
+            kv = partial(self._exchange, value, site) if self.changes_kv(site) else None
+            return Seen(self.inner(value, site), kv=kv)
         if read is None:
             x = self.inner(value, site)
             return Seen(x) if value.waiting is None or site != attention else Seen(x, *value.waiting)
@@ -269,6 +269,10 @@ class HistoryStream(Stream):
             return Seen(x)
         waiting = Waiting(ways.get("q"), ways["k"], ways["v"])
         return Seen(x, *waiting) if site == attention else Seen(x, aux=waiting)
+
+    def changes_kv(self, site: Site) -> bool:
+        """Where keys and values are the sources: at attentions that read some, or are one themselves."""
+        return self.source == "kv" and (self.plan.reads[site.index] is not None or site.index + 1 in self.plan.born)
 
     def _exchange(self, value: History, site: Site, q: Tensor, k: Tensor, v: Tensor) -> Exchanged:
         there = self.plan.reads[site.index] is not None

@@ -54,11 +54,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, Start, Suggestion
+from twoaxis.base.method import Start, Suggestion, parallel_card
 from twoaxis.base.options import NotNegative, Options, between
 from twoaxis.depth.parallel import ParallelStreams, Projection, Route
-from twoaxis.depth.rows import Row
-from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
+from twoaxis.depth.stream import Apply, Layout, Row, Seen
 from twoaxis.kernels.precision import widen
 
 
@@ -114,20 +113,12 @@ class HyperConnections(ParallelStreams):
     )
     neutral_options = {"readout": "mean"}  # noqa: RUF012
     aliases = ("hc", "frac:streams=1,fractions=4", "fracconnections:streams=1,fractions=4")
-    card = Card(
+    card = parallel_card(
         title="Hyper-Connections",
         purpose="four residual streams that every sub-layer reads, mixes and writes by learned weights",
-        goal="shortcut",
-        source="one of n parallel streams",
-        value="streams",
-        normaliser="none",
         adaptivity="static scalars plus a per-token part",
-        window="the current n streams",
-        granularity="per sub-layer",
-        injection="replaces the read, the shortcut and the write",
         sharing="projections shared by the streams of a site",
         gating="bounded additive (tanh times a learned scale)",
-        depth_state="n streams",
         paper="Zhu et al., Hyper-Connections, arXiv 2409.19606",
         year=2024,
     )
@@ -170,6 +161,12 @@ class HyperConnections(ParallelStreams):
         parameter("dynamic_beta_scale", start=config.scale_start, needed=beta, decay=True)
         parameter("norm_weight", d, start=1.0, needed=normed)
         parameter("norm_bias", d, start=0.0, needed=normed and config.norm == "layer")
+        # weights of one and zero move streams without rounding; the summed read-out is n times the plain residual
+        summed = config.readout == "sum"
+        scaled = "scale" if summed and config.streams > 1 and self.reads_out else "bitwise"
+        self.neutral = "none" if self.used and config.write == "all" else scaled
+        # the paper's factor on the initial deviation of output projections
+        self.output_scale = config.streams**0.5 if summed and self.used else 1.0
 
     def tables(self) -> dict[str, Tensor]:
         """static [A_m | A_r | B]; of the dynamic columns: rows with the norm's scale, its shift's logits, scale."""
@@ -257,19 +254,6 @@ class HyperConnections(ParallelStreams):
         if self.config.norm == "layer":
             return F.layer_norm(h, width, weight, bias, eps)
         return F.rms_norm(h, width, weight, eps) if self.config.norm == "rms" else h
-
-    @property
-    def neutral(self) -> Neutral:
-        """Weights of one and zero move streams without rounding; the summed read-out is n times the plain residual."""
-        if self.used and self.config.write == "all":
-            return "none"
-        summed = self.config.readout == "sum" and self.streams > 1 and self.reads_out
-        return "scale" if summed else "bitwise"
-
-    @property
-    def output_scale(self) -> float:
-        """sqrt(n), the paper's factor on the initial deviation of output projections; for the summed read-out only."""
-        return self.streams**0.5 if self.config.readout == "sum" and self.used else 1.0
 
     def flops(self) -> int:
         """Per row of routing: read and mix 2d(n+m), write 2dm, dynamic 2d per projected column, the norm; read-out."""

@@ -36,12 +36,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, OneAt, Suggestion, Uniform
+from twoaxis.base.method import OneAt, Suggestion, Uniform, history_card
 from twoaxis.base.options import Count, NotNegative, Options
 from twoaxis.depth.history import Exchanged, HistoryStream, View, Weights
 from twoaxis.depth.plan import Plan, Read, attention_plan, qkv_ways
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
+from twoaxis.depth.stream import Apply, Layout, Seen
 from twoaxis.kernels.history import rms_logits
 from twoaxis.kernels.precision import product, widen
 
@@ -108,10 +108,9 @@ class Lime(HistoryStream):
         {"weights": "token", "normaliser": "relu", "ways": "x"},
         {"weights": "token", "ways": "qkv"},
     )
-    card = Card(
+    card = history_card(
         title="LIMe",
         purpose="each attention reads learned mixtures of the keys and values of all layers so far",
-        goal="retrieval",
         source="residual state before an attention, or its keys and values by head",
         value="raw sources",
         normaliser="none, softmax or ReLU",
@@ -120,7 +119,6 @@ class Lime(HistoryStream):
         granularity="per attention (or sub-layer)",
         ways="k and v; q as well, or one",
         injection="replaces the attention's input, or its keys and values; the residual goes on by itself",
-        sharing="none over depth, shared by all tokens",
         depth_state="every source so far, and the residual",
         paper="Gerasimov et al., You Do Not Fully Utilize Transformer's Representation Capacity, arXiv 2502.09245",
         year=2025,
@@ -132,21 +130,21 @@ class Lime(HistoryStream):
         width, heads, softmax = layout.width, config.kv_heads, config.normaliser == "softmax"
         if heads is not None:
             self.source, self.tensors, self.kv_heads = "kv", 2, heads
-            self.follow(attention_plan(layout, self.uses))
-            for index, read in self._reading():
+        self.follow(self._states() if heads is None else attention_plan(layout, self.uses))
+        reading = [(index, read) for index, read in enumerate(self.plan.reads) if read is not None]
+        # weights of one and zero change no bit; a softmax has none such, and behind a ReLU the zeros never learn
+        self.neutral = "bitwise" if config.normaliser == "none" or not reading else "none"
+        newest, drawn = OneAt(value=config.start if softmax else 1.0), Uniform(width**-0.5)
+        for index, read in reading:
+            if heads is not None:
                 columns = (len(read.numbers) + 1) * heads
                 start = OwnHeads((3 / columns) ** 0.5)
                 self.parameter(f"router.{index}", heads, columns, start=start, neutral=OwnHeads())
-            return
-        self.follow(self._states())
-        newest = OneAt(value=config.start if softmax else 1.0)
-        for index, read in self._reading():
+                continue
             sizes, static = (len(read.ways), read.total), config.weights == "static"
             self.parameter(f"theta.{index}", *sizes, start=newest, neutral=OneAt(), needed=static)
-            start = Uniform(width**-0.5)
-            for name, last in (("router", (width,)), ("bias", ())):
-                neutral = 0.0 if last else OneAt()
-                self.parameter(f"{name}.{index}", *sizes, *last, start=start, neutral=neutral, needed=not static)
+            self.parameter(f"router.{index}", *sizes, width, start=drawn, neutral=0.0, needed=not static)
+            self.parameter(f"bias.{index}", *sizes, start=drawn, neutral=OneAt(), needed=not static)
             self.parameter(f"norm_weight.{index}", width, start=1.0, needed=not static)
 
     def _states(self) -> Plan:
@@ -160,9 +158,6 @@ class Lime(HistoryStream):
                 reads[site.index] = Read(range(n + 1), WAYS[self.config.ways] if site in attentions else ("x",))
         names = ["embedding" if s.index == 0 else f"state before site {s.index}" for s in sites]
         return Plan(self.layout, {s.index: n for n, s in enumerate(sites)}, reads, names)
-
-    def _reading(self) -> list[tuple[int, Read]]:
-        return [(index, read) for index, read in enumerate(self.plan.reads) if read is not None]
 
     def ways(self, site: Site) -> tuple[str, ...]:
         """Of an attention that reads them separately: q, k and v."""
@@ -204,11 +199,6 @@ class Lime(HistoryStream):
         """Σ_i R_i x_i, for sources (..., d, heads) and R transposed."""
         terms = [widen(product(x, w)) for x, w in zip(sources, blocks, strict=True)]
         return sum(terms[1:], terms[0]).to(sources[0].dtype).mT
-
-    @property
-    def neutral(self) -> Neutral:
-        """Weights of one and zero change no bit; a softmax has none such, and behind a ReLU the zeros never learn."""
-        return "bitwise" if self.config.normaliser == "none" or not self._reading() else "none"
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """The equations, on a list of states or of keys and values."""

@@ -51,9 +51,10 @@ none.
 Where it starts decides whether the streams come apart. The paper gives the scales, 0.01, and neither fn nor the biases.
 With biases of zero every comb is 1/n up to a part in a hundred: each site replaces the streams by their mean, they stay
 equal but for what the last site wrote, and equal streams give comb no gradient. DeepSeek-V4's classes have the same fn
-and biases and scales of one; the biases of mhc-lite keep the streams apart from the first token. Preset `nano` on
-Python's standard library, 200 steps of 16 x 64 tokens, held-out loss of two seeds; then, for the first, how far streams
-are from their mean and the largest distance of an entry of comb from 1/n, in the middle of the trained model:
+and biases and scales of one; the biases of mhc-lite keep the streams apart from the first token. Preset `nano` from
+N(0, 0.02) on Python's standard library, 200 steps of 16 x 64 tokens, held-out loss of two seeds; then, for the first,
+how far streams are from their mean and the largest distance of an entry of comb from 1/n, in the middle of the trained
+model:
 
     plain residual      4.827  4.790        -
     start="paper"       4.814  4.786        0.006     0.014
@@ -75,18 +76,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
-from twoaxis.base.method import Card, Normal, Quantity, Start
+from twoaxis.base.method import Neutral, Normal, Quantity, Start, parallel_card
 from twoaxis.base.options import NotNegative, Options, Positive, between
 from twoaxis.depth.parallel import ParallelStreams, Projection, Route, Streams
-from twoaxis.depth.rows import Row
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
+from twoaxis.depth.stream import Apply, Layout, Row, Seen
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.sinkhorn import sinkhorn
 
@@ -134,28 +133,20 @@ class ManifoldHyperConnectionsConfig(Options):
 
     def validate(self) -> None:
         """What is not given is as in the chosen form."""
-        turned = {"start": "paper"} if self.mix == "orthogonal" else {}
-        for field, value in {**_FORMS[self.form], **turned}.items():
+        if self.mix == "orthogonal" and self.start is None:
+            object.__setattr__(self, "start", "paper")
+        for field, value in zip(_LEFT_OPEN, _FORMS[self.form], strict=True):
             if getattr(self, field) is None:
                 object.__setattr__(self, field, value)
         if self.mix == "orthogonal" and self.streams != 4:
             raise ValueError(f"mix='orthogonal' turns four streams by quaternions, got streams={self.streams}")
 
 
-_PAPER: dict[str, float | str] = {
-    "mix": "sinkhorn",
-    "start": "deepseek",
-    "readout": "sum",
-    "sinkhorn_eps": 0.0,
-    "pre_eps": 0.0,
-    "post_eps": 0.0,
-    "norm_eps": 1e-20,
-}
-_DEEPSEEK = {**_PAPER, "sinkhorn_eps": 1e-6, "pre_eps": 1e-6, "norm_eps": 1e-6, "readout": "head"}
-_FORMS: dict[str, dict[str, float | str]] = {
-    "paper": _PAPER,
-    "deepseek": _DEEPSEEK,
-    "hy_v4": {**_DEEPSEEK, "mix": "identity", "start": "hy_v4", "sinkhorn_eps": 0.0, "post_eps": 1e-6},
+_LEFT_OPEN = ("mix", "start", "readout", "sinkhorn_eps", "pre_eps", "post_eps", "norm_eps")
+_FORMS = {
+    "paper": ("sinkhorn", "deepseek", "sum", 0.0, 0.0, 0.0, 1e-20),
+    "deepseek": ("sinkhorn", "deepseek", "head", 1e-6, 1e-6, 0.0, 1e-6),
+    "hy_v4": ("identity", "hy_v4", "head", 0.0, 1e-6, 1e-6, 1e-6),
 }
 
 _LEADER = 0.75  # how much of a neutral read comes from one stream
@@ -180,20 +171,12 @@ class ManifoldHyperConnections(ParallelStreams):
     )
     neutral_options = {"readout": "mean"}  # noqa: RUF012
     aliases = ("mhc", "ihc:form=hy_v4")
-    card = Card(
+    card = parallel_card(
         title="mHC",
         purpose="parallel streams with mixing that cannot grow: doubly stochastic matrices",
-        goal="shortcut",
-        source="one of n parallel streams",
-        value="streams",
         normaliser="sigmoid for reads and writes, Sinkhorn for the mix",
         adaptivity="per token",
-        window="the current n streams",
-        granularity="per sub-layer",
-        injection="replaces the read, the shortcut and the write",
-        sharing="none",
         gating="sigmoid",
-        depth_state="n streams",
         paper="Xie et al., mHC: Manifold-Constrained Hyper-Connections, arXiv 2512.24880",
         year=2025,
     )
@@ -206,22 +189,57 @@ class ManifoldHyperConnections(ParallelStreams):
         """Logits of the mix."""
         self.pre_eps, self.sinkhorn_eps = float(config.pre_eps or 0.0), float(config.sinkhorn_eps or 0.0)
         self.post_eps, self.norm_eps = float(config.post_eps or 0.0), float(config.norm_eps or 0.0)
-        fn = Normal(config.init_std) if config.start in ("paper", "deepseek", "hy_v4") else 0.0
+        drawn = config.start in ("paper", "deepseek", "hy_v4")
+        fn: dict[str, Any] = {"start": Normal(config.init_std) if drawn else 0.0, "neutral": 0.0, "decay": True}
         scale = 1.0 if config.start == "deepseek" else 0.01
-        leads = [site.index % n for site in self.used]
-        plain = partial(_plain_biases, n, leads, self.pre_eps, (1.0 - self.post_eps) / config.post_scale)
-        bases: dict[str, Start] = {"neutral": plain, "lite": partial(_lite_biases, n, leads), "hy_v4": _even_biases(n)}
         even = _logit(1.0 / n - self.pre_eps) if n > 1 else 0.0  # of the head: the mean of the streams
         starts = {"neutral": even, "hy_v4": -math.log(max(n - 1, 1))}
         parameter = self.parameter
-        parameter("fn", count, comb + 2 * n, wide, start=fn, neutral=0.0, decay=True)
-        parameter("base", count, comb + 2 * n, start=bases.get(config.start or "", _zero_biases(n)), neutral=plain)
+        parameter("fn", count, comb + 2 * n, wide, **fn)
+        parameter("base", count, comb + 2 * n, start=self._biases(config.start), neutral=self._biases("neutral"))
         parameter("scale", count, 3 if comb else 2, start=scale)
         parameter("norm_weight", count, wide, start=1.0, needed=config.norm_weight)
-        parameter("head_fn", n, wide, start=fn, neutral=0.0, decay=True, needed=head)
+        parameter("head_fn", n, wide, needed=head, **fn)
         parameter("head_base", n, start=starts.get(config.start or "", 0.0), neutral=even, needed=head)
         parameter("head_scale", 1, start=scale, needed=head)
         parameter("head_norm_weight", wide, start=1.0, needed=head and config.norm_weight)
+        self.neutral = self._neutral()
+
+    def _biases(self, start: str | None) -> Start:
+        """What base is filled with: [pre | post | comb] of every site, as the option `start` describes it."""
+        config, n, leads = self.config, self.streams, [site.index % self.streams for site in self.used]
+
+        def fill(base: Tensor, generator: torch.Generator | None) -> None:
+            pre, post, comb = base.zero_().split((n, n, self.comb), dim=1)
+            rows = range(len(leads))
+            if config.mix == "orthogonal":
+                comb[:, ::4] = 1.0  # both quaternions one
+            elif start in ("neutral", "lite") and self.comb:
+                comb.fill_(_OFF)[:, :: n + 1] = 0.0
+            if start == "neutral":
+                post.fill_(_logit((1.0 - self.post_eps) / config.post_scale))
+            if start == "neutral" and n > 1:
+                pre.fill_(_logit((1.0 - _LEADER) / (n - 1) - self.pre_eps))
+                pre[rows, leads] = _logit(_LEADER - self.pre_eps)
+            elif start == "lite":
+                for gate in (pre, post):
+                    gate.fill_(-1.0)[rows, leads] = 1.0
+            elif start == "hy_v4":
+                pre.fill_(-math.log(max(n - 1, 1)))
+
+        return fill
+
+    def _neutral(self) -> Neutral:
+        """Rounding where biases make pre sum to one; scale with one stream or a summed read-out; none with epsilons."""
+        n, acts = self.streams, bool(self.used) or self.has_head
+        narrow = n > 1 and self.pre_eps >= (1.0 - _LEADER) / (n - 1)
+        loses = self.config.mix == "sinkhorn" and self.sinkhorn_eps > 0.0
+        if self.used and (loses or narrow or self.config.post_scale + self.post_eps <= 1.0 or self.post_eps >= 1.0):
+            return "none"
+        if n > 1 and self.reads_out and self.config.readout == "sum":
+            return "scale"
+        # with one stream: a sigmoid is never one, so it is read, or read out, at half its size
+        return "bitwise" if not acts else "rounding" if n > 1 else "scale"
 
     def tables(self) -> dict[str, Tensor]:
         """rows: fn with the norm's scale; base; scale, one per row of fn."""
@@ -314,22 +332,6 @@ class ManifoldHyperConnections(ParallelStreams):
         v = v / torch.sqrt(v.square().mean(-1, keepdim=True) + (self.config.norm_eps or 0.0))
         return (v if weight is None else v * weight) @ fn.T
 
-    @property
-    def neutral(self) -> Neutral:
-        """Rounding where biases make pre sum to one; scale with one stream or a summed read-out; none with epsilons."""
-        n = self.streams
-        if self.used:
-            narrow = n > 1 and self.pre_eps >= (1.0 - _LEADER) / (n - 1)
-            loses = self.config.mix == "sinkhorn" and self.sinkhorn_eps > 0.0
-            if loses or self.config.post_scale + self.post_eps <= 1.0 or narrow or self.post_eps >= 1.0:
-                return "none"
-        if n == 1:
-            # a sigmoid is never one: the only stream is read, or read out, at half its size
-            return "scale" if self.used or self.has_head else "bitwise"
-        if self.reads_out and self.config.readout == "sum":
-            return "scale"
-        return "rounding" if self.used or self.has_head else "bitwise"
-
     def _quantities(
         self, value: Streams, site: Site, y: Tensor | None, seen: Seen, c: Seen | None
     ) -> dict[str, Quantity]:
@@ -339,7 +341,8 @@ class ManifoldHyperConnections(ParallelStreams):
             return found
         mix = found["mix"].value
         off = (torch.cat([mix.sum(-1), mix.sum(-2)], dim=-1) - 1.0).abs().amax(-1)
-        return {**found, "distance from doubly stochastic": Quantity(off)}
+        meaning = "how far the sum of a row or column of the mix is from one, at worst"
+        return {**found, "distance from doubly stochastic": Quantity(off, meaning=meaning)}
 
     def flops(self) -> int:
         """Per site the projection 2nd per row, the mean square 2nd, read 2nd, mix 2n²d and write 2nd; the read-out."""
@@ -348,49 +351,6 @@ class ManifoldHyperConnections(ParallelStreams):
         per_site = 2 * n * d * (self.comb + 2 * n) + norm + ((2 * n * n if self.comb else 0) + 4 * n) * d
         head = 2 * n * d * n + norm + 2 * n * d if self.has_head else 0
         return len(self.used) * per_site + head + self.plain_flops() + self.readout_flops()
-
-
-def _plain_biases(
-    n: int, leads: list[int], eps: float, one: float, base: Tensor, generator: torch.Generator | None
-) -> None:
-    """pre sums to one with most of it on one stream, post is one at a sigmoid of `one`, comb nearly the identity."""
-    _near_identity(n, base)
-    rest = (1.0 - _LEADER) / (n - 1) if n > 1 else 0.0
-    base[:, :n] = _logit(rest - eps) if n > 1 else 0.0
-    base[:, n : 2 * n] = _logit(one)
-    if n > 1:
-        base[range(len(leads)), leads] = _logit(_LEADER - eps)
-
-
-def _lite_biases(n: int, leads: list[int], base: Tensor, generator: torch.Generator | None) -> None:
-    """pre and post +1 at one stream and -1 elsewhere, comb nearly the identity."""
-    _near_identity(n, base)
-    base[:, : 2 * n] = -1.0
-    for first in (0, n):
-        base[range(len(leads)), [first + lead for lead in leads]] = 1.0
-
-
-def _zero_biases(n: int, pre: float = 0.0) -> Start:
-    """pre at one bias, post and comb at zero; the quaternions of a rotation at one."""
-
-    def fill(base: Tensor, generator: torch.Generator | None) -> None:
-        base.zero_()[:, :n] = pre
-        if base.shape[1] == 2 * n + 8:
-            _near_identity(n, base)
-
-    return fill
-
-
-def _even_biases(n: int) -> Start:
-    """pre 1/n."""
-    return _zero_biases(n, -math.log(max(n - 1, 1)))
-
-
-def _near_identity(n: int, base: Tensor) -> None:
-    """The mix: logits of Sinkhorn far down off the diagonal, or both quaternions one."""
-    turns = base.shape[1] == 2 * n + 8
-    base[:, 2 * n :] = 0.0 if turns else _OFF
-    base[:, 2 * n :: 4 if turns else n + 1] = 1.0 if turns else 0.0
 
 
 def _rotation(logits: Tensor) -> Tensor:

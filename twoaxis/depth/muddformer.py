@@ -46,12 +46,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.base.method import Card, Normal, OneAt, Suggestion
+from twoaxis.base.method import Normal, OneAt, Suggestion, history_card
 from twoaxis.base.options import NotNegative, Options
 from twoaxis.depth.history import HistoryStream, View, Weights, defined_block
 from twoaxis.depth.plan import Plan, Read, qkv_ways
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Layout, Neutral
+from twoaxis.depth.stream import Apply, Layout
 from twoaxis.kernels.history import rms_logits
 from twoaxis.kernels.precision import full_precision, product, widen
 
@@ -118,14 +118,12 @@ class MuddFormer(HistoryStream):
         {"prenorm": True, "postnorm": True, "generator_eps": 1e-5},
     )
     aliases = ("mudd",)
-    card = Card(
+    card = history_card(
         title="MUDDFormer",
         purpose="separate sums of earlier block outputs for queries, keys, values and the residual, weighted per token",
-        goal="retrieval",
         source="complete block outputs and the embedding",
         query="the newest block output, through a small MLP",
         value="the raw source, or normalised with prenorm",
-        normaliser="none",
         adaptivity="a scalar per token, way and source",
         window="all blocks",
         granularity="per block",
@@ -165,6 +163,8 @@ class MuddFormer(HistoryStream):
         for b, ways in self.mixes.items():
             normed = config.postnorm and "x" in ways
             self.parameter(f"post_scale.{b}", width, start=POST_START, decay=True, needed=normed)
+        # zero times a slot adds nothing to a bit; a normalised slot in place of the residual is never plain
+        self.neutral = "none" if self.mixes and config.prenorm and not config.postnorm else "bitwise"
 
     def _slots(self, first: Site) -> Read | None:
         """All slots, in the ways that the block beginning at `first` mixes."""
@@ -183,7 +183,11 @@ class MuddFormer(HistoryStream):
         """With prenorm the sums run over the normalised slot."""
         if not self.config.prenorm:
             return (x,)
-        return ((_rms(x, self.config.eps) * widen(self.pre_scale[str(number)])).to(x.dtype),)
+        return (self._normed(x, self.pre_scale[str(number)]),)
+
+    def _normed(self, x: Tensor, scale: Tensor) -> Tensor:
+        """`x` over its root mean square, in float32 at least."""
+        return F.rms_norm(widen(x), x.shape[-1:], widen(scale), self.config.eps).to(x.dtype)
 
     @full_precision
     def route(self, view: View, site: Site) -> Weights:
@@ -206,7 +210,7 @@ class MuddFormer(HistoryStream):
         if not self.config.postnorm:
             return read
         if way == "x":
-            read = (_rms(read, self.config.eps) * widen(self.post_scale[str(site.block)])).to(read.dtype)
+            read = self._normed(read, self.post_scale[str(site.block)])
         assert view.state.x is not None
         return view.state.x + read
 
@@ -215,11 +219,6 @@ class MuddFormer(HistoryStream):
         if self.config.first_norms == "separate" and site.block == 0 and site == self.attention.get(0):
             return qkv_ways(site) if self.uses(site) and self.config.ways == "qkvr" else ("x",)
         return super().ways(site)
-
-    @property
-    def neutral(self) -> Neutral:
-        """Zero times a slot adds nothing to a bit; a normalised slot in place of the residual is never plain."""
-        return "none" if self.mixes and self.config.prenorm and not self.config.postnorm else "bitwise"
 
     def flops(self) -> int:
         """Generate and mix, and the norms: a mean square and a product, plus one for a learned scale."""
@@ -266,9 +265,3 @@ class MuddFormer(HistoryStream):
 def _defined_rms(x: Tensor, eps: float) -> Tensor:
     """`x` over its root mean square, for `definition`."""
     return x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
-
-
-def _rms(x: Tensor, eps: float) -> Tensor:
-    """`x` over its root mean square, in float32 at least."""
-    wide = widen(x)
-    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)

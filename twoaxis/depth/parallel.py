@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from twoaxis.base.method import Quantity
-from twoaxis.depth.rows import Row, Rows, RowStream
 from twoaxis.depth.site import OUT, Site
-from twoaxis.depth.stream import Layout, Seen, Tokens
+from twoaxis.depth.stream import Layout, Row, Rows, RowStream, Seen, Tokens
 from twoaxis.kernels.precision import routing_dtype
 from twoaxis.kernels.streams import mix_streams, read_streams, stream_logits, stream_mean
 from twoaxis.ring import Ring
@@ -132,7 +131,7 @@ class ParallelStreams(RowStream):
         assert route.read is not None, f"{type(self).__name__}.route gives neither a read nor x"
         if self.fractions > 1:
             return Seen(mix_streams(h, route.read).flatten(-2), aux=Taken(route, h))
-        x, h = read_streams(h, route.read)
+        x, h = read_streams(h, route.read.unsqueeze(-1))
         return Seen(x, aux=Taken(route, h))
 
     def put(self, value: Streams, site: Site, p: Row, y: Tensor, seen: Seen, c: Seen) -> Streams:
@@ -148,7 +147,7 @@ class ParallelStreams(RowStream):
         """The read of an out site that uses the method."""
         h = value.h
         if (head := self.head(h)) is not None:
-            return read_streams(h, head)[0]
+            return read_streams(h, head.unsqueeze(-1))[0]
         return h.sum(-2, dtype=routing_dtype(h.dtype)).to(h.dtype) if self.config.readout == "sum" else stream_mean(h)
 
     # What they share.
@@ -218,8 +217,10 @@ class ParallelStreams(RowStream):
         if not isinstance(seen.aux, Taken):
             return {}
         route = seen.aux.route
-        mix = {} if route.mix is None or route.mix.dim() < 2 else {"mix": Quantity(route.mix, ("to", "from"))}
-        return {"write": Quantity(route.gain, ("stream",)), **mix}
+        found = {"write": Quantity(route.gain, ("stream",), meaning="the factor of the increment in each stream")}
+        if route.mix is not None and route.mix.dim() >= 2:
+            found["mix"] = Quantity(route.mix, ("to", "from"), meaning="how much of each stream goes on in each")
+        return found
 
     def sources(self, site: Site) -> tuple[str, ...]:
         """The streams, or their slices."""

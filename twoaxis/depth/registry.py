@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.options import check_type
@@ -40,17 +40,6 @@ def stream_names() -> tuple[str, ...]:
     return STREAMS.names()
 
 
-def register(name: str) -> Callable[[type[Stream]], type[Stream]]:
-    """Class decorator: make one's own stream available under `name`."""
-
-    def add(cls: type[Stream]) -> type[Stream]:
-        STREAMS.add(name, cls)
-        cls.name = name
-        return cls
-
-    return add
-
-
 def stream(
     name: str,
     *,
@@ -59,6 +48,7 @@ def stream(
     kinds: Sequence[str] | Sequence[Sequence[str]] = ("attention", "mlp"),
     placement: Placement | str | dict[str, Any] | None = None,
     blend: bool = False,
+    model_eps: float = 1e-6,
     **options: Any,
 ) -> Stream:
     """Build a residual stream.
@@ -72,13 +62,14 @@ def stream(
         kinds: the sub-layers of a block, or one sequence of them per block.
         placement: which blocks and sites use the method, e.g. "8-11/attention"; see `Placement`.
         blend: start from the plain residual whatever the method; see `Blend`.
+        model_eps: inside the root of the model's norms, for a method that normalises its own reads.
         **options: the method's own; see its Config.
     """
     from twoaxis.depth.stream import Layout
 
     check_type("blend", blend, bool)
     cls = STREAMS.find(name)
-    made = cls(STREAMS.config(name, options), Layout.make(blocks, width, kinds, placement))
+    made = cls(STREAMS.config(name, options), Layout.make(blocks, width, kinds, placement, model_eps))
     made.reset_parameters()
     if not blend:
         return made

@@ -29,7 +29,7 @@ Readings. variance and schedule stand in models that normalise a sub-layer's out
 scale (`post_norm`), because sub-layers here do not. LAuReL asks for bounded weights and fixes no bound: 2 softmax is
 one at the start. DeepNorm is a post-norm, LayerNorm(α x + y), after every sub-layer: the pre-norm of the next site is
 that norm, so the residual goes on from what the sub-layer was given; its first site normalises the embedding too, and
-of the smaller start of projections only the output's is told (`output_scale`, (8 blocks)^(-1/4)). nanochat's x0 is the
+of the smaller start of projections only the output's is given (`output_scale`, (8 blocks)^(-1/4)). nanochat's x0 is the
 normalised embedding, here it is what enters the stream; its gates of value embeddings are no matter of the stream.
 
 Neutral to a bit are rezero, layerscale, affine, the laurels and x0; variance, schedule and deepnorm have no plain
@@ -48,9 +48,8 @@ from torch import Tensor
 
 from twoaxis.base.method import Card, Normal, Quantity, Start, Suggestion
 from twoaxis.base.options import Bound, Count, Options, Positive
-from twoaxis.depth.rows import Rows, RowStream
 from twoaxis.depth.site import OUT, Site
-from twoaxis.depth.stream import Apply, Layout, Neutral, Seen, Tokens
+from twoaxis.depth.stream import Apply, Layout, Rows, RowStream, Seen, Tokens
 from twoaxis.kernels.precision import widen
 
 Form = Literal[
@@ -108,6 +107,7 @@ class Scaled(RowStream):
 
     name = "scaled"
     Config = ScaledConfig
+    alike = False  # the embedding is read again where it is not the state itself: everywhere but in the first block
     config: ScaledConfig
     variants = (
         {},
@@ -128,12 +128,10 @@ class Scaled(RowStream):
         goal="shortcut",
         source="increment of a sub-layer",
         value="raw increments",
-        normaliser="none",
         adaptivity="static scalars or channels",
         window="all earlier sub-layers; x0: the embedding and the middle again",
         granularity="per sub-layer; x0: per block",
         injection="scales both sides of the residual's sum",
-        sharing="none",
         depth_state="one vector; x0: and the embedding",
         paper="Bachlechner et al., ReZero, arXiv 2003.04887; LayerScale, LAuReL, DeepNorm and others: see the file",
         year=2020,
@@ -164,9 +162,7 @@ class Scaled(RowStream):
         self.fixed: dict[str, list[float]] = {"schedule": schedule, "deepnorm": constant}.get(form, {})
         """a and b of every row that are not learned."""
         deep = 0.1 if blocks <= 18 else 1e-5 if blocks <= 24 else 1e-6
-        first = (
-            {"rezero": 0.0, "layerscale": deep, "affine": 1.0}.get(form, 1.0) if config.start is None else config.start
-        )
+        first = {"rezero": 0.0, "layerscale": deep}.get(form, 1.0) if config.start is None else config.start
         size = 1 if form == "rezero" else width
         self.parameter("gain", count, size, start=first, neutral=1.0, needed=form in ("rezero", "layerscale", "affine"))
         self.parameter("keep", count, width, start=1.0, neutral=1.0, needed=form == "affine")
@@ -182,6 +178,10 @@ class Scaled(RowStream):
         self.parameter("carry", count, 1, start=self._falling(1.15, 1.05), neutral=1.0, needed=form == "x0")
         self.parameter("skip", count, 1, start=self._falling(0.20, 0.05), neutral=0.0, needed=form == "x0")
         self.parameter("back_out", 1, start=0.2, neutral=0.0, needed=self.middle is not None)
+        if not (self.used and (form in FREE or config.post_norm)):  # a factor of one and a term of zero are exact
+            self.neutral = "bitwise"
+        if form == "deepnorm" and self.used:
+            self.output_scale = (8.0 * blocks) ** -0.25
 
     def _falling(self, first: float, last: float) -> Start:
         """A start that falls evenly from the first block to the last."""
@@ -267,11 +267,10 @@ class Scaled(RowStream):
             return {}
         p = {name: torch.as_tensor(weight) for name, weight in self._weights_of(value, site).items()}
         names = {"carry": "residual", "skip": "embedding", "keep": "residual", "gain": "increment"}
-        return {
-            f"scale, {name}": Quantity(p[key].squeeze()) if p[key].numel() == 1 else Quantity(p[key], ("channel",))
-            for key, name in names.items()
-            if key in p
-        }
+        found = {name: p[key].squeeze() if p[key].numel() == 1 else p[key] for key, name in names.items() if key in p}
+        meaning = "what the residual, the increment or the embedding is multiplied by in the sum"
+        axes = ("channel",)
+        return {f"scale, {n}": Quantity(t, axes if t.dim() else (), meaning=meaning) for n, t in found.items()}
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """The table, form by form."""
@@ -306,22 +305,11 @@ class Scaled(RowStream):
                 middle = x
         return x - self.back_out * middle if form == "x0" else x
 
-    @property
-    def neutral(self) -> Neutral:
-        """A factor of one and a term of zero are exact."""
-        free = self.config.form in FREE or self.config.post_norm
-        return "none" if free and self.used else "bitwise"
-
     def unblendable(self) -> str | None:
         """DeepNorm goes on from the normalised read, which in a blend is not its own."""
         if self.config.form == "deepnorm" and self.used:
             return "form='deepnorm' goes on from the normalised read, which in a blend is a mixture with the plain one"
         return None
-
-    @property
-    def output_scale(self) -> float:
-        """DeepNorm's smaller start of output projections."""
-        return (8.0 * self.layout.blocks) ** -0.25 if self.config.form == "deepnorm" and self.used else 1.0
 
 
 def _columns(down: Tensor, generator: torch.Generator | None) -> None:

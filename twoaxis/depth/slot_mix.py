@@ -11,7 +11,7 @@ from twoaxis.base.method import OneAt
 from twoaxis.depth.history import History, HistoryStream, View, Weights
 from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Layout, Neutral, Seen
+from twoaxis.depth.stream import Layout, Seen
 from twoaxis.kernels.precision import routing_dtype
 
 
@@ -52,6 +52,8 @@ class SlotMix(HistoryStream):
         self.follow(Plan(layout, plan.born, {s.index: Read(range(s.block + 1)) for s in mixing}, plan.names))
         for site in mixing:
             self.parameter(f"logits.{site.block}", site.block + 1, start=OneAt(value=start))
+        # no finite logits make a mixture of several slots the newest one
+        self.neutral = "none" if mixing else "bitwise"
 
     def _plan(self, block: int, skip: bool, rejoin: bool) -> Site | None:
         """What each site of a block does; the one that reads a mixture is returned."""
@@ -122,11 +124,6 @@ class SlotMix(HistoryStream):
         x = value.kept[0].x
         alpha = self._alpha(site, x.dtype)
         return alpha.expand(*x.shape[:-1], 1, len(alpha))
-
-    @property
-    def neutral(self) -> Neutral:
-        """No finite logits make a mixture of several slots the newest one; without any mixture the stream is plain."""
-        return "none" if any(read is not None for read in self.plan.reads) else "bitwise"
 
     def dead(self) -> dict[str, str]:
         """The first block has one slot: its logit gets a gradient of exactly zero."""

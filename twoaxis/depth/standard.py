@@ -18,7 +18,7 @@ from torch import Tensor
 
 from twoaxis.base.method import Card
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Neutral, Seen, Stream, Tokens
+from twoaxis.depth.stream import Apply, Seen, Stream, Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,7 @@ class Standard(Stream):
     """The plain residual stream."""
 
     name = "standard"
+    neutral = "bitwise"
     Config = StandardConfig
     card = Card(
         title="Plain residual",
@@ -45,7 +46,6 @@ class Standard(Stream):
         normaliser="none: every weight is one",
         adaptivity="fixed",
         window="all earlier sub-layers",
-        granularity="per sub-layer",
         injection="the running sum is the input",
         sharing="-",
         depth_state="one vector",
@@ -53,6 +53,7 @@ class Standard(Stream):
         year=2016,
     )
     suggestions = ()
+    alike = True
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """x_{l+1} = x_l + f_l(x_l)."""
@@ -75,11 +76,6 @@ class Standard(Stream):
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Plain:
         self._packed(tensors, 1, site)
         return Plain(*tensors)
-
-    @property
-    def neutral(self) -> Neutral:
-        """The plain residual equals itself."""
-        return "bitwise"
 
     def _rescale(self, value: Plain, factor: Tensor | float) -> Plain:
         return Plain(value.x * factor)

@@ -22,23 +22,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from twoaxis.base.meter import tensors_in
-from twoaxis.base.method import Card, Declared, Quantity, Suggestion
+from twoaxis.base.method import Declared, Entry, ParameterGroup, Quantity
 from twoaxis.depth.site import OUT, Placement, Site, make_sites
 
 _NUMBERS = itertools.count(1)
-
-Neutral = Literal["bitwise", "rounding", "scale", "none"]
-"""How exactly a method at its neutral parameters equals the plain residual.
-
-bitwise: to the last bit. rounding: up to the order of summation. scale: up to the pre-norm's epsilon, because the
-method's read is a multiple of the plain one. none: no parameters make it plain; use `Blend`.
-"""
 
 
 class Seen(NamedTuple):
@@ -155,11 +148,13 @@ class Layout(NamedTuple):
         width: D, the width of the residual stream.
         sites: every site, out last.
         placement: which of them use the method.
+        eps: inside the root of the model's norms, for a method that normalises its own reads.
     """
 
     width: int
     sites: tuple[Site, ...]
     placement: Placement
+    eps: float = 1e-6
 
     @staticmethod
     def make(
@@ -167,6 +162,7 @@ class Layout(NamedTuple):
         width: int,
         kinds: Sequence[str] | Sequence[Sequence[str]] = ("attention", "mlp"),
         placement: Placement | str | dict[str, Any] | None = None,
+        eps: float = 1e-6,
     ) -> Layout:
         """A layout from the number of blocks, the width and the sub-layers of a block."""
         if not isinstance(width, int) or isinstance(width, bool) or width < 1:
@@ -174,7 +170,7 @@ class Layout(NamedTuple):
         sites = make_sites(blocks, kinds)
         parsed = Placement.parse(placement)
         parsed.check(blocks)
-        return Layout(width, sites, parsed)
+        return Layout(width, sites, parsed, eps)
 
     @property
     def blocks(self) -> int:
@@ -199,20 +195,11 @@ class Layout(NamedTuple):
 class Stream(Declared):
     """A residual-stream method. Subclasses fill in the underscored methods; see the module's docstring."""
 
-    name: ClassVar[str]
-    """What the registry calls it."""
-    Config: ClassVar[type]
-    """Its options: a frozen keyword-only dataclass."""
-    aliases: ClassVar[tuple[str, ...]] = ()
-    """Names that people use, in small letters without separators; `name:k=v` where one stands for options too."""
-    card: ClassVar[Card]
-    """Its row of the map of methods."""
-    suggestions: ClassVar[tuple[Suggestion, ...]] = (Suggestion(),)
-    """The forms that advice proposes."""
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
-    """Options that between them use every part of the method: what certificates and conformance tests run."""
-    neutral_options: ClassVar[Mapping[str, Any]] = {}
-    """Options that are plain exactly, for a pretrained model, in place of defaults that are so up to a factor."""
+    remedy = "its neutral class is none; use Blend"
+    alike: ClassVar[bool] = False
+    """Whether every block does the same work, so that the costs of a few tell those of many."""
+    output_scale: float = 1.0
+    """Factor on the initial standard deviation of output projections, where a paper prescribes one."""
     kv_heads: int | None = None
     """How many key and value heads the attentions must have, where the method changes them and asks for a number."""
 
@@ -220,10 +207,7 @@ class Stream(Declared):
         super().__init__()
         self.config = config
         self.layout = layout
-        by_block: list[list[Site]] = [[] for _ in range(layout.blocks)]
-        for site in layout.sublayers:
-            by_block[site.block].append(site)
-        self._by_block = [tuple(sites) for sites in by_block]
+        self._by_block = [tuple(sites) for _, sites in itertools.groupby(layout.sublayers, lambda site: site.block)]
         # it tells streams apart that look the same; a deep copy keeps it, and with it its states
         self._number = next(_NUMBERS)
 
@@ -263,51 +247,20 @@ class Stream(Declared):
         return {}
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
-        """Reference implementation: the whole pass as the paper writes it, with the method at every site.
+        """Reference implementation: the pass as the paper writes it, from the embedding to what the final norm gets.
 
-        It uses parameters, options and layout, and neither kernels nor the methods that it is compared with. A method
-        may leave it out; then nothing but its own consistency is checked.
-
-        Args:
-            x: (B, T, D) the embedding, in float64.
-            apply: runs the pre-norm and the sub-layer of a site.
-
-        Returns:
-            (B, T, D) what the final norm gets.
+        Both are (B, T, D) in float64, and the method is at every site. It uses parameters, options and layout, and
+        neither kernels nor the methods that it is compared with. Without it only consistency is checked.
         """
         raise NotImplementedError(f"{type(self).__name__} does not give its definition")
 
-    def neutral_(self) -> None:
-        """Set every parameter to a value at which the method equals the plain residual, up to its neutral class."""
-        if self.neutral == "none":
-            raise ValueError(
-                f"{self.name} with these options has no neutral parameters: its neutral class is none; use Blend"
-            )
-        super().neutral_()
-
-    @property
-    def neutral(self) -> Neutral:
-        """The neutral class of the method with these options."""
-        return "none"
-
     @classmethod
     def controls(cls, config: Any) -> tuple[dict[str, Any], ...]:
-        """Changes of options that keep what comes along with the method and leave its idea out, for comparisons.
-
-        Args:
-            config: of the contender that wants controls.
-        """
+        """Changes of a contender's options that keep what comes along with the method and leave its idea out."""
         return ()
 
-    def dead(self) -> dict[str, str]:
-        """Parameters, or rows of them (`name[row]`), that can never get a gradient, and why."""
-        return {}
-
     def flops(self) -> int | None:
-        """Floating-point operations per token and forward pass that the method adds and that grow with the width.
-
-        A multiply-add is 2. None: they are counted while the method runs; see `twoaxis.depth.counts`.
-        """
+        """Operations per token that the method adds, as `Cost` has them; None: counted while it runs, see `counts`."""
         return None
 
     def ways(self, site: Site) -> tuple[str, ...]:
@@ -315,11 +268,12 @@ class Stream(Declared):
         return ("x",)
 
     def normed(self, site: Site) -> bool:
-        """Whether the model normalises what `site` reads; False where the read is normalised already.
-
-        At the out site the norm in question is the final one.
-        """
+        """Whether the model normalises what `site` reads (out: the final norm); False where that is done already."""
         return True
+
+    def changes_kv(self, site: Site) -> bool:
+        """Whether the read of `site` has `kv`: the method changes the keys and values of that attention."""
+        return False
 
     def unblendable(self) -> str | None:
         """Why a `Blend` cannot mix the method with the plain residual; None where it can."""
@@ -330,11 +284,6 @@ class Stream(Declared):
     def adopt_norm_(self, site: Site, weight: Tensor) -> None:
         """Take over the scale of a pretrained model's norm; only where `normed` is False."""
         raise ValueError(f"{self.name} leaves the norm of site {site.index} to the model: there is none to adopt")
-
-    @property
-    def output_scale(self) -> float:
-        """Factor on the initial standard deviation of output projections, where a paper prescribes one."""
-        return 1.0
 
     def memory_windows(self) -> tuple[int, ...]:
         """Windows of the rings that `memory` returns, the current token included; empty unless tokens are mixed."""
@@ -415,10 +364,7 @@ class Stream(Declared):
         return self._weights(state.value, site)
 
     def quantities(self, state: State, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Quantity]:
-        """What else the method shows of itself at `site`, by name; asked before the write, with its arguments.
-
-        At the out site, which is never written, `y` and `c` are None.
-        """
+        """What else the method shows at `site`, by name, from the write's arguments; at out `y` and `c` are None."""
         self._check(state, site)
         return self._quantities(state.value, site, y, seen, c)
 
@@ -496,6 +442,67 @@ class Stream(Declared):
                 f"asked for site {site.index} ({site.kind} of block {site.block})"
             )
 
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """How an optimiser should treat the parameters; each is in exactly one group."""
+        undeclared = Entry(0.0, None, decay=False, rate=1.0, float32=True)
+        table = {name: self._table.get(name, undeclared)[2:] for name, _ in self.named_parameters()}
+        return tuple(
+            ParameterGroup(tuple(name for name, own in table.items() if own == treatment), *treatment)
+            for treatment in dict.fromkeys(table.values())
+        )
+
     def extra_repr(self) -> str:
         """The options, for printing the module."""
         return f"{self.config}, blocks={self.layout.blocks}, width={self.layout.width}"
+
+
+Row = Mapping[str, Tensor]
+"""What a site has of each table, by the table's name."""
+
+
+class Rows(NamedTuple):
+    """The tables of a pass: taken apart, by name, and what they were made of."""
+
+    tables: dict[str, tuple[Tensor, ...]]
+    stamp: Stamp
+
+
+class RowStream(Stream):
+    """A stream whose parameters are stacks with a row per site (`tables`); its state keeps what `take_apart` gives.
+
+    Indexed at every site, each site's backward would fill and add a gradient of the whole stack: work that grows with
+    the square of the depth. Taken apart once per pass, the rows' gradients are put together once.
+    """
+
+    alike = True
+
+    def __init__(self, config: Any, layout: Layout) -> None:
+        super().__init__(config, layout)
+        self.used = [site for site in layout.used() if site.kind != OUT]
+        """The sub-layers' sites that use the method."""
+        self.rows = {site.index: row for row, site in enumerate(self.used)}
+        """Row of each of them in the tables."""
+        self.reads_out = self.uses(layout.out)
+        """Whether the out site uses the method."""
+
+    def tables(self) -> dict[str, Tensor]:
+        """What sites need of the parameters: tensors with a row per site, in float32 at least; once per pass."""
+        raise NotImplementedError(f"{type(self).__name__} does not define tables")
+
+    def take_apart(self) -> Rows:
+        """The rows for one pass."""
+        return Rows(self._apart(), Stamp.of(self._tensors()))
+
+    def row(self, row: int, tables: Mapping[str, Sequence[Tensor]] | None = None) -> Row:
+        """One row of each table."""
+        return {name: rows[row] for name, rows in (self._apart() if tables is None else tables).items()}
+
+    def row_of(self, site: Site, rows: Rows) -> Row:
+        """The row of a site that uses the method; from new tables where those of the pass are stale."""
+        return self.row(self.rows[site.index], rows.tables if rows.stamp.holds(self._tensors()) else None)
+
+    def _apart(self) -> dict[str, tuple[Tensor, ...]]:
+        return {name: table.unbind(0) for name, table in self.tables().items()}
+
+    def _tensors(self) -> Iterable[Tensor | None]:
+        return itertools.chain(self._parameters.values(), self._buffers.values())

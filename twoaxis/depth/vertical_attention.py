@@ -45,7 +45,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from twoaxis.base.method import Card
+from twoaxis.base.method import history_card
 from twoaxis.base.options import NotNegative, Options
 from twoaxis.depth.slot_mix import SlotMix
 from twoaxis.depth.stream import Apply, Layout, Seen
@@ -79,14 +79,13 @@ class VerticalAttention(SlotMix):
         {"norm": "l2", "inner_residual": False},
     )
     aliases = ("va",)
-    card = Card(
+    card = history_card(
         title="Vertical Attention (a reading)",
         purpose="a convex combination of normalised earlier blocks, as far as reviews of the paper tell",
-        goal="retrieval",
         source="a block's output, divided by its norm; slot 0 is the embedding",
         value="the source over its norm",
         normaliser="softmax of learned scalars",
-        adaptivity="static, say its reviewers; a later paper says content-dependent",
+        adaptivity="static, say its reviewers; by content, says a later paper",
         window="all earlier blocks and the embedding",
         granularity="per block",
         injection="replaces the input of each block; the block's residual starts from it",

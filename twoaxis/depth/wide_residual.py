@@ -30,11 +30,10 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from twoaxis.base.method import Card
+from twoaxis.base.method import parallel_card
 from twoaxis.base.options import Bound, NotNegative, Options, between
 from twoaxis.depth.parallel import ParallelStreams, Route
-from twoaxis.depth.rows import Row
-from twoaxis.depth.stream import Apply, Layout, Neutral, Seen
+from twoaxis.depth.stream import Apply, Layout, Row, Seen
 from twoaxis.kernels.precision import widen
 
 
@@ -68,18 +67,14 @@ class WideResidual(ParallelStreams):
     Config = WideResidualConfig
     config: WideResidualConfig
     variants = ({}, {"retention": True, "streams": 3}, {"readout": "mean", "streams": 2, "spread": 0.5})
-    card = Card(
+    card = parallel_card(
         title="Wide residual",
         purpose="four residual streams read and written by static scalars; plain at the start",
-        goal="shortcut",
         source="one of K parallel streams",
-        value="streams",
         normaliser="sigmoid for reads and writes",
         adaptivity="static scalars",
         window="the current K streams",
-        granularity="per sub-layer",
         injection="replaces the read and the write",
-        sharing="none",
         gating="sigmoid",
         depth_state="K streams",
         paper="NVIDIA, Megatron-LM pull request 6716 (no paper)",
@@ -99,6 +94,8 @@ class WideResidual(ParallelStreams):
         self.parameter("write_logits", count, k, start=spaced, neutral=spaced)
         self.parameter("retain_logits", count, k, start=keeps, needed=config.retention)
         self.parameter("exit_logits", k, start=even, neutral=even, needed=config.readout == "head" and self.reads_out)
+        forgets = config.retention and self.used  # what is forgotten never comes back
+        self.neutral = "none" if forgets else "rounding" if self.used or self.reads_out else "bitwise"
 
     def tables(self) -> dict[str, Tensor]:
         """The scalars of every site."""
@@ -130,13 +127,6 @@ class WideResidual(ParallelStreams):
         if config.readout == "mean":
             return torch.stack(streams).mean(0)
         return torch.stack([torch.sigmoid(e) * s for e, s in zip(self.exit_logits, streams, strict=True)]).sum(0)
-
-    @property
-    def neutral(self) -> Neutral:
-        """The start is the neutral point; what is forgotten never comes back."""
-        if self.config.retention and self.used:
-            return "none"
-        return "rounding" if self.used or self.reads_out else "bitwise"
 
     def flops(self) -> int:
         """Per site the read 2Kd, the write 2Kd and what is kept Kd; the read-out."""

@@ -21,6 +21,7 @@ from twoaxis.base.options import NotNegative, Options, Share
 from twoaxis.costs.costs import CostModel, Costs
 from twoaxis.guide.evidence import SEEDS, Evidence, Record, Trust, read_evidence
 from twoaxis.guide.suggest import Candidate, Goal, Place, Start, candidates
+from twoaxis.model.config import ModelConfig
 from twoaxis.model.deployment import Deployment
 from twoaxis.show.document import Document, Showable
 
@@ -63,35 +64,20 @@ class Question(Options):
 
 
 class Choice(NamedTuple):
-    """A candidate with everything that is known about it.
+    """A candidate with everything that is known about it."""
 
-    Attributes:
-        candidate: what it is.
-        method: spelled for the shape.
-        costs: predicted.
-        records: published about this form of it.
-        trust: what they come to.
-        ratio: R, times as long as the plain residual.
-        ideal: the same with ideal kernels.
-        added: bytes on the fullest training device.
-        net: trusted speed-up over R.
-        neutral: how it starts on a trained model; None from scratch.
-        risks: a sentence each.
-        excluded: why it is not ranked, if it is not.
-    """
-
-    candidate: Candidate
-    method: str
-    costs: Costs
-    records: tuple[Record, ...]
-    trust: Trust
-    ratio: float
-    ideal: float
-    added: float
-    net: float
-    neutral: str | None
-    risks: tuple[str, ...]
-    excluded: str | None
+    candidate: Candidate  # what it is
+    method: str  # spelled for the shape
+    costs: Costs  # predicted
+    records: tuple[Record, ...]  # published about this form of it
+    trust: Trust  # what they come to
+    ratio: float  # R, times as long as the plain residual
+    ideal: float  # the same with ideal kernels
+    added: float  # bytes on the fullest training device
+    net: float  # trusted speed-up over R
+    neutral: str | None  # how it starts on a trained model; None from scratch
+    risks: tuple[str, ...]  # a sentence each
+    excluded: str | None  # why it is not ranked, if it is not
 
 
 @dataclass(frozen=True)
@@ -99,17 +85,12 @@ class Advice(Showable):
     """The answer."""
 
     question: Question
-    """What was asked."""
     evidence: Evidence
-    """The records."""
-    plain: Costs
-    """Costs of the plain model."""
-    ranked: tuple[Choice, ...]
-    """Best first."""
-    excluded: tuple[Choice, ...]
-    """The others."""
-    top: int = 3
-    """Methods on the short list."""
+    plain: Costs  # of the plain model
+    ranked: tuple[Choice, ...]  # best first
+    excluded: tuple[Choice, ...]  # the others
+    top: int = 3  # methods on the short list
+    refused: tuple[tuple[str, str], ...] = ()  # methods that a family's layers have no place for, and why
 
     @property
     def parameters(self) -> int:
@@ -136,30 +117,33 @@ class Advice(Showable):
 
 def advise(
     question: Question,
-    evidence: Evidence | None = None,
+    evidence: Evidence | None = None,  # None is the file that comes along
     *,
-    top: int = 3,
-    tick: Callable[[str], None] = lambda label: None,
+    top: int = 3,  # methods on the short list
+    tick: Callable[[str], None] = lambda label: None,  # called with every candidate whose cost is known
 ) -> Advice:
-    """Rank the candidates for a question.
-
-    Args:
-        question: what the choice depends on.
-        evidence: the records; None is the file that comes along.
-        top: methods on the short list.
-        tick: told the label of every candidate whose cost is known.
-    """
+    """Rank the candidates for a question."""
     evidence = evidence or read_evidence()
     model = CostModel(question.shape, question.deployment)
     place = Place(model.shape, question.start, model.profile.kind == "gpu")
-    choices = []
+    if why := model.plain.unmetered:
+        raise ValueError(
+            f"{question.shape} has no pass on meta tensors, so no method can be weighed there; give a shape like it, "
+            f"such as llama-3-8b ({why})"
+        )
+    choices, refused = [], []
     for candidate in candidates(question.goal):
-        choices.append(_choose(candidate, place, question, evidence, model))
+        try:
+            choices.append(_choose(candidate, place, question, evidence, model))
+        except ValueError as error:
+            if isinstance(model.shape, ModelConfig):
+                raise
+            refused.append((candidate.title, str(error)))  # a family's layers have no place for it
         tick(candidate.title)
     choices.sort(key=lambda choice: (-choice.net, choice.method))
     ranked = tuple(choice for choice in choices if choice.excluded is None)
     excluded = tuple(choice for choice in choices if choice.excluded is not None)
-    return Advice(question, evidence, model.plain, ranked, excluded, top)
+    return Advice(question, evidence, model.plain, ranked, excluded, top, tuple(refused))
 
 
 def _choose(candidate: Candidate, place: Place, question: Question, evidence: Evidence, model: CostModel) -> Choice:
@@ -238,13 +222,14 @@ def risks(
 def papers_say(advice: Advice) -> list[str]:
     """What papers advise for the goal, and whether the numbers agree; a sentence or two for each."""
     said = []
-    for goal, name, source in advice.evidence.advice:
+    for paper in advice.evidence.advice:
+        goal, name = paper.goal, paper.method
         rivals = [c for c in (*advice.ranked, *advice.excluded) if c.candidate.card.goal == goal]
         own = max((c for c in rivals if c.candidate.name == name), key=lambda c: c.net, default=None)
         if own is None:
             continue
         best = max((c for c in rivals if c.excluded is None), key=lambda c: c.net, default=None)
-        text = f"For {GOALS[goal]} the paper ({source}) advises {name}. "
+        text = f"For {GOALS[goal]} the paper ({paper.source}) advises {name}. "
         if best is not None and best.candidate.name == name and best.net > PAYS:
             text += "The numbers agree."
         elif not own.trust.studies:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 from twoaxis.costs.document import times
@@ -41,15 +42,16 @@ def document(advice: Advice) -> Document:
     if steps := next_steps(advice):
         blocks.append(Heading("Next"))
         blocks.append(Code("\n\n".join(map(str, steps))))
-    if advice.excluded:
+    if advice.excluded or advice.refused:
         rows = [(c.method, f"{c.trust.speed_up:.3f}x", c.excluded or "") for c in advice.excluded]
+        rows += [(title, NOTHING, f"has no place there: {why}") for title, why in advice.refused]
         blocks += [Heading("Excluded"), table(("method", "trusted", Column("because it", number=False)), rows)]
     return Document(f"Advice for {advice.question.shape}", tuple(blocks))
 
 
 def _elsewhere(advice: Advice) -> str:
     """What is advised where the goal is none that somebody gives advice for."""
-    said = [f"{name} for {GOALS[goal]} ({source})" for goal, name, source in advice.evidence.advice]
+    said = [f"{each.method} for {GOALS[each.goal]} ({each.source})" for each in advice.evidence.advice]
     return f"No paper advises a method for {GOALS[advice.question.goal]}; advised are {' and '.join(said)}."
 
 
@@ -99,27 +101,21 @@ def verdict(advice: Advice) -> str:
 
 def ranking(advice: Advice) -> Table:
     """All ranked methods."""
-    staged = advice.question.deployment.pipeline_stages > 1
-    headers = ("method", "trusted", "time", "ideal", "net", "parameters", "memory", "studies")
-    rows = []
-    for choice in advice.ranked:
-        costs = choice.costs
-        row = [
-            choice.method,
-            f"{choice.trust.speed_up:.3f}x",
-            f"{choice.ratio:.3f}x",
-            f"{choice.ideal:.3f}x",
-            f"{choice.net:.3f}",
-            f"+{si(costs.parameters_added, '')}".strip().replace("G", "B"),
-            f"{'+' if choice.added >= 0 else '-'}{si(abs(choice.added))}",
-            str(len(choice.trust.studies)),
-        ]
-        if staged:
-            row.insert(-1, f"{costs.pipeline.cached / advice.plain.pipeline.cached:.3g}x")
-        rows.append(tuple(row))
-    if staged:
-        headers = (*headers[:-1], "pipeline traffic", headers[-1])
-    return table(headers, rows)
+    bare = advice.plain.pipeline.cached
+    columns: dict[str, Callable[[Choice], str]] = {
+        "method": lambda c: c.method,
+        "trusted": lambda c: f"{c.trust.speed_up:.3f}x",
+        "time": lambda c: f"{c.ratio:.3f}x",
+        "ideal": lambda c: f"{c.ideal:.3f}x",
+        "net": lambda c: f"{c.net:.3f}",
+        "parameters": lambda c: f"+{si(c.costs.parameters_added, '')}".strip().replace("G", "B"),
+        "memory": lambda c: f"{'+' if c.added >= 0 else '-'}{si(abs(c.added))}",
+        "pipeline traffic": lambda c: f"{c.costs.pipeline.cached / bare:.3g}x",
+        "studies": lambda c: str(len(c.trust.studies)),
+    }
+    if advice.question.deployment.pipeline_stages == 1:
+        del columns["pipeline traffic"]
+    return table(tuple(columns), [tuple(cell(choice) for cell in columns.values()) for choice in advice.ranked])
 
 
 def _rule(advice: Advice) -> str:
@@ -131,7 +127,7 @@ def _rule(advice: Advice) -> str:
         f"-{law.exponent:g}: {law.source}). Time: predicted, with "
         f"{ours if advice.question.kernels == 'ours' else 'ideal kernels'}; ideal: with one kernel between two "
         "sub-layers, which nobody may have written yet. Net: trusted over time, by which the list is ranked. The rule "
-        "stands in docs/advice.md."
+        "stands in docs/howto/choose.md."
     )
 
 
@@ -202,11 +198,12 @@ def to_json(advice: Advice) -> dict[str, Any]:
         "twoaxis": twoaxis.__version__,
         "question": dataclasses.asdict(advice.question),
         "parameters": advice.parameters,
-        "law": advice.evidence.law._asdict(),
+        "law": advice.evidence.law.to_dict(),
         "verdict": verdict(advice).replace("**", ""),
         "papers": papers_say(advice),
         "ranked": [_choice(advice, choice) for choice in advice.ranked],
         "excluded": [_choice(advice, choice) for choice in advice.excluded],
+        "refused": dict(advice.refused),
         "next": [step._asdict() for step in next_steps(advice)],
     }
 

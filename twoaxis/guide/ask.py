@@ -6,37 +6,31 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, get_args
 
+from rich.console import Console
+from rich.prompt import Prompt
+
+from twoaxis.costs.hardware import find_profile
 from twoaxis.guide.advise import Question
 from twoaxis.guide.suggest import Goal, Start
 from twoaxis.model.deployment import Deployment
+from twoaxis.model.presets import find_shape
 
 
 class Asked(NamedTuple):
-    """One question.
+    """One question."""
 
-    Attributes:
-        option: what it answers: a field of `Question` or of `Deployment`.
-        text: the question.
-        choices: the answers there are; none is any text.
-        read: turns an answer into the value.
-    """
-
-    option: str
-    text: str
-    choices: tuple[str, ...] = ()
-    read: Callable[[str], Any] = str
+    option: str  # what it answers: a field of `Question` or of `Deployment`
+    text: str  # the question
+    choices: tuple[str, ...] = ()  # the answers there are; none is any text
+    read: Callable[[str], Any] = str  # turns an answer into the value
 
 
 def _shape(text: str) -> str:
-    from twoaxis.model.presets import find_shape
-
     find_shape(text)
     return text
 
 
 def _hardware(text: str) -> str:
-    from twoaxis.costs.hardware import find_profile
-
     if text.lower() != "here":
         find_profile(text)
     return text
@@ -66,9 +60,6 @@ def ask(question: Question) -> Question:
 
     Each answer is checked by the option it is for, and asked for again if that refuses it.
     """
-    from rich.console import Console
-    from rich.prompt import Prompt
-
     console = Console(stderr=True)
     devices = {field.name for field in dataclasses.fields(Deployment)}
     for asked in QUESTIONS:

@@ -34,14 +34,14 @@ it measured, zero where it gives no number.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from twoaxis.base.options import Count, Options
+from twoaxis.base.files import read_json
+from twoaxis.base.options import Count, Options, Positive
 from twoaxis.base.spec import parse
 from twoaxis.show.numbers import si
 
@@ -64,7 +64,7 @@ Metric = Literal[
 Kind = Literal["own", "third party", "failed replication", "this library", "none"]
 Setting = Literal["scratch", "retrofit"]
 
-HIGHER = ("speed-up", "accuracy", "throughput")
+HIGHER = ("speed-up", "wall-clock speed-up", "accuracy", "throughput")
 """Metrics of which more is better; of all others less is."""
 MOST = math.log(2.0)
 """Of a record's logarithm. Tiny models on simple text reach losses that no compute at your scale would."""
@@ -78,18 +78,13 @@ OTHER_SETTING = 0.25
 """What a record from scratch says about a retrofit, and the other way round."""
 
 
-class Law(NamedTuple):
-    """How the plain model's loss falls with compute: loss = A C^-exponent.
+@dataclass(frozen=True, kw_only=True)
+class Law(Options):
+    """How the plain model's loss falls with compute: loss = A C^-exponent."""
 
-    Attributes:
-        exponent: of the compute.
-        typical_loss: the baseline of records that give a difference alone.
-        source: of both.
-    """
-
-    exponent: float
-    typical_loss: float
-    source: str
+    exponent: Positive  # of the compute
+    typical_loss: Positive  # the baseline of records that give a difference alone
+    source: str  # of both
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +112,9 @@ class Record(Options):
     """Of the method."""
     difference: float | int | None = None
     """Value less baseline, where only that is published."""
-    parameters: int | None = None
+    parameters: Count | None = None
     """Of the model, the active ones of a mixture of experts; None is not said."""
-    tokens: int | None = None
+    tokens: Count | None = None
     """Of the training; None is not said."""
     architecture: str = ""
     """Of the model, and the data."""
@@ -160,9 +155,8 @@ class Record(Options):
     @property
     def gain(self) -> float | None:
         """How much better, in the metric's own unit; negative is worse, None where no number is published."""
-        if self.value is None or self.baseline is None:
-            return None if self.difference is None else -self.difference
-        return self.value - self.baseline if self.metric in HIGHER else self.baseline - self.value
+        more = self.difference if self.value is None or self.baseline is None else self.value - self.baseline
+        return more if more is None or self.metric in HIGHER else -more
 
     def log_speed_up(self, law: Law) -> float | None:
         """The logarithm of the compute at equal loss; None where the record does not count."""
@@ -248,31 +242,19 @@ class Figure(Options):
 
 
 class Study(NamedTuple):
-    """The records of one source that count.
+    """The records of one source that count."""
 
-    Attributes:
-        source: of them.
-        kind: own, third party or failed replication.
-        gain: logarithm of the compute at equal loss.
-        weight: in the mean.
-    """
-
-    source: str
-    kind: Kind
-    gain: float
-    weight: float
+    source: str  # of them
+    kind: Kind  # own, third party or failed replication
+    gain: float  # logarithm of the compute at equal loss
+    weight: float  # in the mean
 
 
 class Trust(NamedTuple):
-    """What the records of a method come to.
+    """What the records of a method come to."""
 
-    Attributes:
-        log_speed_up: trusted.
-        studies: behind it, the weightiest first.
-    """
-
-    log_speed_up: float
-    studies: tuple[Study, ...]
+    log_speed_up: float  # trusted
+    studies: tuple[Study, ...]  # behind it, the weightiest first
 
     @property
     def speed_up(self) -> float:
@@ -280,34 +262,22 @@ class Trust(NamedTuple):
         return math.exp(self.log_speed_up)
 
 
-class Advised(NamedTuple):
-    """Somebody's advice.
+@dataclass(frozen=True, kw_only=True)
+class Advised(Options):
+    """Somebody's advice."""
 
-    Attributes:
-        goal: what for.
-        method: the name of it.
-        source: who says so.
-    """
-
-    goal: str
-    method: str
-    source: str
+    goal: Literal["shortcut", "mixing", "retrieval"]  # what for
+    method: str  # the name of it
+    source: str  # who says so
 
 
 class Evidence(NamedTuple):
-    """A file of records.
+    """A file of records."""
 
-    Attributes:
-        law: of loss and compute.
-        records: in the file's order.
-        figures: published beside what the cost model gives.
-        advice: what papers advise.
-    """
-
-    law: Law
-    records: tuple[Record, ...]
-    figures: tuple[Figure, ...] = ()
-    advice: tuple[Advised, ...] = ()
+    law: Law  # of loss and compute
+    records: tuple[Record, ...]  # in the file's order
+    figures: tuple[Figure, ...] = ()  # published beside what the cost model gives
+    advice: tuple[Advised, ...] = ()  # what papers advise
 
     def of(self, name: str, form: str | None = None) -> tuple[Record, ...]:
         """The records of a method, of one form if one is given; the statement that there is none fits every form."""
@@ -331,72 +301,43 @@ class Evidence(NamedTuple):
 
 
 def read_evidence(path: str | Path | None = None) -> Evidence:
-    """Read and check a file of records.
-
-    Args:
-        path: the file; None is the one that comes along.
-    """
+    """Read and check a file of records; None is the one that comes along."""
     path = DATA if path is None else Path(path).expanduser()
-    try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ValueError(f"there is no evidence file {path}") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not a JSON document: {error}") from error
+    if not path.is_file():
+        raise ValueError(f"there is no evidence file {path}")
+    found = read_json(path)
     if not isinstance(found, dict) or not {"law", "records"} <= set(found) <= set(Evidence._fields):
         raise ValueError(f"{path} is no evidence file: it needs law and records, and may have figures and advice")
-    lists = {name: found.get(name, []) for name in ("records", "figures", "advice")}
-    for name, entries in lists.items():
-        if not isinstance(entries, list):
+    for name in ("records", "figures", "advice"):
+        if not isinstance(entries := found.setdefault(name, []), list):
             raise ValueError(f"{path}: {name} must be a list, got {entries!r:.60}")
     return Evidence(
-        _law(path, found["law"]),
-        tuple(_entry(Record, path, "record", n, fields) for n, fields in enumerate(lists["records"])),
-        tuple(_entry(Figure, path, "figure", n, fields) for n, fields in enumerate(lists["figures"])),
-        tuple(_advised(path, n, fields) for n, fields in enumerate(lists["advice"])),
+        _entry(Law, f"{path}: the law", found["law"]),
+        tuple(_entry(Record, f"{path}: record {n}", fields) for n, fields in enumerate(found["records"])),
+        tuple(_entry(Figure, f"{path}: figure {n}", fields) for n, fields in enumerate(found["figures"])),
+        tuple(_entry(Advised, f"{path}: advice {n}", fields) for n, fields in enumerate(found["advice"])),
     )
 
 
-def _law(path: Path, fields: Any) -> Law:
-    if not isinstance(fields, dict) or set(fields) != set(Law._fields):
-        raise ValueError(f"{path}: the law needs {', '.join(Law._fields)}")
-    law = Law(**fields)
-    for name in ("exponent", "typical_loss"):
-        value = getattr(law, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise ValueError(f"{path}: the law's {name} must be a number above 0, got {value!r}")
-    return law
+Entry = TypeVar("Entry", Law, Record, Figure, Advised)
 
 
-Entry = TypeVar("Entry", Record, Figure)
+def _entry(kind: type[Entry], what: str, fields: Any) -> Entry:
+    """The law, a record, a figure or a piece of advice, its method checked against the library."""
+    from twoaxis.depth.registry import STREAMS
+    from twoaxis.sequence.registry import MIXERS
 
-
-def _entry(kind: type[Entry], path: Path, what: str, number: int, fields: Any) -> Entry:
-    """One record or figure, its method checked against the library."""
-    called = fields.get("method", "no method") if isinstance(fields, dict) else "not an object"
+    if not isinstance(fields, dict):
+        raise ValueError(f"{what} must be an object, got {fields!r:.60}")
     try:
-        if not isinstance(fields, dict):
-            raise ValueError("it must be an object")
         needed = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING]
         if missing := [name for name in needed if name not in fields]:
             raise ValueError(f"it has no {missing[0]}")
         made = kind.from_dict(fields, "it")
-        _check_method(made.method)
+        if not isinstance(made, Law):
+            name, options = parse(made.method)
+            (MIXERS if name in MIXERS.names() else STREAMS).config(name, options)
     except ValueError as error:
-        raise ValueError(f"{path}: {what} {number} ({called}): {error}") from error
+        called = f" ({fields['method']})" if "method" in fields else ""
+        raise ValueError(f"{what}{called}: {error}") from error
     return made
-
-
-def _advised(path: Path, number: int, fields: Any) -> Advised:
-    if not isinstance(fields, dict) or set(fields) != set(Advised._fields):
-        raise ValueError(f"{path}: advice {number} needs {', '.join(Advised._fields)}, got {fields!r:.60}")
-    _check_method(str(fields["method"]))
-    return Advised(**fields)
-
-
-def _check_method(text: str) -> None:
-    from twoaxis.depth.registry import STREAMS
-    from twoaxis.sequence.registry import MIXERS
-
-    name, options = parse(text)
-    (MIXERS if name in MIXERS.names() else STREAMS).config(name, options)

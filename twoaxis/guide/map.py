@@ -15,13 +15,12 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from twoaxis.base.method import Card
-from twoaxis.base.options import field_docs
 from twoaxis.base.registry import Registry, did_you_mean
 from twoaxis.depth.counts import count
 from twoaxis.depth.registry import STREAMS
 from twoaxis.depth.stream import Stream
 from twoaxis.model.config import ModelConfig
-from twoaxis.model.decoder import Trunk
+from twoaxis.model.decoder import Decoder
 from twoaxis.model.flops import Parameters, count_parameters, forward_flops
 from twoaxis.sequence.mixer import LocalOperator
 from twoaxis.sequence.registry import MIXERS
@@ -32,43 +31,27 @@ CONTEXT = 4096
 
 
 class Measured(NamedTuple):
-    """What a method with some options adds to a decoder; None where it cannot be built for the shape.
+    """What a method with some options adds to a decoder; None where it cannot be built for the shape."""
 
-    Attributes:
-        options: the options that are not the defaults.
-        parameters: numbers learned, all blocks.
-        flops: operations per token and forward pass.
-        live: numbers per token carried from layer to layer, at their most.
-        kept: numbers per sequence kept between tokens.
-        neutral: its class.
-        dead: parameters that can never get a gradient, and why.
-        problem: why it cannot be built.
-    """
-
-    options: Mapping[str, Any]
-    parameters: int | None = None
-    flops: int | None = None
-    live: int | None = None
-    kept: int | None = None
-    neutral: str | None = None
-    dead: Mapping[str, str] = {}
-    problem: str = ""
+    options: Mapping[str, Any]  # the options that are not the defaults
+    parameters: int | None = None  # numbers learned, all blocks
+    flops: int | None = None  # operations per token and forward pass
+    live: int | None = None  # numbers per token carried from layer to layer, at their most
+    kept: int | None = None  # numbers per sequence kept between tokens
+    neutral: str | None = None  # its class
+    dead: Mapping[str, str] = {}  # parameters that can never get a gradient, and why
+    problem: str = ""  # why it cannot be built
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One method for one shape."""
 
-    name: str
-    """What the registry calls it."""
+    name: str  # what the registry calls it
     method: type[Stream] | type[LocalOperator]
-    """The class."""
-    card: Card
-    """What it says about itself."""
-    shape: ModelConfig
-    """The decoder that numbers are for."""
-    default: Measured
-    """With its default options."""
+    card: Card  # what it says about itself
+    shape: ModelConfig  # the decoder that numbers are for
+    default: Measured  # with its default options
 
     @property
     def axis(self) -> str:
@@ -85,7 +68,8 @@ class Entry:
         weights, found = block_parameters(self.shape), self.default._asdict()
         share = {"parameters_share": ("parameters", weights), "flops_share": ("flops", 2 * weights)}
         shares = {key: None if found[of] is None else found[of] / whole for key, (of, whole) in share.items()}
-        return dataclasses.asdict(self.card) | {key: found[key] for key in COUNTED} | shares
+        called = {"known_as": ", ".join(each.partition(":")[0] for each in vars(self.method).get("aliases", ()))}
+        return dataclasses.asdict(self.card) | called | {key: found[key] for key in COUNTED} | shares
 
 
 def make_shape(
@@ -132,6 +116,7 @@ def names() -> tuple[str, ...]:
 
 def find(name: str) -> type[Stream] | type[LocalOperator]:
     """The class behind a name, stream or mixer."""
+    names()  # those of installed packages are known from here on
     entries: dict[str, Any] = {**STREAMS.entries, **MIXERS.entries}
     return cast("type[Stream] | type[LocalOperator]", Registry("method", entries).find(name))
 
@@ -156,40 +141,28 @@ def measure(name: str, shape: ModelConfig, options: Mapping[str, Any]) -> Measur
     try:
         config = dataclasses.replace(shape, **{axis: name, f"{axis}_options": dict(options)})
         with torch.device("meta"):
-            trunk = Trunk(config)
+            model = Decoder(config)
     except ValueError as error:
         return Measured(options, problem=str(error))
-    flops, stream = forward_flops(config, CONTEXT, trunk=trunk), count(trunk.stream)
-    locals_ = [module for module in trunk.modules() if isinstance(module, LocalOperator)]
-    neutral = trunk.stream.neutral if axis == "stream" else min((local.neutral for local in locals_), key="none".__ne__)
+    flops, stream = forward_flops(model, CONTEXT), count(model.stream)
+    locals_ = [module for module in model.modules() if isinstance(module, LocalOperator)]
+    neutral = model.stream.neutral if axis == "stream" else min((local.neutral for local in locals_), key="none".__ne__)
     return Measured(
         options,
-        count_parameters(config, trunk=trunk).total - _plain(shape).total,
+        count_parameters(model).total - _plain(shape).total,
         flops.stream + flops.mixer,
         stream.live,
         stream.kept + sum(local.cost().kept for local in locals_),
         neutral,
-        trunk.stream.dead() | {name: why for local in locals_ for name, why in local.dead().items()},
+        model.stream.dead() | {name: why for local in locals_ for name, why in local.dead().items()},
     )
 
 
 # Columns.
 
 COUNTED = ("parameters", "flops", "live", "kept", "neutral")
-MEANINGS: dict[str, str] = {
-    **{field.name: field_docs(Card)[field.name] for field in dataclasses.fields(Card)},
-    "parameters": "Numbers learned beyond the plain model's, all blocks.",
-    "parameters_share": "The same as a share of the attention and MLP matrices.",
-    "flops": "Added floating-point operations per token and forward pass; a multiply-add is 2.",
-    "flops_share": "The same as a share of those of the attention and MLP matrices.",
-    "live": "Numbers per token carried from layer to layer, at their most; the plain residual's is the width.",
-    "kept": "Numbers per sequence kept between tokens.",
-    "neutral": "How exactly some parameters make the model the plain one: bitwise, rounding (order of sums), "
-    "scale (up to the pre-norm's epsilon) or none.",
-}
-"""Every column by its key, and what stands in it."""
-
 HEADERS = {
+    "known_as": "known as",
     "literal_qkv": "QKV",
     "depth_state": "between layers",
     "token_state": "between tokens",
@@ -202,13 +175,14 @@ HEADERS = {
 """What stands over a column, where it is not its key."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "about": ("title", "paper", "year", "goal", "purpose"),
+    "about": ("title", "known_as", "paper", "year", "goal", "purpose"),
     "read": ("axis", "source", "window", "granularity", "ways"),
     "weights": ("query", "key", "value", "literal_qkv", "normaliser", "adaptivity", "gating"),
     "wiring": ("injection", "sharing", "depth_state", "token_state"),
     "cost": ("parameters", "parameters_share", "flops", "flops_share", "live", "kept", "neutral"),
 }
 """Every column once, in tables that can be read."""
+COLUMNS = tuple(key for keys in GROUPS.values() for key in keys)
 
 TITLES = {
     "map": "The map",
@@ -220,8 +194,11 @@ TITLES = {
 }
 """Headings of the groups."""
 
-SHORT: dict[str, tuple[str, ...]] = {"about": ("title", "paper", "year", "purpose"), "cost": GROUPS["cost"]}
-"""What a terminal shows unless asked for more."""
+SHORT: dict[str, tuple[str, ...]] = {
+    "about": ("known_as", "purpose"),
+    "cost": ("parameters", "parameters_share", "flops_share", "live", "neutral"),
+}
+"""What is shown unless more is asked for: tables that a terminal of 80 columns holds."""
 
 
 def header(key: str) -> str:
@@ -230,24 +207,20 @@ def header(key: str) -> str:
 
 
 def choose(asked: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Titles and columns of the tables to show.
-
-    Args:
-        asked: columns, groups of them, or `all`; nothing is the short map.
-    """
+    """Titles and columns of the tables to show for columns, groups of them, or `all`; nothing is the short map."""
     if not asked:
         return [(TITLES[name], keys) for name, keys in SHORT.items()]
     words = [word for part in asked for word in part.split(",") if word]
     if "all" in words:
         return [(TITLES[name], keys) for name, keys in GROUPS.items()]
-    known = ["all", *GROUPS, *MEANINGS]
+    known = ["all", *GROUPS, *COLUMNS]
     for word in words:
         if word not in known:
             raise ValueError(
                 f"unknown column {word!r}{did_you_mean(word, known)}; the groups are {', '.join(['all', *GROUPS])}, "
-                f"the columns are {', '.join(MEANINGS)}"
+                f"the columns are {', '.join(COLUMNS)}"
             )
-    single = tuple(dict.fromkeys(w for w in words if w in MEANINGS))
+    single = tuple(dict.fromkeys(w for w in words if w in COLUMNS))
     tables = [(TITLES[w], GROUPS[w]) for w in dict.fromkeys(words) if w in GROUPS]
     return [(TITLES["map"], single), *tables] if single else tables
 

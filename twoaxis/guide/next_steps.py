@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from twoaxis.guide.suggest import Place
 from twoaxis.model.deployment import Deployment
-from twoaxis.model.presets import find_shape
+from twoaxis.model.presets import find_shape, preset_fields
 from twoaxis.show.numbers import seconds
 
 if TYPE_CHECKING:
@@ -23,17 +23,11 @@ SEEDS = 3
 
 
 class Command(NamedTuple):
-    """A command to run next.
+    """A command to run next."""
 
-    Attributes:
-        why: what it tells.
-        text: the command, ready for a shell.
-        seconds: about how long it takes on this machine, where that is known.
-    """
-
-    why: str
-    text: str
-    seconds: float | None = None
+    why: str  # what it tells
+    text: str  # the command, ready for a shell
+    seconds: float | None = None  # about how long it takes on this machine, where that is known
 
     def __str__(self) -> str:
         time = "" if self.seconds is None else f"; about {seconds(self.seconds)} on this machine"
@@ -78,7 +72,8 @@ def comparison_seconds(methods: int) -> float:
     from twoaxis.training.config import TrainConfig
 
     config = TrainConfig(preset=SMALL, data=("stdlib",))
-    speed = measure_speeds({"plain": config}, find_shape(SMALL).vocab_size, rounds=1, steps=1)["plain"].median
+    vocabulary = preset_fields(SMALL)["vocab_size"]
+    speed = measure_speeds({"plain": config}, vocabulary, rounds=1, steps=1)["plain"].rate.median
     tokens = config.total_steps * config.tokens_per_step + 10 * config.eval_examples * config.context / 3
     return (1 + methods) * SEEDS * (START + tokens / speed) / default_jobs(config.device)[0]
 
@@ -94,7 +89,7 @@ def _probe(shape: str, chosen: tuple[Choice, ...]) -> Command:
     source = _source(shape)
     named = " (MODEL: its folder, or its name on the hub)" if source == "MODEL" else ""
     return Command(
-        f"would the model use them at all? Only the new parameters learn; a lower bound{named}",
+        f"would the model use them at all? Only they and the norms' scales learn; a lower bound{named}",
         _join("probe", source, *_methods(chosen), "--out", "probes/advice"),
     )
 

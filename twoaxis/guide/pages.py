@@ -1,30 +1,23 @@
-"""What is shown of the map: the tables, a method's page, and the whole of it for the docs."""
+"""What is shown of the map: the tables, and a method's page."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import re
+import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import twoaxis
+from twoaxis.base.options import field_docs
 from twoaxis.guide.evidence import read_evidence, sentences
-from twoaxis.guide.map import (
-    GROUPS,
-    MEANINGS,
-    TITLES,
-    Entry,
-    block_parameters,
-    choose,
-    entries,
-    header,
-    make_shape,
-    table,
-    text,
-)
-from twoaxis.guide.source import notes, options
+from twoaxis.guide.map import GROUPS, Entry, block_parameters, choose, entries, header, table, text
 from twoaxis.model.config import ModelConfig
-from twoaxis.show import markdown, numbers
-from twoaxis.show.document import Block, Column, Document, Heading, Items, Prose, Showable, Table
+from twoaxis.show import numbers
+from twoaxis.show.document import Block, Code, Column, Document, Facts, Heading, Items, Prose, Showable
 from twoaxis.show.document import table as make_table
 
 
@@ -43,15 +36,10 @@ def setting(shape: ModelConfig) -> str:
 
 @dataclass(frozen=True)
 class MethodMap(Showable):
-    """The map of every method, for one shape of decoder.
+    """The map of every method, for one shape of decoder."""
 
-    Attributes:
-        shape: the decoder that costs are counted for.
-        columns: columns, groups of them, or `all`; nothing is the short map.
-    """
-
-    shape: ModelConfig
-    columns: tuple[str, ...] = ()
+    shape: ModelConfig  # the decoder that costs are counted for
+    columns: tuple[str, ...] = ()  # columns, groups of them, or `all`; nothing is the short map
 
     def document(self) -> Document:
         """The tables for the columns, and the shape they are for."""
@@ -79,6 +67,91 @@ NEXT = Prose(
     f"({', '.join(GROUPS)}); `--blocks`, `--width`, `--heads` another shape."
 )
 """What to ask next, under the short map."""
+
+
+# What a method's file says about it: the module's docstring in parts, and the options with their docstrings.
+
+
+class Option(NamedTuple):
+    """One option of a method."""
+
+    name: str  # of the field
+    type: str  # its annotation, choices listed as they are
+    default: str  # its value as Python writes it, or "required"
+    meaning: str  # the docstring under it
+
+
+class Notes(NamedTuple):
+    """A module's docstring."""
+
+    summary: str  # the first line
+    body: tuple[Prose | Code | Items, ...]  # what follows; equations and drawings are `Code`
+
+
+def options(config: Any) -> tuple[Option, ...]:
+    """The options of a Config dataclass, in its order."""
+    docs = field_docs(config)
+    try:
+        hints = get_type_hints(config)
+    except NameError:  # an annotation that only a type checker can resolve
+        hints = {}
+    return tuple(
+        Option(f.name, _annotation(hints.get(f.name, f.type)), _default(f), docs.get(f.name, ""))
+        for f in dataclasses.fields(config)
+        if f.init
+    )
+
+
+def _annotation(kind: Any) -> str:
+    """A type in few signs: choices are listed as they are."""
+    named = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")
+    optional = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", named)
+    return re.sub(r"Literal\[([^\]]*)\]", lambda found: found[1].replace(", ", " | "), optional)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return repr(field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return repr(field.default_factory())
+    return "required"
+
+
+def notes(cls: type) -> Notes:
+    """The docstring of the module that defines `cls`, in parts."""
+    module = sys.modules.get(cls.__module__)
+    summary, _, rest = inspect.cleandoc(getattr(module, "__doc__", None) or "").partition("\n")
+    body: list[Prose | Code | Items] = []
+    for chunk in rest.strip("\n").split("\n\n"):
+        if not chunk.strip():
+            continue
+        lines = chunk.strip("\n").split("\n")
+        if not all(line.startswith("    ") for line in lines):
+            body += _words(lines)
+        elif body and isinstance(body[-1], Code):
+            body[-1] = Code(f"{body[-1].text}\n\n{_undent(lines)}")
+        else:
+            body.append(Code(_undent(lines)))
+    return Notes(summary, tuple(body))
+
+
+def _undent(lines: list[str]) -> str:
+    return "\n".join(line[4:].rstrip() for line in lines)
+
+
+def _words(lines: list[str]) -> list[Prose | Items]:
+    """A paragraph, and the list under it if there is one."""
+    lead: list[str] = []
+    items: list[str] = []
+    for line in lines:
+        if line.startswith("- "):
+            items.append(line[2:].strip())
+        elif items:
+            items[-1] += f" {line.strip()}"
+        else:
+            lead.append(line.strip())
+    parts: list[Prose | Items] = [Prose(" ".join(lead))] if lead else []
+    return [*parts, Items(tuple(items))] if items else parts
 
 
 # The page of one method.
@@ -118,22 +191,15 @@ def page(entry: Entry, level: int) -> list[Block]:
     return blocks
 
 
-def _facts(entry: Entry) -> Table:
-    told, row = {"axis", *GROUPS["about"], *GROUPS["cost"]}, entry.row()
-    chosen = [key for keys in GROUPS.values() for key in keys if key not in told]
-    return make_table(("column", Column("value", number=False)), [(header(k), text(k, row[k])) for k in chosen])
+def _facts(entry: Entry) -> Facts:
+    row = entry.row()
+    chosen = [key for name in ("read", "weights", "wiring") for key in GROUPS[name] if key != "axis"]
+    return Facts(tuple((header(key), text(key, row[key])) for key in chosen if row[key] != numbers.NOTHING))
 
 
 def _options(entry: Entry) -> list[Block]:
-    found = options(entry.method.Config)
-    blocks: list[Block] = []
-    if found:
-        heads = [
-            Column(head, number=False, code=head != "meaning") for head in ("option", "type", "default", "meaning")
-        ]
-        blocks.append(make_table(heads, [(o.name, o.type, o.default, o.meaning) for o in found]))
-    else:
-        blocks.append(Prose("None of its own."))
+    found = tuple(f"`{o.name}` (`{o.type}`, default `{o.default}`): {o.meaning}" for o in options(entry.method.Config))
+    blocks: list[Block] = [Items(found) if found else Prose("None of its own.")]
     if entry.axis == "stream":
         blocks.append(
             Prose(
@@ -146,10 +212,11 @@ def _options(entry: Entry) -> list[Block]:
 
 def _costs(entry: Entry) -> list[Block]:
     measured, keys = entry.variants(), ("parameters", "flops", "live", "kept")
-    rows = [
-        (written(m.options), *(numbers.whole(getattr(m, key)) for key in keys), m.neutral or numbers.NOTHING)
-        for m in measured
-    ]
+    rows = []
+    for m in measured:
+        first, *more = textwrap.wrap(written(m.options), OPTIONS, break_long_words=False, break_on_hyphens=False)
+        rows.append((first, *(numbers.whole(getattr(m, key)) for key in keys), m.neutral or numbers.NOTHING))
+        rows += [(rest, "", "", "", "", "") for rest in more]
     options, neutral = Column("options", number=False, code=True), Column("neutral", number=False)
     shape = entry.shape
     blocks: list[Block] = [
@@ -160,34 +227,13 @@ def _costs(entry: Entry) -> list[Block]:
     return [*blocks, Items(problems)] if problems else blocks
 
 
+OPTIONS = 42
+"""Letters of a cell of options; longer ones go on in the next row."""
+
+
 def written(given: Mapping[str, Any]) -> str:
     """Options in a line."""
     return ", ".join(f"{key}={value}" for key, value in given.items()) or "defaults"
-
-
-# All of it.
-
-
-def docs() -> str:
-    """The reference page of the documentation, for the default shape."""
-    shape = make_shape()
-    blocks: list[Block] = [
-        Prose(
-            "Every residual stream and local mixer stands here on one map, in the same words: which axis it reads "
-            "along, what it reads, how it weighs and where the result goes. "
-            "The cells come from the cards in the code, and the costs are those of modules built for one shape, not "
-            "estimates. This file is written by `make docs`; `twoaxis methods` prints the same for any shape, "
-            "`twoaxis methods NAME` one page."
-        ),
-    ]
-    rows = entries(shape)
-    for name, keys in GROUPS.items():
-        blocks += [Heading(TITLES[name]), table(rows, keys, link=True)]
-    meanings = tuple(f"**{header(key)}**: {MEANINGS[key]}" for keys in GROUPS.values() for key in keys)
-    blocks += [Prose(setting(shape)), Heading("What the columns mean"), Items(meanings)]
-    for row in rows:
-        blocks += [Heading(row.name), *page(row, level=2)]
-    return markdown.render(Document("Methods", tuple(blocks)))
 
 
 # Plain values.

@@ -1,6 +1,6 @@
 """Published figures beside ours, each with the reason where they differ.
 
-Counts must agree; where they do not, the papers count something else, and the last column says what. Speeds were
+Counts must agree; where they do not, the papers count something else, and the reason says what. Speeds were
 measured on other hardware with other kernels: ours are estimates, and a published one should lie near or between them.
 The figures stand in evidence.json; here is what each of their metrics is of the costs.
 """
@@ -17,23 +17,17 @@ from twoaxis.costs.memory import SIZES
 from twoaxis.guide.evidence import Evidence, Figure, read_evidence
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.deployment import Deployment
-from twoaxis.model.presets import find_shape
-from twoaxis.show.document import Column, Document, Showable, Table, table
+from twoaxis.show.document import Document, Items, Prose, Showable, table
 from twoaxis.show.numbers import si
 
 SAME = "equal"
 
 
 class Metric(NamedTuple):
-    """What a figure is of the costs of its method.
+    """What a figure is of the costs of its method."""
 
-    Attributes:
-        ours: the number, or a lower and an upper one.
-        text: how one is written.
-    """
-
-    ours: Callable[[Costs], float | tuple[float, float]]
-    text: Callable[[float], str]
+    ours: Callable[[Costs], float | tuple[float, float]]  # the number, or a lower and an upper one
+    text: Callable[[float], str]  # how one is written
 
 
 def _vectors(costs: Costs) -> int:
@@ -70,46 +64,41 @@ METRICS: dict[str, Metric] = {
 
 
 class Row(NamedTuple):
-    """A published figure and ours, in words.
+    """A published figure and ours, in words."""
 
-    Attributes:
-        source: the paper and the place in it.
-        what: is counted or measured.
-        published: as they give it.
-        ours: as counted here.
-        why: they differ, or that they do not.
-    """
-
-    source: str
-    what: str
-    published: str
-    ours: str
-    why: str
+    source: str  # the paper and the place in it
+    what: str  # is counted or measured
+    published: str  # as they give it
+    ours: str  # as counted here
+    why: str  # they differ, or that they do not
 
 
 @dataclass(frozen=True)
 class Published(Showable):
     """Every figure of the evidence beside ours."""
 
-    rows: tuple[Row, ...]
+    figures: tuple[Row, ...]
 
     @staticmethod
     def of(evidence: Evidence | None = None) -> Published:
         """Those of a file of evidence; None is the one that comes along."""
         return Published(tuple(map(compare, (evidence or read_evidence()).figures)))
 
-    def table(self) -> Table:
-        """A row each."""
-        headers = ("source", "what", "published", "ours", "why they differ")
-        return table([Column(head, number=False) for head in headers], self.rows)
-
     def document(self) -> Document:
-        """The table alone."""
-        return Document("", (self.table(),))
+        """Figures that are equal as a table, by source; each of the others with the reason."""
+        same = [row for row in self.figures if row.why == SAME]
+        sections = {i: row.source for i, row in enumerate(same) if i == 0 or row.source != same[i - 1].source}
+        equal = table(("figure", "published and ours"), [(row.what, row.ours) for row in same], sections=sections)
+        other = (
+            f"{row.source}, **{row.what}**: published {row.published}, ours {row.ours}; {row.why}."
+            for row in self.figures
+            if row.why != SAME
+        )
+        return Document("", (Prose("Equal:"), equal, Prose("Different:"), Items(tuple(other))))
 
     def to_dict(self) -> Any:
         """A list of rows."""
-        return [row._asdict() for row in self.rows]
+        return [row._asdict() for row in self.figures]
 
 
 def compare(figure: Figure) -> Row:
@@ -118,14 +107,9 @@ def compare(figure: Figure) -> Row:
         hint = did_you_mean(figure.metric, METRICS)
         raise ValueError(f"{figure.source}: unknown metric {figure.metric!r}{hint}; there are {', '.join(METRICS)}")
     metric = METRICS[figure.metric]
-    found = metric.ours(cost(_shape(figure.shape), figure.method, Deployment.from_dict(figure.deployment)))
+    shape = figure.shape if isinstance(figure.shape, str) else ModelConfig.from_dict(figure.shape)
+    found = metric.ours(cost(shape, figure.method, Deployment.from_dict(figure.deployment)))
     theirs = (figure.value,) if figure.upper is None else (figure.value, figure.upper)
     ours = found if isinstance(found, tuple) else (found,)
     published, counted = (" to ".join(map(metric.text, numbers)) for numbers in (theirs, ours))
     return Row(figure.source, figure.what, published, counted, figure.why)
-
-
-def _shape(given: str | dict[str, Any]) -> ModelConfig:
-    if isinstance(given, str):
-        return find_shape(given)
-    return ModelConfig.from_dict(given)

@@ -3,51 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import torch
 
 from twoaxis.base.method import Card, Shape, Suggestion
 from twoaxis.base.spec import spell
-
-if TYPE_CHECKING:
-    from twoaxis.model.config import ModelConfig
-    from twoaxis.model.variant import Contender
+from twoaxis.depth.registry import STREAMS
+from twoaxis.model.config import ModelConfig
+from twoaxis.model.family_shape import FamilyShape
+from twoaxis.model.variant import Contender, make_contender, with_method
+from twoaxis.sequence.registry import MIXERS
 
 Goal = Literal["any", "shortcut", "mixing", "retrieval"]
 Start = Literal["scratch", "retrofit"]
-EXACT = ("bitwise", "rounding")
-"""Neutral classes at which a retrofitted model gives the source's logits."""
 
 
 class Place(NamedTuple):
-    """Where a method is wanted.
+    """Where a method is wanted."""
 
-    Attributes:
-        config: the decoder.
-        start: from scratch or onto a trained model.
-        gpu: whether it runs on a GPU.
-    """
-
-    config: ModelConfig
-    start: Start = "scratch"
-    gpu: bool = False
+    config: ModelConfig | FamilyShape  # the decoder
+    start: Start = "scratch"  # from scratch or onto a trained model
+    gpu: bool = False  # whether it runs on a GPU
 
 
 class Candidate(NamedTuple):
-    """A method in one form.
+    """A method in one form."""
 
-    Attributes:
-        name: of the stream or mixer.
-        axis: stream or mixer.
-        card: of the method.
-        suggestion: the form.
-        neutral_options: of the method.
-    """
-
-    name: str
-    axis: Literal["stream", "mixer"]
-    card: Card
-    suggestion: Suggestion
-    neutral_options: dict[str, Any]
+    name: str  # of the stream or mixer
+    axis: Literal["stream", "mixer"]  # stream or mixer
+    card: Card  # of the method
+    suggestion: Suggestion  # the form
+    neutral_options: dict[str, Any]  # of the method
 
     @property
     def form(self) -> str:
@@ -79,47 +66,28 @@ class Candidate(NamedTuple):
         for extra in ({}, {k: v for k, v in self.neutral_options.items() if k not in options}):
             text = spell(self.name, options | extra)
             contender = self._contender(text)
-            if (neutral := _neutral(config, contender)) in EXACT:
+            with torch.device("meta"):
+                neutral = with_method(config, contender).make_stream().neutral
+            if neutral in ("bitwise", "rounding"):  # it gives the logits of its source
                 return Spelled(text, contender, neutral)
         text = spell(self.name, options)
         contender = self._contender(text)
         return Spelled(text, replace(contender, model={**contender.model, "blend": True}), "blend")
 
     def _contender(self, text: str) -> Contender:
-        from twoaxis.model.variant import make_contender
-
         return make_contender(text) if self.axis == "stream" else make_contender(None, text)
 
 
 class Spelled(NamedTuple):
-    """A candidate for one place.
+    """A candidate for one place."""
 
-    Attributes:
-        method: as commands take it.
-        contender: for the cost model.
-        neutral: how it starts on a trained model: bitwise, rounding or blend; None from scratch.
-    """
-
-    method: str
-    contender: Contender
-    neutral: str | None
-
-
-def _neutral(config: ModelConfig, contender: Contender) -> str:
-    """The neutral class of a stream on a shape."""
-    import torch
-
-    from twoaxis.model.variant import with_method
-
-    with torch.device("meta"):
-        return with_method(config, contender).make_stream().neutral
+    method: str  # as commands take it
+    contender: Contender  # for the cost model
+    neutral: str | None  # how it starts on a trained model: bitwise, rounding or blend; None from scratch
 
 
 def candidates(goal: Goal = "any") -> tuple[Candidate, ...]:
     """The forms that all registered methods suggest for a goal, in no order that matters: the ranking gives one."""
-    from twoaxis.depth.registry import STREAMS
-    from twoaxis.sequence.registry import MIXERS
-
     found: list[Candidate] = []
     axes: dict[Literal["stream", "mixer"], Any] = {"stream": STREAMS, "mixer": MIXERS}
     for axis, registry in axes.items():

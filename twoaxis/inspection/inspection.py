@@ -10,8 +10,8 @@
 
 Every number is {mean, tokens}: the mean over all tokens of the prompt, and one entry per shown token (null where it is
 the same for all). `weights` are [way][source], with `sources` their columns; `effective` is the mean over the ways. A
-quantity has its name, with the mixer's in front if it is a mixer's, the names of its axes and, where the method has
-regimes, the share of tokens in each. Numbers are rounded to six digits; what is no number is null.
+quantity has its name, with the mixer's in front if it is a mixer's, the names of its axes, what it means and, where the
+method has regimes, the share of tokens in each. Numbers are rounded to six digits; what is no number is null.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from twoaxis.base.machine import versions
 from twoaxis.base.method import NamedRange, Quantity
-from twoaxis.data.tokenizer import Encoded, Tokenizer
+from twoaxis.data.tokenizer import Encoded, Tokenizer, load_tokenizer
 from twoaxis.depth.site import OUT
 from twoaxis.inspection.measure import shares
 from twoaxis.inspection.trace import Look, Trace, find_stream, trace
+from twoaxis.model.load import check_folder, load_model
 from twoaxis.show.document import Document, Showable
 
 BUDGET = 1_000_000
@@ -61,6 +63,10 @@ class Inspection(Showable):
         made_with = {name: version for name, version in versions().items() if name in ("twoaxis", "torch")}
         return {**made_with, "prompt": self.prompt, "models": list(self.models)}
 
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each site of each model: the means over tokens of its norms, and the weight of each source."""
+        return [_row(model, site) for model in self.models for site in model["sites"]]
+
     def document(self) -> Document:
         """Tables, grids and charts."""
         from twoaxis.inspection.report import make_document
@@ -69,17 +75,27 @@ class Inspection(Showable):
 
 
 @torch.inference_mode()
-def inspect(model: nn.Module, tokenizer: Tokenizer, prompt: str, *, name: str = "") -> Inspection:
+def inspect(
+    model: nn.Module | str | Path, tokenizer: Tokenizer | None = None, prompt: str = "", *, name: str = ""
+) -> Inspection:
     """Run a prompt through a model and describe what happened.
 
+        twoaxis.inspect("runs/delta", prompt="def read(path):") + twoaxis.inspect("runs/plain", prompt=...)
+
     Args:
-        model: a model with one residual stream.
-        tokenizer: the model's, from `load_tokenizer`.
+        model: a model with one residual stream, or the folder of one.
+        tokenizer: the model's, from `load_tokenizer`; None is the folder's.
         prompt: the text; not empty, and not longer than the model is made for.
-        name: what to call the model.
+        name: what to call the model; a folder is called by its path.
     """
     if not prompt:
         raise ValueError("the prompt is empty: give some text with --prompt, or --prompt - to read it from stdin")
+    if isinstance(model, str | Path):
+        folder, name = check_folder(model), name or str(model)
+        model = cast(nn.Module, load_model(folder))
+        tokenizer = load_tokenizer(str(folder), model.config.vocab_size) if tokenizer is None else tokenizer  # type: ignore[union-attr]
+    if tokenizer is None:
+        raise ValueError("a model at hand needs its tokenizer, from twoaxis.data.tokenizer.load_tokenizer")
     (encoded,) = tokenizer.encode([prompt], sizes=True, prompt=True)
     config: Any = model.config
     foreign = hasattr(config, "get_text_config")  # a model of transformers
@@ -182,10 +198,18 @@ def _site(look: Look, columns: list[str], shown: list[int]) -> dict[str, Any]:
     }
 
 
+def _row(model: Mapping[str, Any], site: Mapping[str, Any]) -> dict[str, Any]:
+    """A site as one row of numbers; of several ways that a site reads, the weights are the first one's."""
+    row = {"model": model["model"], "site": site["label"]}
+    row |= {key: site[key]["mean"] for key in ("norm", "increment", "cosine") if site[key]}
+    weights = site["weights"]["mean"][0] if site["weights"] else [None] * len(site["sources"])
+    return row | {model["columns"][place]: weight for place, weight in zip(site["sources"], weights, strict=True)}
+
+
 def _quantity(name: str, quantity: Quantity, shown: list[int]) -> dict[str, Any]:
     value = quantity.value
     series = _series(value, shown) if quantity.per_token else {"mean": _numbers(value.tolist()), "tokens": None}
-    found = {"name": name, "axes": list(quantity.axes), **(series or {})}
+    found = {"name": name, "axes": list(quantity.axes), "meaning": quantity.meaning, **(series or {})}
     if quantity.regimes:
         found["regimes"] = [
             {"name": regime.name, "range": _range(regime), "share": _numbers(share)}

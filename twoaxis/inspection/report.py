@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from twoaxis.base.spec import spell
@@ -16,9 +17,14 @@ TOP = 3
 ALONG = {"norm": "read", "increment": "increment", "cosine": "cosine", "effective": "effective sources"}
 """What every site has, and the name of its column."""
 WORDS = (
-    "Read is the length of the residual way a site reads, increment that of what its sub-layer gives, cosine that of "
-    "the angle between the two. Effective sources are those a read is spread over: the exponential of the entropy of "
-    "its weights' sizes."
+    "A site is where a sub-layer reads the residual stream and adds to it, by its block and its kind; out is what the "
+    "head reads. Read is the length of the residual way a site reads, increment that of what its sub-layer gives, "
+    "cosine that of the angle between the two. Effective sources are those a read is spread over: the exponential of "
+    "the entropy of its weights' sizes."
+)
+SOURCES = (
+    "The weight that each source has in what a site reads. Sources are the embedding and what sub-layers, blocks or "
+    "runs of them have given, or parallel streams."
 )
 
 Site = dict[str, Any]
@@ -26,12 +32,11 @@ Site = dict[str, Any]
 
 def make_document(found: Inspection) -> Document:
     """The document; of several models the drawings are shared, and tables follow one another."""
-    names = [model["model"] or "model" for model in found.models]
-    if len(set(names)) < len(names):
-        names = [f"{name} ({number})" for number, name in enumerate(names, 1)]
+    names = _called(found.models)
     blocks: list[Block] = [Prose(f"The prompt: `{_visible(found.prompt)}`")]
     alone = len(names) == 1
-    blocks += [Prose(("" if alone else f"**{n}**: ") + _summary(m)) for n, m in zip(names, found.models, strict=True)]
+    for name, model in zip(names, found.models, strict=True):
+        blocks.append(Prose(("" if alone else f"**{name}**: ") + _summary(name, model)))
     blocks.append(_depth(names, found.models))
     same = all(model["tokens"] == found.models[0]["tokens"] for model in found.models)
     for number, (name, model) in enumerate(zip(names, found.models, strict=True), 1):
@@ -40,16 +45,29 @@ def make_document(found: Inspection) -> Document:
     return Document(" and ".join(names), tuple(blocks))
 
 
+def _called(models: Sequence[dict[str, Any]]) -> list[str]:
+    """By their names; folders beside one another by their methods, where these differ, since paths are long."""
+    names = [model["model"] or "model" for model in models]
+    methods = [_method(model) for model in models]
+    if len({*methods}) == len(models) > 1 and all(Path(name).name != name for name in names):
+        return methods
+    return names if len({*names}) == len(names) else [f"{name} ({number})" for number, name in enumerate(names, 1)]
+
+
+def _method(model: dict[str, Any]) -> str:
+    mixer = f" + {spell(model['mixer'], model['mixer_options'])}" if model["mixer"] else ""
+    return spell(model["stream"], model["stream_options"]) + mixer
+
+
 def _visible(text: str, most: int = 400) -> str:
     shown = text if len(text) <= most else f"{text[:most]}..."
     return shown.replace("`", "'").replace("\n", "\u21b5")
 
 
-def _summary(model: dict[str, Any]) -> str:
-    """One sentence on what was run."""
-    parts = [spell(model["stream"], model["stream_options"]) + (" behind blend gates" if model["blend"] else "")]
-    if model["mixer"]:
-        parts.append(f"mixer {spell(model['mixer'], model['mixer_options'])}")
+def _summary(name: str, model: dict[str, Any]) -> str:
+    """One sentence on what was run: the method, or where it lies if it is called by the method."""
+    method = _method(model)
+    parts = [(f"`{model['model']}`" if name == method else method) + (" behind blend gates" if model["blend"] else "")]
     parts.append(f"{model['blocks']} blocks of width {model['width']}")
     parts.append(f"{model['parameters']:,} parameters, {model['stream_parameters']:,} of them the stream's")
     parts.append(f"a prompt of {len(model['tokens']):,} tokens")
@@ -62,20 +80,20 @@ def _model(model: dict[str, Any], prefix: str, token: str) -> Iterator[Block]:
     named = [f"{place} {_visible(t['text']) or t['id']}" for place, t in zip(model["shown"], tokens, strict=True)]
     choices = {token: (f"mean over {len(model['tokens']):,}", *named)}
     scalars = _names(sites, 0)
-    heads = [head for key, head in ALONG.items() if any(site[key] for site in sites)]
-    keys = [key for key, head in ALONG.items() if head in heads]
+    heads = {key: head for key, head in ALONG.items() if any(site[key] for site in sites)}
     rows = []
     for site in sites:
-        series = [site[key] for key in keys] + [_quantity(site, name) for name in scalars]
+        series = [site[key] for key in heads] + [_quantity(site, name) for name in scalars]
         rows.append(Cells(site["label"], [[_at(one, t) for one in series] for t in range(len(tokens) + 1)]))
-    heads = (*heads, *scalars)
-    yield Grid(f"{prefix}sites", "Sites", heads, tuple(rows), choices, "column", "site", WORDS)
+    words = " ".join([WORDS, *_meanings(sites, scalars)])
+    yield Grid(f"{prefix}sites", "Sites", (*heads.values(), *scalars), tuple(rows), choices, "column", "site", words)
     weighted = [site for site in sites if site["weights"]]
     if weighted:
         ways = max(len(site["weights"]["mean"]) for site in weighted)
         picks = choices | ({"way": ("mean", *map(str, range(ways)))} if ways > 1 else {})
         rows = [Cells(s["label"], _ways(s["weights"], ways > 1), tuple(s["sources"])) for s in weighted]
-        yield Grid(f"{prefix}sources", "What each site read from which source", tuple(columns), tuple(rows), picks)
+        title = "What each site read from which source"
+        yield Grid(f"{prefix}sources", title, tuple(columns), tuple(rows), picks, corner="site", note=SOURCES)
         if len(columns) > WIDE:  # a terminal has no map of so many
             most = [(site["label"], _top(site, columns)) for site in weighted]
             yield Heading("Most read sources", 3)
@@ -86,10 +104,20 @@ def _model(model: dict[str, Any], prefix: str, token: str) -> Iterator[Block]:
         ranges = [f"{regime['name']} {regime['range']}" for regime in having[0][1]]
         yield table(("site", *ranges), [(label, *(percent(r["share"]) for r in all_)) for label, all_ in having])
     for name in _names(sites, 1) + _names(sites, 2):
-        yield _entries(name, [(s["label"], q) for s in sites if (q := _quantity(s, name))], prefix, choices)
+        having = [(s["label"], q) for s in sites if (q := _quantity(s, name))]
+        yield _entries(name, having, prefix, choices, " ".join(_meanings(sites, [name])))
 
 
-def _entries(name: str, having: list[tuple[str, dict[str, Any]]], prefix: str, choices: dict[str, Any]) -> Grid:
+def _meanings(sites: list[Site], names: list[str]) -> list[str]:
+    """A sentence for each quantity that says what it means; parts of one quantity have one."""
+    told = {q["name"]: q["meaning"] for site in sites for q in site["quantities"] if q["meaning"]}
+    named = {name.partition(", ")[0]: told[name] for name in names if name in told}
+    return [f"{_title(name)}: {meaning}." for name, meaning in named.items()]
+
+
+def _entries(
+    name: str, having: list[tuple[str, dict[str, Any]]], prefix: str, choices: dict[str, Any], note: str
+) -> Grid:
     """A vector or matrix per site; a matrix with too many entries for columns is chosen by its first axis."""
     axes = having[0][1]["axes"]
     sizes = [_shape(q["mean"]) for _, q in having]
@@ -110,32 +138,40 @@ def _entries(name: str, having: list[tuple[str, dict[str, Any]]], prefix: str, c
             values = levels if len(axes) == 1 else [[_mean(value), *value] for value in levels]
             places = list(range(width))
         rows.append(Cells(label, values, tuple(places)))
-    title = f"{name[:1].upper()}{name[1:]} by {' and '.join(axes)}"
-    return Grid(prefix + slug(name), title, tuple(names), tuple(rows), picks, corner="site")
+    title = f"{_title(name)} by {' and '.join(axes)}"
+    return Grid(prefix + slug(name), title, tuple(names), tuple(rows), picks, corner="site", note=note)
 
 
 def _depth(names: list[str], models: tuple[dict[str, Any], ...]) -> Chart:
-    """Every number that a site has one of, along depth, as the mean over the tokens."""
+    """Every number that a site has one of, along depth, as the mean over the tokens.
+
+    Lines of one model have different colours; of several models each has a colour, and the second part of a quantity is
+    dashed.
+    """
     panels: dict[str, list[Line]] = {}
     for number, (name, model) in enumerate(zip(names, models, strict=True), 1):
+        drawn: set[str] = set()
         for key in [*ALONG, *_names(model["sites"], 0)]:
             points = [(s["index"], one["mean"]) for s in model["sites"] if (one := s.get(key) or _quantity(s, key))]
-            quantity, _, part = ("length", "", ALONG[key]) if key in ("norm", "increment") else key.partition(", ")
-            label = ", ".join(word for word in (name if len(names) > 1 else "", part) if word)
-            line = Line(
-                label,
-                tuple(x for x, _ in points),
-                tuple(y for _, y in points),
-                colour=None if label else 1,
-                dashed=number == 2,
-            )
             if points:
-                panels.setdefault(ALONG.get(quantity, quantity), []).append(line)
+                quantity, _, part = ("length", "", ALONG[key]) if key in ("norm", "increment") else key.partition(", ")
+                label = ", ".join(word for word in (name if len(names) > 1 else "", part) if word)
+                x, y = zip(*points, strict=True)
+                colour = number if len(names) > 1 else None if label else 1
+                dashed = len(names) > 1 and quantity in drawn
+                panels.setdefault(ALONG.get(quantity, quantity), []).append(
+                    Line(label, x, y, colour=colour, dashed=dashed)
+                )
+                drawn.add(quantity)
     made = [
-        Panel("lines", title[:1].upper() + title[1:], Axis("site", "whole"), Axis(scale=_scale(lines)), tuple(lines))
+        Panel("lines", _title(title), Axis("site", "whole"), Axis(scale=_scale(lines)), tuple(lines))
         for title, lines in panels.items()
     ]
     return Chart("depth", "Along depth, mean over tokens", tuple((panel,) for panel in made))
+
+
+def _title(name: str) -> str:
+    return name[:1].upper() + name[1:]
 
 
 def _scale(lines: list[Line]) -> Any:

@@ -205,7 +205,7 @@ class _Recorder:
         return probe._replace(value=self._keep(probe.value, len(probe.axes)))
 
     def _keep(self, value: Tensor, axes: int = 0) -> Tensor:
-        """A copy of one's own, of the tokens asked for; `axes` dimensions come after the tokens'."""
+        """A fresh copy of the tokens asked for; `axes` dimensions come after the tokens'."""
         time = value.dim() - axes - 1
         if self.tokens is not None and time >= 0:
             index = torch.tensor(_positions(self.tokens, value.shape[time]), dtype=torch.long, device=value.device)

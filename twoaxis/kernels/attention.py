@@ -8,11 +8,11 @@ spoils the queries that see it and no others.
 
 The forms, in the order in which they are tried:
 
-    flex      GPUs: a fused kernel that visits the tiles of a mask                                attention_flex.py
+    flex      GPUs: a fused kernel that visits the tiles of a mask                                 attention_fused.py
     flash     the full prefix without a mask: torch's fused kernel, on CPUs with its own backward  attention_fused.py
     sdpa      the same through `scaled_dot_product_attention`, on other devices and for compilers  attention_fused.py
-    gather    windows of a few positions, for compilers on a CPU                                   attention_gather.py
-    tiles     windows on a CPU: time and memory linear in the axis                                 attention_tiles.py
+    gather    windows of a few positions, for compilers on a CPU                                   attention_band.py
+    tiles     windows on a CPU: time and memory linear in the axis                                 attention_band.py
     blocked   everything, on every device: queries in chunks, memory linear in the axis            attention_blocked.py
 
 Axis letters: N queries, which are the last of M keys; H query heads, Hkv key heads, G = H / Hkv query heads for each; D
@@ -22,7 +22,6 @@ head width; w window; R rows, which are the leading dimensions and the key heads
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,12 +29,6 @@ from torch import Tensor
 from twoaxis.kernels.dispatch import device_of
 from twoaxis.kernels.operator import operator
 from twoaxis.kernels.precision import routing_dtype
-
-MIN_SKIPPED_LOGITS = 1 << 16
-"""Logits that a band must leave out before it is worth laying tensors out for it."""
-MAX_BAND = 256
-"""The largest window for which a band is taken: its weights are saved, which a longer one would make the largest part
-of what training remembers."""
 
 
 @operator
@@ -65,17 +58,17 @@ def attention(
     Returns:
         (..., H, N, Dv) in q's dtype.
     """
-    wide, heads, n, kv_heads = routing_dtype(q.dtype), q.shape[-3], q.shape[-2], k.shape[-3]
+    wide, n, by_key_head = routing_dtype(q.dtype), q.shape[-2], (k.shape[-3], q.shape[-3] // k.shape[-3])
     keys, values = unspoilt(k.to(wide), v.to(wide))
-    q_g = q.to(wide).unflatten(-3, (kv_heads, heads // kv_heads)).flatten(-3, -2)  # (..., Hkv, G*N, D)
-    logits = (q_g @ keys.mT * scale).unflatten(-2, (heads // kv_heads, n)).flatten(-4, -3)  # (..., H, N, M)
+    q_g = q.to(wide).unflatten(-3, by_key_head).flatten(-3, -2)  # (..., Hkv, G*N, D)
+    logits = (q_g @ keys.mT * scale).unflatten(-2, (-1, n)).flatten(-4, -3)  # (..., H, N, M)
     if bias is not None:
         logits = logits + bias.to(wide)
     lag = lags(n, k.shape[-2], q.device)
     logits = logits.masked_fill(~in_sight(lag, window, None if reach is None else reach[..., None, :, None]), -math.inf)
     weights, _ = sink_softmax(logits, None if sink is None else sink[:, None, None])
-    weights = weights.unflatten(-3, (kv_heads, heads // kv_heads)).flatten(-3, -2)  # (..., Hkv, G*N, M)
-    return (weights @ values).unflatten(-2, (heads // kv_heads, n)).flatten(-4, -3).to(q.dtype)
+    weights = weights.unflatten(-3, by_key_head).flatten(-3, -2)  # (..., Hkv, G*N, M)
+    return (weights @ values).unflatten(-2, (-1, n)).flatten(-4, -3).to(q.dtype)
 
 
 def lags(n: int, m: int, device: torch.device) -> Tensor:
@@ -135,30 +128,3 @@ def finite(t: Tensor) -> bool:
         return False
     total = t.detach().sum()
     return total.is_meta or math.isfinite(total)
-
-
-def unmasked(
-    q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, reach: Any, *, window: int | None, scale: float
-) -> bool:
-    """Whether this is attention over the full prefix, which fused kernels know: every query, or the last alone."""
-    plain = window is None and bias is None and sink is None and reach is None
-    return plain and scale > 0.0 and q.shape[-2] > 0 and q.shape[-2] in (1, k.shape[-2])
-
-
-def chunk_of(window: int) -> int:
-    """Queries per chunk: half the window's halo, a multiple of 16 between 16 and 64."""
-    return min(64, max(16, -(-(window - 1) // 32) * 16))
-
-
-def banded(
-    q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, reach: Any, *, window: int | None, scale: float
-) -> bool:
-    """Whether this is a window on a CPU, and no key is out of every query's sight."""
-    n, m = q.shape[-2], k.shape[-2]
-    return device_of(q) == "cpu" and bias is None and window is not None and n > 0 and m < n + window
-
-
-def band_pays(q: Tensor, k: Tensor, *_: Any, window: int, scale: float) -> bool:
-    """Whether the band is faster than all logits and a mask."""
-    tile, keys = chunk_of(window) + window, k.shape[-2]
-    return window <= MAX_BAND and keys > 2 * tile and math.prod(q.shape[:-1]) * (keys - tile) > MIN_SKIPPED_LOGITS

@@ -7,7 +7,6 @@ of logits. The backward computes the weights of a chunk again; only where one ch
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,24 +23,14 @@ SMALLEST, LARGEST = 32, 512
 
 
 class _Blocks(NamedTuple):
-    """The inputs, wide, with the query heads of each key head apart.
+    """The inputs, wide, with the query heads of each key head apart."""
 
-    Attributes:
-        q: (..., Hkv, G, N, D), scaled.
-        k: (..., Hkv, M, D).
-        v: (..., Hkv, M, Dv).
-        bias: broadcastable to (..., Hkv, G, N, M), or None.
-        sink: (Hkv, G, 1, 1) or None.
-        reach: broadcastable to (..., 1, 1, N, 1), or None.
-        window: positions visible, or None.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    bias: Tensor | None
-    sink: Tensor | None
-    reach: Tensor | None
+    q: Tensor  # (..., Hkv, G, N, D), scaled
+    k: Tensor  # (..., Hkv, M, D)
+    v: Tensor  # (..., Hkv, M, Dv)
+    bias: Tensor | None  # broadcastable to (..., Hkv, G, N, M)
+    sink: Tensor | None  # (Hkv, G, 1, 1)
+    reach: Tensor | None  # broadcastable to (..., 1, 1, N, 1)
     window: int | None
 
     def chunks(self) -> list[tuple[slice, slice]]:
@@ -52,75 +41,60 @@ class _Blocks(NamedTuple):
         smallest = LARGEST // 2 if torch.compiler.is_compiling() else SMALLEST
         size = min(LARGEST, max(smallest, LOGITS // max(1, rows * width) // 16 * 16))
         size = max(n, 1) if rows * n * m <= LOGITS else size
-        return list(self._cut(n, m, size))
-
-    def _cut(self, n: int, m: int, size: int) -> Iterator[tuple[slice, slice]]:
-        for at in range(0, n, size):
-            end, first = min(at + size, n), 0 if self.window is None else max(0, m - n + at - self.window + 1)
-            yield slice(at, end), slice(first, m - n + end)
+        before = (
+            m if self.window is None else self.window - 1
+        )  # keys that the first query of a chunk sees beside its own
+        cuts = [slice(at, min(at + size, n)) for at in range(0, n, size)]
+        return [(rows, slice(max(0, m - n + rows.start - before), m - n + rows.stop)) for rows in cuts]
 
     def weights(self, rows: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
         """(..., Hkv, G, c, keys) of one chunk, and the sink's share (..., Hkv, G, c, 1)."""
         n, m = rows.stop - rows.start, keys.stop - keys.start
-        logits = (self.queries(self.q, rows) @ self.k[..., keys, :].mT).unflatten(-2, (self.q.shape[-3], n))
+        logits = (_queries(self.q, rows) @ self.k[..., keys, :].mT).unflatten(-2, (self.q.shape[-3], n))
         if self.bias is not None:
-            logits += self.part(self.bias, rows, keys)
-        reach = self.reach if self.reach is None or self.reach.shape[-2] == 1 else self.reach[..., rows, :]
+            logits += _part(self.bias, rows, keys)
+        reach = None if self.reach is None else _part(self.reach, rows, keys)
         logits.masked_fill_(~in_sight(lags(n, m, logits.device), self.window, reach), -math.inf)
         return sink_softmax(logits, self.sink)
 
-    @staticmethod
-    def queries(t: Tensor, rows: slice) -> Tensor:
-        """(..., Hkv, G*c, D) of (..., Hkv, G, N, D)."""
-        return t[..., rows, :].flatten(-3, -2)
 
-    @staticmethod
-    def part(bias: Tensor, rows: slice, keys: slice) -> Tensor:
-        """What a chunk sees of a bias."""
-        bias = bias if bias.shape[-2] == 1 else bias[..., rows, :]
-        return bias if bias.shape[-1] == 1 else bias[..., keys]
+def _queries(t: Tensor, rows: slice) -> Tensor:
+    """(..., Hkv, G*c, D) of (..., Hkv, G, N, D)."""
+    return t[..., rows, :].flatten(-3, -2)
 
 
-def _heads_apart(t: Tensor, kv_heads: int) -> Tensor:
-    """(..., H, N, D) as (..., Hkv, G, N, D); a dimension that is broadcast stays one."""
-    return t.unflatten(-3, (kv_heads, -1)) if t.dim() > 2 and t.shape[-3] > 1 else t.unsqueeze(-3)
+def _part(t: Tensor, rows: slice, keys: slice) -> Tensor:
+    """What a chunk sees of something broadcastable to all logits."""
+    t = t if t.shape[-2] == 1 else t[..., rows, :]
+    return t if t.shape[-1] == 1 else t[..., keys]
 
 
-def _blocks(inputs: Sequence[Any], window: int | None, scale: float) -> _Blocks:
+def _blocks(inputs: Given, window: int | None, scale: float) -> _Blocks:
     q, k, v, bias, sink, reach = inputs
     wide, kv_heads = routing_dtype(q.dtype), k.shape[-3]
     scaled = torch.mul(q.to(wide), scale, out=q.new_empty(q.shape, dtype=wide))  # which also lays it out
     scaled = scaled.unflatten(-3, (kv_heads, q.shape[-3] // kv_heads))
-    bias = None if bias is None else _heads_apart(bias.to(wide), kv_heads)
+    if bias is not None:  # a dimension of heads that is broadcast stays one
+        by_heads = bias.dim() > 2 and bias.shape[-3] > 1
+        bias = bias.to(wide).unflatten(-3, (kv_heads, -1)) if by_heads else bias.to(wide).unsqueeze(-3)
     sink = None if sink is None else sink.to(wide).view(*scaled.shape[-4:-2], 1, 1)
     reach = None if reach is None else reach[..., None, None, :, None]
     return _Blocks(scaled, k.to(wide).contiguous(), v.to(wide).contiguous(), bias, sink, reach, window)
 
 
 @attention.form("blocked", compiled=None)
-def _blocked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    sink: Tensor | None,
-    reach: Tensor | None,
-    *,
-    window: int | None,
-    scale: float,
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+def _blocked(*inputs: Any, window: int | None, scale: float) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
     """Saves the weights and the sink's share where all queries are one chunk."""
-    blocks = _blocks((q, k, v, bias, sink, reach), window, scale)
+    blocks = _blocks(inputs, window, scale)
     k, v = unspoilt(blocks.k, blocks.v)
     blocks = blocks._replace(k=k, v=v)
-    (*lead, heads, n, _), chunks = q.shape, blocks.chunks()
-    out = blocks.v.new_empty((*lead, n, heads, v.shape[-1]), dtype=q.dtype).transpose(
-        -3, -2
-    )  # as a projection reads it
+    (*lead, heads, n, _), chunks = inputs[0].shape, blocks.chunks()
+    out = v.new_empty((*lead, n, heads, v.shape[-1]), dtype=inputs[0].dtype)
+    out = out.transpose(-3, -2)  # as a projection reads it
     weights = share = None
     for rows, keys in chunks:
         weights, share = blocks.weights(rows, keys)
-        part = weights.flatten(-3, -2) @ blocks.v[..., keys, :]
+        part = weights.flatten(-3, -2) @ v[..., keys, :]
         out[..., rows, :] = part.view(*lead, heads, rows.stop - rows.start, v.shape[-1])
     return out, (weights, share) if len(chunks) == 1 else (None, None)
 
@@ -135,8 +109,8 @@ def _blocked_backward(
     """
     blocks = _blocks(inputs, window, scale)
     grad = grads[0].to(blocks.q.dtype).contiguous().unflatten(-3, blocks.q.shape[-4:-2])
-    found: dict[str, Tensor | None] = {name: None for name, _ in zip(blocks._fields, needs, strict=False)}
-    sums = {name for name, need in zip(found, needs, strict=False) if need}
+    found: dict[str, Tensor | None] = dict.fromkeys(blocks._fields[:6])
+    sums = {name for name, need in zip(found, needs, strict=True) if need}
 
     def add(name: str, part: Tensor, at: slice) -> None:
         """Into the gradient of an input, which is `part` itself where it is whole."""
@@ -150,22 +124,21 @@ def _blocked_backward(
     for rows, keys in blocks.chunks():
         weights, share = saved if saved[0] is not None else blocks.weights(rows, keys)
         assert weights is not None
-        g = blocks.queries(grad, rows)
+        g = _queries(grad, rows)
         if "v" in sums:
             add("v", weights.flatten(-3, -2).mT @ g, keys)
         d_weights = (g @ blocks.v[..., keys, :].mT).view(weights.shape)
         d_logits, pull = softmax_gradient(d_weights, weights, share)
         if "bias" in sums and blocks.bias is not None:
             total = found["bias"] = torch.zeros_like(blocks.bias) if found["bias"] is None else found["bias"]
-            part = blocks.part(total, rows, keys)
+            part = _part(total, rows, keys)
             part += d_logits.sum_to_size(part.shape)
         if "sink" in sums and pull is not None:
-            pull = pull.sum_to_size(*pull.shape[-4:-2], 1, 1)
-            found["sink"] = pull if found["sink"] is None else found["sink"] + pull
+            add("sink", pull.sum_to_size(*pull.shape[-4:-2], 1, 1), slice(None))
         d_logits = d_logits.flatten(-3, -2)
         if "q" in sums:
             part = (d_logits @ blocks.k[..., keys, :]).mul_(scale)
             add("q", part.unflatten(-2, (grad.shape[-3], rows.stop - rows.start)), rows)
         if "k" in sums:
-            add("k", d_logits.mT @ blocks.queries(blocks.q, rows), keys)
+            add("k", d_logits.mT @ _queries(blocks.q, rows), keys)
     return (*(None if d is None else d.reshape(t.shape) for d, t in zip(found.values(), inputs, strict=True)),)

@@ -9,9 +9,9 @@
     @scaled.backward("eager")
     def _(inputs, saved, grads, needs, *, eps): ...          # a gradient for each input, shaped like `inputs`
 
-Calling the operator runs the first form, in the order of registration, that serves the inputs and pays there, and the
-reference where none does. `serves` says what a form can do and `pays` where it is the faster choice; both get what the
-form gets. A form that was asked for by its name need not pay. A form without a backward serves where no gradient is
+Calling the operator runs a form that serves the inputs and pays there, the last registered one of these, and the
+reference where there is none. `serves` says what a form can do and `pays` where it is the faster choice; both get what
+the form gets. A form that was asked for by its name need not pay. A form without a backward serves where no gradient is
 asked for, unless it is registered with `differentiable=True`: plain torch, whose gradient is torch's own.
 
 The reference alone runs under `torch.func` transforms and in forward mode, which take no hand-written backward. Under a
@@ -25,9 +25,9 @@ says which inputs want a gradient, shaped like `inputs`; what it returns is cast
 what it is given alone: autograd then notices a saved tensor that was changed in place. Both passes run with autocast
 off and in full float32.
 
-The forms of the operators in NAME.py stand in NAME_FORM.py: NAME_eager.py has those in calls of PyTorch, for every
-device. To add a form, for instance one for a GPU, write NAME_triton.py and import it in this package's __init__ before
-the forms that it precedes. `TWOAXIS_KERNELS` in the environment, or `using` in a program, restricts the choice.
+Forms in calls of PyTorch, for every device, stand below their reference in NAME.py; those of attention have files of
+their own. To add forms, say for a GPU, write NAME_triton.py and import it in this package's __init__: they are then
+tried first. `TWOAXIS_KERNELS` in the environment, or `using` in a program, restricts the choice.
 """
 
 from __future__ import annotations
@@ -85,10 +85,7 @@ def _known(name: str) -> str:
 
 @dataclass
 class Form:
-    """One way to compute an operator: a forward, and a backward unless it serves passes without gradients alone.
-
-    The module's docstring says what the others mean.
-    """
+    """One way to compute an operator; the module's docstring says what each field means."""
 
     forward: Callable[..., Any]
     serves: Callable[..., bool] | None = None
@@ -114,15 +111,21 @@ class Operator(Generic[P, R]):
         """Register the decorated forward: it returns the outputs and what to save; `when` are fields of `Form`."""
 
         def register(forward: F) -> F:
-            self.forms[name] = Form(forward, **when)
+            self.forms = {name: Form(forward, **when)} | self.forms
             return forward
 
         return register
 
+    def unchanged(self, *inputs: P.args, **options: P.kwargs) -> tuple[R, tuple[()]]:
+        """The reference as the forward of a form: it saves nothing."""
+        return self.reference(*inputs, **options), ()
+
     def backward(self, name: str) -> Callable[[F], F]:
-        """Register the decorated backward of the form `name`."""
+        """Register the decorated backward of the form `name`, whose forward is the reference where none was given."""
 
         def register(backward: F) -> F:
+            if name not in self.forms:
+                self.form(name)(self.unchanged)
             self.forms[name].backward = backward
             return backward
 
@@ -148,16 +151,6 @@ class Operator(Generic[P, R]):
             return self.reference(*inputs, **options)
         flat, sizes = _flatten(inputs)
         differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in flat)
-        form = self._serving(inputs, options, compiled, differentiated)
-        if form is None:
-            return self.reference(*inputs, **options)
-        if not differentiated or form.backward is None:
-            return form.forward(*inputs, **options)[0]
-        return _Apply.apply(self, form, sizes, options, *flat)  # type: ignore[no-any-return]
-
-    def _serving(
-        self, inputs: tuple[Any, ...], options: dict[str, Any], compiled: bool, differentiated: bool
-    ) -> Form | None:
         chosen = _choice if _choice in ("auto", "reference") else _known(_choice)
         for name, form in self.forms.items():
             if (
@@ -167,8 +160,10 @@ class Operator(Generic[P, R]):
                 and (form.serves is None or form.serves(*inputs, **options))
                 and (form.pays is None or chosen == name or form.pays(*inputs, **options))
             ):
-                return form
-        return None
+                if not differentiated or form.backward is None:
+                    return form.forward(*inputs, **options)[0]
+                return _Apply.apply(self, form, sizes, options, *flat)  # type: ignore[no-any-return]
+        return self.reference(*inputs, **options)
 
 
 def operator(reference: Callable[P, R]) -> Operator[P, R]:
@@ -180,14 +175,7 @@ class _Apply(torch.autograd.Function):
     """A form with its backward. Inputs are saved by reference, as second derivatives need them all."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        op: Operator[..., Any],
-        form: Form,
-        sizes: tuple[int, ...] | None,
-        options: dict[str, Any],
-        *flat: Tensor | None,
-    ) -> Any:
+    def forward(ctx: Any, op: Any, form: Form, sizes: Any, options: dict[str, Any], *flat: Tensor | None) -> Any:
         outputs, saved = form.forward(*_nest(flat, sizes), **options)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*flat, *saved)
@@ -224,10 +212,7 @@ def _needs_reference(grads: Sequence[Tensor | None]) -> bool:
 
 
 def reference_gradients(
-    reference: Callable[..., Any],
-    tensors: Sequence[Tensor | None],
-    needs: Sequence[bool],
-    grads: Sequence[Tensor | None],
+    reference: Callable[..., Any], tensors: Sequence[Tensor | None], needs: Sequence[bool], grads: Given
 ) -> Sequence[Tensor | None]:
     """Grads of `reference(*tensors)`, differentiable where the pass that asks for them is."""
     differentiable = torch.is_grad_enabled()

@@ -20,10 +20,14 @@ def routing_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in `dtype`; decoding is mostly calls, and `to` is one even where there is nothing to do."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def widen(x: Tensor) -> Tensor:
     """`x` in its routing dtype; no copy when it already has it."""
-    wide = routing_dtype(x.dtype)
-    return x if x.dtype == wide else x.to(wide)  # decoding is mostly calls, and `to` is one
+    return cast(x, routing_dtype(x.dtype))
 
 
 def launch_bound(x: Tensor) -> bool:
@@ -50,20 +54,6 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return a @ b
 
 
-def narrowed(device: str) -> bool:
-    """Whether a mixed-precision region is around; shapes without numbers (device meta) know none."""
-    return device != "meta" and torch.is_autocast_enabled(device)
-
-
-def _device_of(values: Any) -> str | None:
-    for value in values:
-        if isinstance(value, Tensor):
-            return value.device.type
-        if isinstance(value, list | tuple) and (found := _device_of(value)) is not None:
-            return found
-    return None
-
-
 def full_precision(fn: Callable[P, R]) -> Callable[P, R]:
     """Run `fn` with autocast off, so that a mixed-precision region does not narrow the routing."""
 
@@ -71,10 +61,17 @@ def full_precision(fn: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if not torch._C._is_any_autocast_enabled():  # decoding is mostly calls: no search for a device without need
             return fn(*args, **kwargs)
-        device = _device_of(args) or _device_of(kwargs.values()) or "cpu"
-        if not narrowed(device):
+        device = _device_of((args, *kwargs.values())) or "cpu"
+        if device == "meta" or not torch.is_autocast_enabled(device):  # meta tensors know no such region
             return fn(*args, **kwargs)
         with torch.autocast(device_type=device, enabled=False):
             return fn(*args, **kwargs)
 
     return run
+
+
+def _device_of(value: Any) -> str | None:
+    """The type of device of the first tensor in nested lists."""
+    if isinstance(value, Tensor):
+        return value.device.type
+    return next(filter(None, map(_device_of, value)), None) if isinstance(value, list | tuple) else None

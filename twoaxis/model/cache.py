@@ -1,10 +1,12 @@
-"""What a grafted model remembers between calls: the family's own cache, and one layer more for what mixes tokens.
+"""What a grafted model knows of tokens: the cache of earlier ones, and which of them belong together.
+
+The cache is the family's own, and one layer more for what mixes tokens:
 
     [ family's layer 0 | ... | family's last layer | RingLayer ]        the last one only where something mixes tokens
 
 A cache of transformers is a list of layers and forwards every operation to them, so beams, repetition, recording and
 resetting need nothing else. Rings are values: every operation replaces them. Where nothing mixes tokens any cache of
-transformers works, static ones included.
+transformers works, static ones included. A mask tells documents and padding apart, or positions that begin anew do.
 """
 
 from __future__ import annotations
@@ -13,24 +15,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from twoaxis.base.meter import tensors_in
 from twoaxis.ring import Ring
+from twoaxis.window import document_reach
 
 EVERYTHING = 2**40
 """More spare positions than any sequence has: what a recording cache keeps until it is cropped."""
 
 
 class RingLayer(CacheLayerMixin):
-    """One more layer of a cache: the rings of mixers and of streams that mix tokens.
-
-    Args:
-        made_for: what a model's rings are called and their windows; another model's are refused.
-        spare: tokens that can be cropped at any time although a window has moved past them.
-    """
+    """One more layer of a cache: the rings of mixers and of streams that mix tokens."""
 
     is_croppable, supports_early_init, is_sliding = True, False, False
     is_compileable = True  # asked of the whole cache, to find out whether it is static; the family's layers decide
@@ -80,6 +79,7 @@ class RingLayer(CacheLayerMixin):
         """Take back the last tokens; minus their number, as in transformers. Refused where too few are kept."""
         if tokens_to_remove > 0:
             raise ValueError(f"crop takes minus the number of tokens to take back, got {tokens_to_remove}")
+        tokens_to_remove = int(tokens_to_remove)  # versions of transformers hand over a tensor, which sums would change
         self._map(lambda ring: ring.trim(-tokens_to_remove))
         self.seen += tokens_to_remove
         if self.recording:
@@ -136,6 +136,19 @@ def add_rings(cache: Cache, blocks: int, made_for: Any, spare: int = 0) -> Cache
     return cache
 
 
+def rings_of(cache: Cache, blocks: int, made_for: Any) -> RingLayer:
+    """The layer of a cache that holds a model's rings; one that was filled without them, or by another, is refused."""
+    if ring_layer(cache) is None:
+        if cache.get_seq_length():
+            raise ValueError("this cache was filled by another model: it has no rings; use this model's make_cache()")
+        add_rings(cache, blocks, made_for)
+    ring = ring_layer(cache)
+    assert ring is not None
+    if ring.made_for != made_for:
+        raise ValueError("this cache was made for another model; use this model's make_cache()")
+    return ring
+
+
 def nbytes_by_part(cache: Cache) -> dict[str, int]:
     """Bytes of what the family keeps, of mixers' rings, and of the residual stream's."""
     found = {"backbone": 0, "mixer": 0, "stream": 0}
@@ -146,3 +159,42 @@ def nbytes_by_part(cache: Cache) -> dict[str, int]:
         else:
             found["backbone"] += sum(t.numel() * t.element_size() for t in tensors_in(list(vars(layer).values())))
     return found
+
+
+HOLE = "attention_mask has a hole: padding may stand on the left or on the right, not inside a row"
+
+
+def check_packed(positions: Tensor | None, mask: Any, cached: bool, packs: bool, where: str) -> None:
+    """Refuse packed documents, which positions that begin anew tell apart, where they would see each other."""
+    if positions is None or mask is not None or positions.shape[-1] < 2 or torch.compiler.is_compiling():
+        return
+    if packs and not cached:
+        return
+    if bool((positions.diff(dim=-1) != 1).any()):
+        why = "with a cache" if packs else f"in {where}"
+        raise ValueError(f"packed documents (positions that begin anew) would see each other {why}; give them apart")
+
+
+def find_reach(mask: Any, positions: Tensor | None, given: Tensor, seen: int) -> Tensor | None:
+    """How many earlier tokens belong to each token's document, (B, T); None is all of them."""
+    rows, length = given.shape[:2]
+    if mask is None:
+        return None if positions is None else position_reach(positions.reshape(-1, length)[-rows:], seen)
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] != seen + length:
+        got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"attention_mask must be (batch, {seen} earlier + {length}) where tokens are mixed, got {got}")
+    real = (mask != 0).long()
+    hole = (F.pad(real, (1, 0)).diff(dim=-1) == 1).sum(-1).gt(1).any()
+    if mask.device.type != "cpu" or torch.compiler.is_compiling():
+        torch._assert_async(~hole, HOLE)  # pyright: ignore[reportPrivateImportUsage]
+    elif bool(hole):
+        raise ValueError(HOLE)
+    return (real.cumsum(-1) - 1).clamp_min(0)[:, -length:]
+
+
+def position_reach(positions: Tensor, seen: int) -> Tensor:
+    """How many earlier tokens belong to each token's document, (1 or B, T), where positions tell documents apart."""
+    document = F.pad(positions.diff(dim=-1) != 1, (1, 0)).cumsum(-1)
+    reach = document_reach(document)
+    # the document that an earlier chunk began reaches back as far as its own positions say
+    return reach if seen == 0 else torch.where(document == 0, positions.clamp_min(0), reach)

@@ -10,9 +10,9 @@ it, NAME:option=value,option=value, those that every method has among them: plac
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from twoaxis.base.options import Count, NotNegative, Options, Positive, between, check_type, field_types
 from twoaxis.base.registry import Registry
@@ -23,7 +23,7 @@ from twoaxis.sequence.registry import MIXERS, mixer
 
 if TYPE_CHECKING:  # torch, for which no help page waits
     from twoaxis.depth.stream import Stream
-    from twoaxis.sequence.mixer import Mixer
+    from twoaxis.sequence.mixer import LocalOperator, Mixer
 
 Width = Annotated[int, between(1, 2**20)]
 """Channels of a vector."""
@@ -107,6 +107,11 @@ class Methods(Options):
         """The methods alone, without the shape around them."""
         return Methods(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Methods)})
 
+    @property
+    def classes(self) -> tuple[type, ...]:
+        """The classes of the stream and of the mixer, if there is one."""
+        return (STREAMS.find(self.stream), *(() if self.mixer is None else (MIXERS.find(self.mixer),)))
+
     def check_blocks(self, blocks: int) -> None:
         """Refuse methods that name blocks a model of so many does not have."""
         if beyond := [b for b in self.mixer_blocks or () if not 0 <= b < blocks]:
@@ -126,16 +131,11 @@ class Methods(Options):
         own_site = made is not None and "site" in made.points
         return [("mixer", *body) if own_site and self.has_mixer(b) else body for b, body in enumerate(kinds)]
 
-    def make_stream(self, *, width: int, kinds: Kinds) -> Stream:
-        """The residual stream of a model.
-
-        Args:
-            width: D.
-            kinds: the sub-layers of each block, mixers included; see `with_mixer`.
-        """
-        placed, options = Placement.parse(self.placement), self.stream_options
+    def make_stream(self, *, width: int, kinds: Kinds, eps: float = 1e-6) -> Stream:
+        """The residual stream for a width, the sub-layers of each block (see `with_mixer`) and the epsilon of norms."""
+        placed, shape = Placement.parse(self.placement), {"blocks": len(kinds), "width": width, "kinds": kinds}
         return stream(
-            self.stream, blocks=len(kinds), width=width, kinds=kinds, placement=placed, blend=self.blend, **options
+            self.stream, **shape, placement=placed, blend=self.blend, model_eps=eps, **dict(self.stream_options)
         )
 
 
@@ -254,6 +254,10 @@ class ModelConfig(Methods):
             )
         return ramped
 
+    def hidden_field(self) -> tuple[str, int]:
+        """The field that makes MLPs wider, and what it comes to without the ramp."""
+        return "intermediate_size", dataclasses.replace(self, hidden_ramp=False).hidden_width(0)
+
     def kinds(self) -> list[tuple[str, ...]]:
         """The sub-layers of each block."""
         body = ("parallel",) if self.parallel_block else ("attention", "mlp")
@@ -266,6 +270,31 @@ class ModelConfig(Methods):
         with torch.device("meta"):
             self.make_stream()
 
-    def make_stream(self, *, width: int | None = None, kinds: Kinds | None = None) -> Stream:
+    def make_stream(self, *, width: int | None = None, kinds: Kinds | None = None, eps: float | None = None) -> Stream:
         """The residual stream for this shape."""
-        return super().make_stream(width=width or self.hidden_size, kinds=kinds or self.kinds())
+        eps = self.rms_norm_eps if eps is None else eps
+        return super().make_stream(width=width or self.hidden_size, kinds=kinds or self.kinds(), eps=eps)
+
+
+Method = TypeVar("Method", bound="type[Stream] | type[LocalOperator]")
+
+
+def register(name: str) -> Callable[[Method], Method]:
+    """Class decorator: make a stream or a mixer available under a name, wherever one of ours may be named.
+
+        @twoaxis.register("fading_memory")
+        class FadingMemory(HistoryStream): ...
+
+    Args:
+        name: what nothing else is called by.
+    """
+
+    def add(cls: Method) -> Method:
+        from twoaxis.depth.stream import Stream
+
+        registry: Registry[Any] = STREAMS if issubclass(cls, Stream) else MIXERS
+        registry.add(name, cls)
+        cls.name = name
+        return cls
+
+    return add

@@ -38,17 +38,14 @@ from twoaxis.sequence.rope import make_rope
 
 
 class Past(NamedTuple):
-    """What a decoder remembers of earlier tokens: a value, so that an old one stays valid.
-
-    Attributes:
-        seen: tokens so far, padding included.
-        stream: the residual stream's rings; empty for streams that do not mix tokens.
-        sublayers: the rings of each sub-layer, in the order of the sites.
-    """
+    """What a decoder remembers of earlier tokens: a value, so that an old one stays valid."""
 
     seen: int
+    """Tokens so far, padding included."""
     stream: tuple[Ring, ...]
+    """Of the residual stream; empty for those that do not mix tokens."""
     sublayers: tuple[tuple[Ring, ...], ...]
+    """Of each sub-layer, in the order of the sites."""
 
     def map(self, change: Callable[[Ring], Ring]) -> Past:
         """`change` on every ring."""
@@ -94,11 +91,6 @@ class Block(nn.Module):
     """One block: its sub-layers, each behind its pre-norm. Checkpointing, sharding, compilers and hooks take it.
 
     The stream is an argument: a model has one, and registers it once.
-
-    Args:
-        config: the shape and the methods.
-        number: of the block.
-        stream: says which ways a site has and whether the model normalises them.
     """
 
     def __init__(self, config: ModelConfig, number: int, stream: Stream) -> None:
@@ -130,15 +122,7 @@ class Block(nn.Module):
         info: TokenInfo,
         watch: Watch | None = None,
     ) -> tuple[State, list[Rings]]:
-        """The state after the block, and what its sub-layers remember.
-
-        Args:
-            stream: whose state it is.
-            state: before the block.
-            past: the rings of each sub-layer, or None when nothing is to be remembered.
-            info: what sub-layers know of the tokens.
-            watch: see `twoaxis.depth.walk.visit`.
-        """
+        """The state after the block, and what its sub-layers remember; nothing where `past`, their rings, is None."""
         rings: list[Rings] = []
 
         def act(site: Site, seen: Seen) -> Applied:
@@ -171,20 +155,31 @@ def norm_name(site: Site) -> str:
     return f"layers.{site.block}.{'mixer.norm' if site.kind == 'mixer' else NORMS[site.kind]}.weight"
 
 
-class Trunk(nn.Module):
-    """Everything between the embedding and the head: the stream, the blocks, the final norm.
+class Decoder(nn.Module):
+    """Tokens to logits. Parameters have the names that the Llama and Qwen families of transformers give them:
+
+        embed_tokens.weight, norm.weight, lm_head.weight                    the last one absent where the head is tied
+        layers.N.self_attn.{q,k,v,o}_proj, .{q,k}_norm                      layers.N.mlp.{gate,up,down}_proj
+        layers.N.input_layernorm.weight, .norm_{k,v,x}.weight               layers.N.post_attention_layernorm.weight
+        layers.N.mixer.{norm,local}, .{self_attn,mlp}.{before,inside}       stream....
 
     Args:
         config: the shape and the methods.
+        seed: of the initial weights; every tensor draws from a generator of its own, named after it, so that two
+            decoders of one seed agree on everything they have in common whatever their streams.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.recompute_every = config, 0
         self.stream = config.make_stream()
         self.layers = nn.ModuleList(Block(config, number, self.stream) for number in range(config.num_hidden_layers))
         normed = self.stream.normed(self.stream.layout.out)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if normed else nn.Identity()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        initialise(self, seed, config.init)
 
     def block(self, number: int) -> Block:
         """One of the blocks."""
@@ -212,7 +207,7 @@ class Trunk(nn.Module):
         Args:
             x: the embedding.
             past: what earlier tokens left, or None when nothing is to be remembered.
-            info: what sub-layers know of the tokens.
+            info: see `info`.
             watch: called at every site with the site, the state and what it reads; at the out site too.
             recompute: runs a block so that its activations are made anew in the backward pass.
         """
@@ -233,29 +228,6 @@ class Trunk(nn.Module):
         """The memory before the first token; up to `spare` tokens can be trimmed later."""
         rings = [Ring(taps, axis=1, spare=spare) for taps in self.stream.memory_windows()]
         return Past(0, tuple(rings), tuple(self.sublayer(site).start(spare) for site in self.stream.sites))
-
-
-class Decoder(Trunk):
-    """Tokens to logits. Parameters have the names that the Llama and Qwen families of transformers give them:
-
-        embed_tokens.weight, norm.weight, lm_head.weight                    the last one absent where the head is tied
-        layers.N.self_attn.{q,k,v,o}_proj, .{q,k}_norm                      layers.N.mlp.{gate,up,down}_proj
-        layers.N.input_layernorm.weight, .norm_{k,v,x}.weight               layers.N.post_attention_layernorm.weight
-        layers.N.mixer.{norm,local}, .{self_attn,mlp}.{before,inside}       stream....
-
-    Args:
-        config: the shape and the methods.
-        seed: of the initial weights; every tensor draws from a generator of its own, named after it, so that two
-            decoders of one seed agree on everything they have in common whatever their streams.
-    """
-
-    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
-        super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        tied = config.tie_word_embeddings
-        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.recompute_every = 0
-        initialise(self, seed, config.init)
 
     def forward(
         self,
@@ -286,10 +258,10 @@ class Decoder(Trunk):
     def step(
         self, tokens: Tensor, past: Past, *, reach: Tensor | None = None, logits_to_keep: int = 0
     ) -> tuple[Tensor, Past]:
-        """Logits of the next tokens, any number of them, and the memory after them.
+        """Logits of the next tokens (B, T), any number of them, and the memory after them.
 
         Args:
-            tokens: (B, T) integers.
+            tokens: integers.
             past: what the tokens before them left; `start` is the beginning.
             reach: as in `forward`.
             logits_to_keep: how many of the last positions get logits; 0 is all of them.
@@ -298,7 +270,7 @@ class Decoder(Trunk):
         assert after is not None
         return self.logits(out[:, -logits_to_keep:]), after
 
-    def gradient_checkpointing_enable(self, every_n_layers: int = 1) -> None:
+    def activation_checkpointing_enable(self, every_n_layers: int = 1) -> None:
         """Make the activations of every n-th block anew in the backward pass, from the first on."""
         if every_n_layers < 1:
             raise ValueError(f"every_n_layers must be at least 1, got {every_n_layers}")
@@ -333,3 +305,7 @@ class Decoder(Trunk):
             tokens = torch.cat([tokens, logits[:, -1:].argmax(-1)], dim=1)
             logits, past = self.step(tokens[:, -1:], past)
         return tokens
+
+
+Model = Decoder | Any
+"""A `Decoder`, or a causal model of transformers that has `make_cache` and a stream."""

@@ -9,6 +9,7 @@ from twoaxis.base.options import Count, Options
 
 if TYPE_CHECKING:
     from twoaxis.model.config import ModelConfig
+    from twoaxis.model.family_shape import FamilyShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class Deployment(Options):
         """Devices that share the stream and the norms."""
         return self.tensor_parallel if self.sequence_parallel else 1
 
-    def check(self, shape: ModelConfig) -> None:
+    def check(self, shape: ModelConfig | FamilyShape) -> None:
         """Refuse what the shape does not allow."""
         blocks = shape.num_hidden_layers
         if blocks % self.chunks:

@@ -29,13 +29,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.data.tokenizer import Encoded, Tokenizer, pieces
-from twoaxis.model.decoder import Decoder
+from twoaxis.model.decoder import Decoder, Model
 from twoaxis.model.loss import IGNORED
-from twoaxis.model.running import LOGITS, Model, device_of, logits_in_parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+LOGITS = 2**25
+"""Logits made at a time: 128 MiB in float32, whatever the vocabulary."""
 DEFAULT_CONTEXT = 1024
 """Longest context that is taken when none is given."""
 PIECE = 2**17
@@ -48,13 +49,8 @@ Document = Encoded | Iterable[Encoded]
 
 
 class Window(NamedTuple):
-    """Tokens that are run together, of which those from `first` on are counted.
-
-    Attributes:
-        ids: the tokens.
-        sizes: bytes that each stands for.
-        first: how many of them are there to be seen only: counted by the window before, or a document's first.
-    """
+    """Tokens that are run together, with the bytes each stands for. Those before `first` are there to be seen only:
+    counted by the window before, or a document's first."""
 
     ids: NDArray[np.int64]
     sizes: NDArray[np.int64]
@@ -73,11 +69,8 @@ class Evaluation(NamedTuple):
         loss: nats per token.
         perplexity: its exponential; infinite where that is beyond a float.
         bits_per_byte: loss in bits over the bytes of the counted tokens.
-        tokens: counted.
-        bytes: of UTF-8 that they stand for.
-        documents: with at least one of them.
-        context: tokens of a window.
-        stride: tokens between the starts of two windows.
+        tokens: counted, with the bytes of UTF-8 that they stand for and the documents that have at least one of them.
+        context: tokens of a window; its `stride` are those between the starts of two.
         seconds: for the passes, without loading.
     """
 
@@ -168,7 +161,7 @@ def evaluate(
     """Measure a model on documents.
 
     Args:
-        model: the model; its mode, training or not, is put back.
+        model: its mode, training or not, is put back.
         documents: tokens with their sizes, read once; windows never cross from one to another.
         context: tokens of a window; see `pick_context`.
         stride: tokens between the starts of two windows.
@@ -225,18 +218,33 @@ def token_losses(model: Model, some: Sequence[Window]) -> Tensor:
         seen = len(window.ids) - 1
         inputs[row, :seen] = torch.from_numpy(window.ids[:-1])  # what stands after them is never looked at: it is later
         targets[row, window.first - 1 : seen] = torch.from_numpy(window.ids[window.first :])
-    inputs, targets = inputs.to(device_of(model)), targets.to(device_of(model))
+    inputs, targets = (given.to(next(model.parameters()).device) for given in (inputs, targets))
     losses, place = [], 0
     for logits in logits_in_parts(model, inputs):
         wanted = targets[:, place : place + logits.shape[1]]
         place += logits.shape[1]
         chosen = wanted != IGNORED
-        losses.append(F.cross_entropy(_widen(logits[chosen]), wanted[chosen], reduction="none"))
+        wide = logits[chosen].to(torch.promote_types(logits.dtype, torch.float32))
+        losses.append(F.cross_entropy(wide, wanted[chosen], reduction="none"))
     return torch.cat(losses)
 
 
-def _widen(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
+def logits_in_parts(model: Model, ids: Tensor) -> Iterator[Tensor]:
+    """Logits of (B, T) tokens as consecutive parts (B, t, vocabulary) along time.
+
+    A family's head may scale or cap, so that only our own decoder is split there: other models get their tokens in
+    parts, with a cache.
+    """
+    size = max(1, LOGITS // (len(ids) * model.config.vocab_size))
+    if isinstance(model, Decoder):
+        for part in model.hidden(ids).split(size, dim=1):
+            yield model.logits(part)
+    elif ids.shape[1] <= size:
+        yield model(input_ids=ids, use_cache=False).logits
+    else:
+        cache = model.make_cache()
+        for part in ids.split(size, dim=1):
+            yield model(input_ids=part, past_key_values=cache, use_cache=True).logits
 
 
 def _exp(loss: float) -> float:

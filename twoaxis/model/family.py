@@ -42,12 +42,7 @@ SAME = (
 
 
 def from_family(config: PreTrainedConfig, methods: Methods | None = None) -> ModelConfig:
-    """The decoder of a family's configuration.
-
-    Args:
-        config: of one of `FAMILIES`.
-        methods: the stream and the mixer; None is the plain residual.
-    """
+    """The decoder of a family's configuration, one of `FAMILIES`, with methods or the plain residual."""
     theirs: Any = config
     family = theirs.model_type
     if family not in FAMILIES:
@@ -79,15 +74,8 @@ def from_family(config: PreTrainedConfig, methods: Methods | None = None) -> Mod
     )
 
 
-def to_family(config: ModelConfig) -> PreTrainedConfig:
-    """The configuration of a family that has a decoder's options; a ValueError names the one that none has."""
-    from transformers import AutoConfig
-
-    return AutoConfig.for_model(**family_fields(config))
-
-
 def family_fields(config: ModelConfig) -> dict[str, Any]:
-    """The same as fields of its config.json, `model_type` among them; transformers is not needed."""
+    """The config.json of a family that has a decoder's options; a ValueError names the one that none has."""
     for name in ("parallel_block", "hidden_ramp"):
         if getattr(config, name):
             raise ValueError(f"no family of transformers has {name}=True: the model stays a Decoder")
@@ -129,18 +117,11 @@ def graft_document(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
     when transformers opens the folder.
     """
     text = family_fields(config)
-    with torch.device("meta"):
-        stream = config.make_stream()
-    if not all(stream.normed(site) for site in stream.layout.sites):
-        raise ValueError(
-            f"{stream.name} normalises its own reads, as no family leaves it to: the model stays a Decoder"
-        )
-    heads, hidden = config.head_size * config.num_attention_heads, config.hidden_width(0)
-    kv = config.head_size * config.kv_heads
-    attention = ["self_attn", "input_layernorm", [["q_proj", heads], ["k_proj", kv], ["v_proj", kv]]]
-    mlp = ["mlp", "post_attention_layernorm", [["gate_proj", hidden], ["up_proj", hidden]]]
-    form = [["attention", "mlp"], [1, 1], [["self_attn.o_proj"], ["mlp.down_proj"]], attention, mlp]
-    survey = {"forms": [form], "width": config.hidden_size, "exact": "bitwise", "packs": True, "digest": UNSEEN}
+    attention = ["self_attn", "input_layernorm", ["q_proj", "k_proj", "v_proj"]]
+    mlp = ["mlp", "post_attention_layernorm", ["gate_proj", "up_proj"]]
+    sites = [["attention", "mlp"], [1, 1], [["self_attn.o_proj"], ["mlp.down_proj"]], [[attention[1]], [mlp[1]]]]
+    survey = {"forms": [[*sites, attention, mlp]], "width": config.hidden_size, "exact": "bitwise", "packs": True}
+    survey |= {"digest": UNSEEN, "final": "model.norm"}
     return {
         "model_type": GRAFT,
         "format": FORMAT,
@@ -160,8 +141,6 @@ def is_decoders(document: Any) -> bool:
 
 def read_graft(document: dict[str, Any]) -> ModelConfig:
     """The decoder's configuration from what `graft_document` made; a ValueError names what is wrong in it."""
-    if document.get("format") != FORMAT:
-        raise ValueError(f"it is of format {document.get('format')!r}, this version reads {FORMAT}; save it anew")
     methods = {field.name for field in dataclasses.fields(Methods)}
     check_names(document, dict.fromkeys((*OWN, *methods)), "a decoder's config.json")
     given = Methods.from_dict({name: value for name, value in document.items() if name in methods})

@@ -5,25 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from twoaxis.data.tokenizer import Tokenizer
-from twoaxis.model.running import Model, Session, device_of
+from twoaxis.model.decoder import Decoder, Model
 
 
 class Generated(NamedTuple):
-    """What was made, and at what cost.
-
-    Attributes:
-        text: the continuation, without the prompt.
-        tokens: how many it took.
-        prompt_tokens: length of the prompt.
-        seconds: for everything, the prompt included.
-        cache_bytes: what the model remembers at the end, by part.
-    """
+    """What was made: the continuation without the prompt, its tokens, those of the prompt, seconds for both, and the
+    bytes that the model remembers at the end, by part."""
 
     text: str
     tokens: int
@@ -35,6 +28,15 @@ class Generated(NamedTuple):
     def rate(self) -> float:
         """Tokens made per second."""
         return self.tokens / self.seconds
+
+
+def step(model: Model, ids: Tensor, memory: Any) -> tuple[Tensor, Any]:
+    """Logits (B, vocabulary) of the token after (B, T) further ones, and what is remembered then."""
+    if isinstance(model, Decoder):
+        logits, memory = model.step(ids, memory, logits_to_keep=1)
+    else:
+        logits = model(input_ids=ids, past_key_values=memory, use_cache=True, logits_to_keep=1).logits
+    return logits[:, -1], memory
 
 
 @torch.inference_mode()
@@ -63,13 +65,15 @@ def generate(
     """
     check(prompt, tokens, temperature, top_p)
     (encoded,) = tokenizer.encode([prompt], prompt=True)
-    ids = torch.from_numpy(encoded.ids)[None].to(device_of(model))
-    session, decode, ends = Session(model), tokenizer.stream(), end_tokens(model)
+    ids = torch.from_numpy(encoded.ids)[None].to(next(model.parameters()).device)
+    memory: Any = model.start() if isinstance(model, Decoder) else model.make_cache()
+    decode, ends = tokenizer.stream(), end_tokens(model)
     generator = torch.Generator(device=ids.device).manual_seed(seed)
     made, count, started = [], 0, time.perf_counter()
     new = ids
     for count in range(1, tokens + 1):
-        logits = session.next_logits(new)[0].float()
+        rows, memory = step(model, new, memory)
+        logits = rows[0].float()
         if bool(logits.isnan().any()):
             raise ValueError(f"the model's logits after {ids.shape[1] + count - 1} tokens are not numbers")
         new = pick(logits, temperature, top_p, generator).view(1, 1)
@@ -83,18 +87,12 @@ def generate(
     if say is not None and made[-1]:
         say(made[-1])
     seconds = time.perf_counter() - started
-    return Generated("".join(made), count, ids.shape[1], seconds, session.nbytes_by_part())
+    kept = memory.nbytes_by_part() if isinstance(model, Decoder) else model.cache_bytes(memory)
+    return Generated("".join(made), count, ids.shape[1], seconds, kept)
 
 
 def pick(logits: Tensor, temperature: float, top_p: float | None, generator: torch.Generator) -> Tensor:
-    """The next token: the likeliest, or one that is drawn.
-
-    Args:
-        logits: (vocabulary).
-        temperature: 0 takes the likeliest.
-        top_p: see `generate`.
-        generator: of the draw.
-    """
+    """The next token of logits (vocabulary): the likeliest at temperature 0, or one that is drawn."""
     if temperature == 0:
         return logits.argmax()
     shares, order = (logits / temperature).softmax(-1).sort(descending=True)

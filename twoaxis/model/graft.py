@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -31,42 +30,42 @@ from transformers import (
     PreTrainedModel,
 )
 
+from twoaxis.base.plugins import write_origins
 from twoaxis.depth.stream import Stream
-from twoaxis.model import joins
-from twoaxis.model.cache import RingLayer, add_rings, nbytes_by_part, ring_layer
+from twoaxis.model import additions, grafted
+from twoaxis.model.added_modules import check_attention, furnish, narrow_new_, take_norms
+from twoaxis.model.additions import Refused, Residual
+from twoaxis.model.cache import add_rings, check_packed, find_reach, nbytes_by_part, rings_of
 from twoaxis.model.config import Methods
 from twoaxis.model.graft_config import TwoAxisConfig, as_fields
-from twoaxis.model.initialise import initialise, named_generator
-from twoaxis.model.joins import Refused, Residual
-from twoaxis.model.loader import write_loader
+from twoaxis.model.initialise import family_start, initialise, named_generator
+from twoaxis.model.save import check_keys, write_loader
 from twoaxis.model.survey import (
-    PROJECTIONS,
     TOLERANCE,
-    Branch,
     announced,
     difference,
     digest,
     examine,
     kind_of,
     prove,
+    prove_cached,
     sample,
+    survey_of,
 )
 from twoaxis.sequence.mixer import LocalOperator
-from twoaxis.window import document_reach
 
-HOLE = "attention_mask has a hole: padding may stand on the left or on the right, not inside a row"
-POINTS = {"attention": ("attention", "before"), "qkv": ("attention", "inside")}
-POINTS |= {"mlp": ("mlp", "before"), "hidden": ("mlp", "inside")}
-"""Points of a mixer: the sub-layer, and where in it."""
+
+def _familys(name: str) -> Any:
+    """A method that the family's model has."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.backbone, name)(*args, **kwargs)
+
+    return call
 
 
 class TwoAxisPreTrainedModel(PreTrainedModel):
-    """A family's causal LM whose residual is a stream of ours.
-
-    Args:
-        config: the family's configuration, the methods and what the survey found.
-        backbone: the family's model to take over; None makes one of the configuration.
-    """
+    """A family's causal LM whose residual is a stream of ours: `backbone` taken over, or one made of `config`."""
 
     config_class = TwoAxisConfig
     base_model_prefix = "backbone"
@@ -87,30 +86,29 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
             backbone = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config.text_config))
         check_attention(backbone, wanted)
         if config.survey is None:
-            config.survey = examine(backbone).to_dict()
+            on_meta = any(parameter.is_meta for parameter in backbone.parameters())
+            config.survey = (survey_of(config.text_config) if on_meta else examine(backbone)).to_dict()
         self.backbone = backbone
         config.text_config = backbone.config  # one object: whoever resizes the vocabulary changes both
         config._attn_implementation_internal = backbone.config._attn_implementation
         found, methods = config.architecture, config.methods()
-        layers = joins.attach(backbone, kind_of)
+        layers = grafted.attach(backbone, kind_of)
         if len(layers) != len(found.forms):
             raise ValueError(f"survey speaks of {len(found.forms)} layers, the model has {len(layers)}; make it anew")
-        methods.check_blocks(len(layers))
+        self._blocks, self._packs = len(layers), found.packs
+        methods.check_blocks(self._blocks)
         kinds = methods.with_mixer([form.kinds for form in found.forms])
-        self.stream: Stream = methods.make_stream(width=found.width, kinds=kinds)
+        eps = getattr(config.get_text_config(), "rms_norm_eps", 1e-6)
+        self.stream: Stream = methods.make_stream(width=found.width, kinds=kinds, eps=eps)
         self._addends = tuple(
             count
             for form, sites in zip(found.forms, kinds, strict=True)
             for count in (1,) * (len(sites) - len(form.kinds)) + form.addends
         )
-        if not all(self.stream.normed(site) for site in self.stream.layout.sites):
-            raise ValueError(
-                f"{self.stream.name} normalises its own reads, and the layers of {type(backbone).__name__} normalise "
-                "them again; train it in a Decoder, or choose another stream"
-            )
         self._ways = tuple(self.stream.ways(site) for site in self.stream.layout.sites)
         for block, layer in enumerate(layers):
-            self._furnish(block, layer)
+            furnish(layer, block, found, methods, self.stream, eps)
+        self._scales = take_norms(backbone, layers, found, self.stream, eps)
         self._made_for = [(n, m.window) for n, m in self.local_operators()], self.stream.memory_windows()
         self.mixes_tokens = bool(self._made_for[0] or self._made_for[1])
         accepted = inspect.signature(type(backbone).forward).parameters
@@ -127,70 +125,6 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
 
     # Building.
 
-    def _furnish(self, block: int, layer: nn.Module) -> None:
-        """Put mixers and further norms into a layer, or say by name why they have no place there."""
-        form, methods = self.config.architecture.forms[block], self.config.methods()
-        made = methods.make_mixer() if methods.has_mixer(block) else None
-        width, where = self.config.architecture.width, type(layer).__name__
-        for point in () if made is None else made.points:
-            assert made is not None
-            if point == "site":
-                eps = getattr(self.config.get_text_config(), "rms_norm_eps", 1e-6)
-                layer.twoaxis_mixer = joins.MixerSite(f"{block}", made.build(point, width), width, eps)
-                continue
-            kind, place = POINTS[point]
-            branch = _branch(form, kind, where, f"the mixer's point {point!r}")
-            channels = width
-            if place == "inside":
-                channels = self._project(layer, branch, kind, where, point)
-            sublayer = layer.get_submodule(branch.child)
-            sublayer.add_module(f"twoaxis_{place}", made.build(point, width, channels))
-            self._wrap(layer, branch)
-        for site in self.stream.sites_of(block):
-            if "k" in (ways := self._ways[site.index]):
-                branch = _branch(form, "attention", where, f"{methods.stream}'s separate ways")
-                self._project(layer, branch, "ways", where, f"{methods.stream}'s separate ways")
-                self._wrap(layer, branch)
-                self._copy_norm(layer, branch, ways[1:])
-
-    def _project(self, layer: nn.Module, branch: Branch, kind: str, where: str, what: str) -> int:
-        """Note which projections of a sub-layer are acted on, and how many channels they have."""
-        found = dict(branch.projections)
-        if kind == "mlp":
-            sublayer = layer.get_submodule(branch.child)
-            inner = {getattr(m, "in_features", None) for n, m in sublayer.named_children() if n not in found}
-            found = {n: c for n, c in found.items() if c in inner or c / 2 in inner or not inner - {None}}
-        else:
-            by_way = [[n for n in found if pattern.search(n)] for pattern in PROJECTIONS]
-            if all(len(names) == 1 for names in by_way):
-                found = {n: found[n] for (n,) in by_way}
-            elif kind == "ways" or len(found) != 1:
-                found = {}
-        if not found:
-            shape = "fused or latent" if kind != "mlp" else "inside experts"
-            raise Refused(f"{where}: {branch.child} has no projections of its own for {what}: they are {shape}")
-        sublayer = layer.get_submodule(branch.child)
-        object.__setattr__(sublayer, "joint", cast(Any, sublayer).joint._replace(projections=tuple(found)))
-        return sum(found.values())
-
-    def _wrap(self, layer: nn.Module, branch: Branch) -> None:
-        if branch.norm:
-            norm: Any = layer.get_submodule(branch.norm)
-            object.__setattr__(norm, "joint", norm.joint._replace(wraps=True))
-
-    def _copy_norm(self, layer: nn.Module, branch: Branch, ways: tuple[str, ...]) -> None:
-        """One copy more of the attention's pre-norm for every way but the first; none where there is no pre-norm."""
-        if not branch.norm:
-            return
-        norm = layer.get_submodule(branch.norm)
-        for way in ways:
-            plain = copy.deepcopy(norm)
-            plain.__class__ = joins.original_class(norm)
-            del plain.joint
-            for name in [n for n in plain._modules if n.startswith("twoaxis_")]:
-                del plain._modules[name]
-            norm.add_module(f"twoaxis_norm_{way}", plain)
-
     def local_operators(self) -> Iterator[tuple[str, LocalOperator]]:
         """The operators of the mixer, by name."""
         for name, module in self.named_modules():
@@ -205,32 +139,26 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def start_(self, seed: int = 0, *, neutral: bool) -> None:
-        """Set the new parameters, each from a generator of its own; neutral ones leave what the model computes alone.
-
-        Args:
-            seed: of those that start at random.
-            neutral: the start on pretrained weights; otherwise as the methods' papers have it.
-        """
+        """Set the new parameters, each from a generator of its own: neutral, which leaves what the model computes alone
+        and is the start on pretrained weights, or as the methods' papers have it."""
         like = next(self.backbone.parameters())
         std = getattr(self.config.get_text_config(), "initializer_range", 0.02)
         self.stream.reset_parameters(named_generator(seed, "stream", next(self.stream.parameters(), like)))
         if neutral:
             self.stream.neutral_()
+            for index, scale in self._scales.items():
+                self.stream.adopt_norm_(self.stream.layout.sites[index], scale)
         for name, local in self.local_operators():
-            local.reset_parameters(std, named_generator(seed, name, next(local.parameters())))
+            local.reset_parameters(generator=named_generator(seed, name, next(local.parameters())), std=std)
             if neutral:
                 local.neutral_()
 
     def initialise_(self, seed: int) -> None:
-        """Set every parameter as for a training from scratch, with our initial values; see `initialise`.
-
-        Args:
-            seed: of all of them; models of one seed share what they have in common.
-        """
-        layers, found = joins.find_layers(self.backbone), self.config.architecture.forms
+        """Set every parameter as for a training from scratch, with our initial values; see `initialise`."""
+        layers, found = grafted.find_layers(self.backbone), self.config.architecture.forms
         path = next(name for name, module in self.named_modules() if module is layers)
         ends = {f"{path}.{b}.{name}" for b, form in enumerate(found) for names in form.outputs for name in names}
-        initialise(self, seed, self.config.methods().init, outputs=ends)
+        initialise(self, seed, self.config.methods().init, outputs=ends, special=family_start(self, seed))
 
     def init_weights(self) -> None:
         """Nothing is drawn here: the backbone has its numbers, and theirs would overwrite our mixers below it."""
@@ -242,25 +170,11 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
 
     # What is the family's.
 
-    def get_input_embeddings(self) -> nn.Module:
-        """The family's."""
-        return self.backbone.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """The family's."""
-        self.backbone.set_input_embeddings(value)
-
-    def get_output_embeddings(self) -> nn.Module | None:
-        """The family's."""
-        return self.backbone.get_output_embeddings()
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """The family's."""
-        self.backbone.set_output_embeddings(new_embeddings)
-
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
-        """As the family does it; the configuration is one object."""
-        return self.backbone.resize_token_embeddings(*args, **kwargs)
+    get_input_embeddings = _familys("get_input_embeddings")
+    set_input_embeddings = _familys("set_input_embeddings")
+    get_output_embeddings = _familys("get_output_embeddings")
+    set_output_embeddings = _familys("set_output_embeddings")
+    resize_token_embeddings = _familys("resize_token_embeddings")  # the configuration is one object
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> Any:
         return attn_implementation  # the backbone's own check counts
@@ -279,34 +193,27 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
         self.backbone.set_experts_implementation(experts_implementation, *args, **kwargs)
         self.config._experts_implementation_internal = self.backbone.config._experts_implementation
 
-    def gradient_checkpointing_enable(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
-    ) -> None:
-        """As in transformers, for the kind that is not reentrant."""
-        given = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
-        if given["use_reentrant"]:
-            raise ValueError(joins.REENTRANT)
-        super().gradient_checkpointing_enable(given, **kwargs)
+    def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
+        """Where all ways of switching activation checkpointing on meet: the reentrant kind is refused."""
+        for function in (*args[:1], kwargs.get("gradient_checkpointing_func")):
+            if enable and getattr(function, "keywords", {}).get("use_reentrant"):
+                raise ValueError(grafted.REENTRANT)
+        super()._set_gradient_checkpointing(enable, *args, **kwargs)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether activation checkpointing is on in some layer."""
+        return any(getattr(layer, "gradient_checkpointing", False) for layer in grafted.find_layers(self.backbone))
 
     # Running.
 
     def make_cache(self, spare: int = 0) -> Cache:
-        """An empty cache.
+        """An empty cache, of which mixers and streams can take back `spare` tokens at any time; its
+        `activate_past_recording` makes every later token croppable instead."""
+        cache = DynamicCache(config=self.config.get_text_config(decoder=True))
+        return add_rings(cache, self._blocks, self._made_for, spare) if self.mixes_tokens else cache
 
-        Args:
-            spare: tokens that mixers and streams can take back at any time; `activate_past_recording` makes every later
-                token croppable instead.
-        """
-        return self._with_rings(DynamicCache(config=self.config.get_text_config(decoder=True)), spare)
-
-    def cache_bytes(self, cache: Cache) -> dict[str, int]:
-        """Bytes of a cache: what the family keeps (backbone), the mixer's rings and the stream's."""
-        return nbytes_by_part(cache)
-
-    def _with_rings(self, cache: Cache, spare: int = 0) -> Cache:
-        if not self.mixes_tokens or ring_layer(cache) is not None:
-            return cache
-        return add_rings(cache, len(self.config.architecture.forms), self._made_for, spare)
+    cache_bytes = staticmethod(nbytes_by_part)
 
     def depth_sources(self) -> tuple[tuple[str, ...], ...]:
         """For every site, the out site last: the names of the sources its depth weights speak of."""
@@ -317,21 +224,26 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
         given = call["input_ids"] if call.get("inputs_embeds") is None else call["inputs_embeds"]
         mask, positions, cache = call["attention_mask"], call["position_ids"], call.pop("past_key_values")
         tokens = call.pop("token_mask", mask)
+        if given.is_meta and mask is None:  # families look at numbers to make a mask, and there are none
+            seen = 0 if cache is None else cache.get_seq_length()
+            shape = (len(given), 1, given.shape[1], seen + given.shape[1])
+            call["attention_mask"] = torch.ones(shape, dtype=torch.bool, device="meta")
         if call["use_cache"] is None and positions is not None and mask is None and cache is None:
             call["use_cache"] = False  # a cache keeps families from telling packed documents apart
-        self._check_packed(positions, mask, cache is not None or bool(call["use_cache"]))
+        remembers = cache is not None or bool(call["use_cache"])
+        check_packed(positions, mask, remembers, self._packs, type(self.backbone).__name__)
         ring = None
         if self.mixes_tokens:
             wanted = getattr(self.config.get_text_config(), "use_cache", True)
             use = bool(wanted if call["use_cache"] is None else call["use_cache"])
-            call["use_cache"] = use = use and not (self.training and self.is_gradient_checkpointing)
+            call["use_cache"] = use = use and not (self.training and self.recomputes)
             if use and cache is None:
                 cache = self.make_cache()
-            ring = None if cache is None else self._ring(cache)
-        reach = self._reach(tokens, positions, given, 0 if ring is None else ring.seen) if self.mixes_tokens else None
+            ring = None if cache is None else rings_of(cache, self._blocks, self._made_for)
+        reach = find_reach(tokens, positions, given, 0 if ring is None else ring.seen) if self.mixes_tokens else None
         weights: dict[int, Tensor | None] | None = {} if output_depth_weights else None
         memory, spare = (None, 0) if ring is None else (dict(ring.rings), ring.kept)
-        run = joins.Pass(self.stream, self._addends, self._ways, memory, reach, spare, weights)
+        run = additions.Pass(self.stream, self._addends, self._ways, memory, reach, spare, weights)
         if cache is not None:
             call[self._cache_name] = cache
         with announced(run):
@@ -346,50 +258,6 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
         wants = self.config.return_dict is not False if return_dict is None else return_dict
         return out if wants else out.to_tuple()
 
-    def _ring(self, cache: Cache) -> RingLayer:
-        """The layer of a cache that holds rings; a cache that was filled without them is refused."""
-        ring = ring_layer(cache)
-        if ring is None:
-            if cache.get_seq_length():
-                raise ValueError(
-                    "this cache was filled by another model: it has no rings; use this model's make_cache()"
-                )
-            self._with_rings(cache)
-            return self._ring(cache)
-        if ring.made_for != self._made_for:
-            raise ValueError("this cache was made for another model; use this model's make_cache()")
-        return ring
-
-    def _check_packed(self, positions: Tensor | None, mask: Any, cached: bool) -> None:
-        """Refuse packed documents where they would see each other."""
-        if positions is None or mask is not None or positions.shape[-1] < 2 or torch.compiler.is_compiling():
-            return
-        if self.config.architecture.packs and not cached:
-            return
-        if bool((positions.diff(dim=-1) != 1).any()):
-            why = "with a cache" if self.config.architecture.packs else f"in {type(self.backbone).__name__}"
-            raise ValueError(
-                f"packed documents (positions that begin anew) would see each other {why}; give them apart"
-            )
-
-    def _reach(self, mask: Any, positions: Tensor | None, given: Tensor, seen: int) -> Tensor | None:
-        """How many earlier tokens belong to each token's document, (B, T); None is all of them."""
-        rows, length = given.shape[:2]
-        if mask is None:
-            return None if positions is None else position_reach(positions.reshape(-1, length)[-rows:], seen)
-        if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] != seen + length:
-            got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-            raise ValueError(
-                f"attention_mask must be (batch, {seen} earlier + {length}) where tokens are mixed, got {got}"
-            )
-        real = (mask != 0).long()
-        hole = (F.pad(real, (1, 0)).diff(dim=-1) == 1).sum(-1).gt(1).any()
-        if mask.device.type != "cpu" or torch.compiler.is_compiling():
-            torch._assert_async(~hole, HOLE)  # pyright: ignore[reportPrivateImportUsage]
-        elif bool(hole):
-            raise ValueError(HOLE)
-        return (real.cumsum(-1) - 1).clamp_min(0)[:, -length:]
-
     # Files.
 
     @classmethod
@@ -402,22 +270,15 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True}  # refused below, by name
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
-        faults = {
-            "missing": sorted(info["missing_keys"]),
-            "unexpected": sorted(info["unexpected_keys"]),
-            "of another shape": sorted(
-                f"{key} {tuple(there)}, the model has {tuple(here)}" for key, there, here in info["mismatched_keys"]
-            ),
-        }
-        if found := [f"{what}: {', '.join(keys)}" for what, keys in faults.items() if keys]:
-            raise ValueError(f"the checkpoint does not fit the model; {'; '.join(found)}")
+        other = {key: (there, here) for key, there, here in info["mismatched_keys"]}
+        check_keys("the checkpoint does not fit the model", info["missing_keys"], info["unexpected_keys"], other)
         model.prove_again()
         return (model, info) if output_loading_info else model
 
     @torch.no_grad()
     def prove_again(self) -> None:
         """Where the layers' source is another than when the model was made: compare with the untouched layers anew."""
-        found, layers = self.config.architecture, joins.find_layers(self.backbone)
+        found, layers = self.config.architecture, grafted.find_layers(self.backbone)
         if found.digest == (now := digest(layers)):
             return
         before = self.backbone(sample(self.backbone), use_cache=False).logits
@@ -426,9 +287,12 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; the folder also loads with trust_remote_code=True where twoaxis is installed."""
+        if (how := getattr(self.backbone, "hf_quantizer", None)) is not None:
+            raise ValueError(f"a backbone of {type(how).__name__} is not saved in a graft; load it in full precision")
         done = super().save_pretrained(save_directory, *args, **kwargs)
-        if kwargs.get("is_main_process", True):
+        if self.should_save_on_this_rank(kwargs.get("is_main_process", True)):
             write_loader(save_directory)
+            write_origins(save_directory, self.config.methods().classes)
         return done
 
 
@@ -454,7 +318,10 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
 
 
 class TwoAxisForCausalLM(TwoAxisPreTrainedModel, GenerationMixin):
-    """The language model."""
+    """A causal language model of any family of transformers, whose residual additions are a stream of ours.
+
+    `AutoModelForCausalLM` opens its folders; `twoaxis.graft` makes one of a model in memory.
+    """
 
     def forward(
         self,
@@ -516,43 +383,12 @@ class TwoAxisForCausalLM(TwoAxisPreTrainedModel, GenerationMixin):
         cast(Any, self.backbone)._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         made = model_kwargs.get(self._cache_name)
         if made is not None and self.mixes_tokens:
-            ring = self._ring(made)
+            ring = rings_of(made, self._blocks, self._made_for)
             if generation_config.is_assistant:
                 ring.activate_past_recording()
 
     def _supports_default_dynamic_cache(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         return cast(Any, self.backbone)._supports_default_dynamic_cache()
-
-
-def _branch(form: Any, kind: str, where: str, what: str) -> Branch:
-    branch: Branch | None = getattr(form, kind)
-    if branch is None:
-        raise Refused(f"{where} has no {kind} module of its own for {what}")
-    if branch.norm is None:
-        raise Refused(f"{where}: something stands between the norm and {branch.child}, so {what} cannot be there")
-    return branch
-
-
-def position_reach(positions: Tensor, seen: int) -> Tensor:
-    """How many earlier tokens belong to each token's document, (1 or B, T), where positions tell documents apart."""
-    document = F.pad(positions.diff(dim=-1) != 1, (1, 0)).cumsum(-1)
-    reach = document_reach(document)
-    # the document that an earlier chunk began reaches back as far as its own positions say
-    return reach if seen == 0 else torch.where(document == 0, positions.clamp_min(0), reach)
-
-
-def check_attention(backbone: PreTrainedModel, wanted: Any, now: bool = True) -> None:
-    """Refuse an attention function that the family would ignore, or that would be fetched from a hub."""
-    for name in wanted.values() if isinstance(wanted, dict) else (wanted,):
-        if name is None or name == "eager":
-            continue
-        if "/" in name:
-            raise ValueError(f"attn_implementation={name!r} would fetch code from a hub, which is never done here")
-        if name != "sdpa" and not (backbone._supports_attention_backend or backbone._can_set_attn_implementation()):
-            raise ValueError(f"attn_implementation={name!r} is ignored by {type(backbone).__name__}; leave it out")
-        if now and backbone.config._attn_implementation != name:
-            got = backbone.config._attn_implementation
-            raise ValueError(f"{type(backbone).__name__} does not take attn_implementation={name!r}; it has {got!r}")
 
 
 @torch.no_grad()
@@ -586,9 +422,9 @@ def graft(
     if start not in ("neutral", "paper"):
         raise ValueError(f"start is neutral or paper, got {start!r}")
     spelled: dict[str, Any] = {"stream": stream, "mixer": mixer, "placement": placement, "blend": blend, "init": init}
-    blocks = None if mixer_blocks is None else tuple(mixer_blocks)
-    methods = stream if isinstance(stream, Methods) else Methods(**spelled, mixer_blocks=blocks)
-    placed = any("forward" in layer.__dict__ for layer in joins.find_layers(model))
+    spelled["mixer_blocks"] = None if mixer_blocks is None else tuple(mixer_blocks)
+    methods = stream if isinstance(stream, Methods) else Methods(**spelled)
+    placed = any("forward" in layer.__dict__ for layer in grafted.find_layers(model))
     if placed or any(parameter.is_meta for parameter in model.parameters()):
         raise Refused(f"{type(model).__name__} is spread by a device map; graft first, load the saved folder with it")
     tokens, was = sample(model), model.training
@@ -614,27 +450,17 @@ def graft(
         after = made.eval()(tokens, use_cache=False).logits
         apart = difference(after, before)
         if apart > TOLERANCE[before.dtype]:
-            raise Refused(
-                f"{methods.stream} on {type(model).__name__} changes the logits by {apart:.2g} of the largest"
-            )
+            where = f"{methods.stream} on {type(model).__name__}"
+            raise Refused(f"{where} changes the logits by {apart:.2g} of the largest")
+    if any(made.stream.changes_kv(site) for site in made.stream.layout.sites):
+        prove_cached(made.eval(), tokens)
     made.train(was)
     return made
 
 
-@torch.no_grad()
-def narrow_new_(model: TwoAxisPreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
-    """Bring new parameters to the model's dtype and device; what a stream wants in float32 stays at least that."""
-    wide = {name for group in model.stream.parameter_groups() if group.float32 for name in group.names}
-    for name, parameter in model.stream.named_parameters():
-        target = torch.promote_types(dtype, torch.float32) if name in wide else dtype
-        parameter.data = parameter.data.to(device, target)
-    for _, local in model.local_operators():
-        local.to(device, dtype)
-    for module in model.modules():
-        if isinstance(module, joins.MixerSite):
-            module.norm.to(device, dtype)
-
-
+for word in ("enable", "disable"):  # what transformers before 5.23 calls otherwise
+    if not hasattr(PreTrainedModel, name := f"activation_checkpointing_{word}"):
+        setattr(TwoAxisPreTrainedModel, name, getattr(PreTrainedModel, f"gradient_checkpointing_{word}"))
 AutoConfig.register(TwoAxisConfig.model_type, TwoAxisConfig, exist_ok=True)
 AutoModel.register(TwoAxisConfig, TwoAxisModel, exist_ok=True)
 AutoModelForCausalLM.register(TwoAxisConfig, TwoAxisForCausalLM, exist_ok=True)

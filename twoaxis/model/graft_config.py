@@ -5,7 +5,6 @@ config.json    {"model_type": "twoaxis", "format": 1, "text_config": {...}, "str
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from typing import Annotated, Any
 
@@ -14,10 +13,19 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from twoaxis.base.options import Positive, between, check_type
 from twoaxis.base.registry import did_you_mean
-from twoaxis.model.config import Methods, ModelConfig
-from twoaxis.model.family import FORMAT, GRAFT, from_family
+from twoaxis.model.config import Methods
+from twoaxis.model.family import FORMAT, GRAFT
 from twoaxis.model.survey import Architecture
 
+ALSO = {
+    "num_hidden_layers": ("num_layers", "decoder_layers"),
+    "num_attention_heads": ("decoder_attention_heads",),
+    "num_key_value_heads": ("num_kv_heads",),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim", "dff", "dim_ff", "d_inner"),
+}
+"""What families call a size that they have no alias for."""
+EXPERTS = "moe_intermediate_size"
+"""Hidden width of an expert, where a family tells it from that of a plain MLP."""
 METHODS = tuple(field.name for field in dataclasses.fields(Methods))
 PASSED_ON = {
     # fields that transformers itself reads from a configuration file or from keyword arguments
@@ -69,7 +77,8 @@ class TwoAxisConfig(PreTrainedConfig):
             self.text_config = family_config(self.text_config)
         if self.text_config is not None and not isinstance(self.text_config, PreTrainedConfig):
             raise ValueError(f"text_config must be a family's configuration, got {type(self.text_config).__name__}")
-        self._set(self.methods())
+        for name, value in as_fields(self.methods()).items():
+            setattr(self, name, value)
         if self.survey is not None:
             self.methods().check_blocks(len(self.architecture.forms))
         # a configuration hands its own choices down to nested ones: None would leave the backbone without a mask
@@ -85,16 +94,13 @@ class TwoAxisConfig(PreTrainedConfig):
         blocks = given["mixer_blocks"]
         return Methods(**{**given, "mixer_blocks": tuple(blocks) if isinstance(blocks, list) else blocks})
 
-    def _set(self, methods: Methods) -> None:
-        for name, value in as_fields(methods).items():
-            setattr(self, name, value)
-
-    def decoder_config(self) -> ModelConfig:
-        """The decoder of ours that counts as this model; only of the families that have one."""
-        text = copy.deepcopy(self.text_config)
-        assert isinstance(text, PreTrainedConfig)
-        text.rope_parameters = None  # how positions are rotated costs nothing
-        return from_family(text, self.methods())
+    def hidden_field(self) -> tuple[str, int]:
+        """The field that makes MLPs wider, those of experts where there are any, and what it is."""
+        text: Any = self.get_text_config(decoder=True)
+        for name in (EXPERTS, "intermediate_size", *ALSO["intermediate_size"]):
+            if isinstance(found := getattr(text, name, None), int):
+                return name, found
+        raise ValueError(f"{text.model_type} has no field for the width of its MLPs; make it deeper instead")
 
     @property
     def architecture(self) -> Architecture:
@@ -136,7 +142,7 @@ def family_config(document: dict[str, Any]) -> PreTrainedConfig:
     rope = fields.get("rope_parameters")
     for part in [rope, *rope.values()] if isinstance(rope, dict) else []:  # some have one for each kind of layer
         if isinstance(part, dict):
-            check_type("text_config.rope_parameters.rope_theta", part.get("rope_theta", 1.0), Positive)
+            check_type("text_config.rope_parameters.rope_theta", part.get("rope_theta"), Positive | None)
             if (kind := part.get("rope_type", "default")) not in (known := ["default", *ROPE_INIT_FUNCTIONS]):
                 raise ValueError(f"text_config.rope_parameters has rope_type {kind!r}; it is one of {', '.join(known)}")
     try:

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from torch import nn
 
+from twoaxis.base.method import ParameterGroup
 from twoaxis.base.registry import did_you_mean
 from twoaxis.depth.stream import Stream
 
@@ -35,22 +36,6 @@ FLOAT32: tuple[Role, ...] = ("router",)
 """Roles that stay in float32 whatever the model's dtype; a stream's method says itself."""
 
 
-class ParamGroup(NamedTuple):
-    """Parameters that an optimiser treats alike.
-
-    Attributes:
-        names: as `named_parameters` gives them.
-        decay: whether weight decay applies.
-        rate: multiplier of the learning rate.
-        float32: whether to keep them in float32 whatever the model's dtype.
-    """
-
-    names: tuple[str, ...]
-    decay: bool
-    rate: float
-    float32: bool
-
-
 def roles(model: nn.Module) -> dict[str, Role]:
     """The role of every parameter, by name."""
     streams = [path for path, _ in _streams(model)]
@@ -58,7 +43,8 @@ def roles(model: nn.Module) -> dict[str, Role]:
     seen: set[int] = set()
     for path, module in model.named_modules():
         inside = any(path == stream or path.startswith(f"{stream}.") for stream in streams)
-        routes = _routes(model, path)
+        parent, _, own = path.rpartition(".")
+        routes = own in ("gate", "router") and hasattr(model.get_submodule(parent), "experts")  # it chooses among them
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in seen:  # a tied parameter has the role of its first place, as it has that name
                 seen.add(id(parameter))
@@ -83,12 +69,6 @@ def _role(module: nn.Module, name: str, dimensions: int, routes: bool) -> Role:
     return "taps" if "conv" in kind.lower() else "other"
 
 
-def _routes(model: nn.Module, path: str) -> bool:
-    """Whether the module at `path` chooses experts: it stands beside them."""
-    parent, _, own = path.rpartition(".")
-    return own in ("gate", "router") and hasattr(model.get_submodule(parent), "experts")
-
-
 def _streams(model: nn.Module) -> list[tuple[str, Stream]]:
     """Streams of a model with their paths; what a stream wraps is part of it."""
     streams: list[tuple[str, Stream]] = []
@@ -98,28 +78,22 @@ def _streams(model: nn.Module) -> list[tuple[str, Stream]]:
     return streams
 
 
-def group_parameters(model: nn.Module, rates: Mapping[str, float] | None = None) -> list[ParamGroup]:
-    """The parameters that learn, in groups of one decay and rate, in a fixed order; each is in exactly one group.
-
-    Args:
-        model: parameters that do not require a gradient are left out.
-        rates: multipliers of the learning rate by name, beyond what the method says.
-    """
+def group_parameters(model: nn.Module, rates: Mapping[str, float] | None = None) -> list[ParameterGroup]:
+    """The parameters that learn, in groups of one decay and rate, in a fixed order; each is in exactly one group."""
     learning = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not learning:
         raise ValueError("no parameter of the model learns; choose others with train")
     known = roles(model)
     if unknown := sorted(set(rates or {}) - set(known)):
         raise ValueError(f"a learning-rate multiplier names {unknown[0]}, which the model lacks")
-    treated = {
-        name: (role in DECAYED, 1.0, role in FLOAT32) for name, role in known.items() if role != "stream"
-    } | _stream_treatment(model, known)
+    treated = {name: (role in DECAYED, 1.0, role in FLOAT32) for name, role in known.items() if role != "stream"}
+    treated |= _stream_treatment(model, known)
     grouped: dict[tuple[bool, float, bool], list[str]] = {}
     for name in learning:
         decay, rate, float32 = treated[name]
         grouped.setdefault((decay, rate * (rates or {}).get(name, 1.0), float32), []).append(name)
     order = sorted(grouped, key=lambda kind: (not kind[0], -kind[1], kind[2]))
-    return [ParamGroup(tuple(grouped[kind]), *kind) for kind in order]
+    return [ParameterGroup(tuple(grouped[kind]), *kind) for kind in order]
 
 
 def _stream_treatment(model: nn.Module, known: Mapping[str, Role]) -> dict[str, tuple[bool, float, bool]]:
@@ -132,7 +106,7 @@ def _stream_treatment(model: nn.Module, known: Mapping[str, Role]) -> dict[str, 
                     raise ValueError(f"{name} is in two parameter groups of its stream {stream.name}")
                 if known.get(name) != "stream":
                     raise ValueError(f"a parameter group of the stream {stream.name} names {name}, which it lacks")
-                treated[name] = (group.decay, group.rate, group.float32)
+                treated[name] = group[1:]
     if missing := sorted(name for name, role in known.items() if role == "stream" and name not in treated):
         raise ValueError(f"{missing[0]} is in no parameter group: its stream must name it in one")
     return treated
@@ -141,23 +115,11 @@ def _stream_treatment(model: nn.Module, known: Mapping[str, Role]) -> dict[str, 
 def param_groups(
     model: nn.Module, *, lr: float, weight_decay: float = 0.0, rates: Mapping[str, float] | None = None
 ) -> list[dict[str, Any]]:
-    """Groups for a torch optimiser, with `names` and with `peak_lr` for schedules that change `lr`.
-
-    Args:
-        model: parameters that do not require a gradient are left out.
-        lr: learning rate, which the groups' own multipliers change.
-        weight_decay: of the groups that decay.
-        rates: see `group_parameters`.
-    """
+    """Groups for a torch optimiser, with `names` and with `peak_lr` for schedules that change `lr`."""
     parameters = dict(model.named_parameters())
     return [
-        {
-            "params": [parameters[name] for name in group.names],
-            "names": group.names,
-            "lr": lr * group.rate,
-            "peak_lr": lr * group.rate,
-            "weight_decay": weight_decay if group.decay else 0.0,
-        }
+        {"params": [parameters[name] for name in group.names], "names": group.names}
+        | {"lr": lr * group.rate, "peak_lr": lr * group.rate, "weight_decay": weight_decay if group.decay else 0.0}
         for group in group_parameters(model, rates)
     ]
 
@@ -174,17 +136,18 @@ def select(model: nn.Module, which: str | Sequence[str], *, new: Sequence[str] =
 
     Args:
         model: the model.
-        which: "all", "new", or names and patterns such as "stream.*". The name of a module stands for all
+        which: "all", "new", "norms", or names and patterns such as "stream.*". The name of a module stands for all
             of its parameters.
         new: the parameters that "new" means; of a retrofit, `twoaxis.pretrained.record.new_parameters` knows them.
     """
     names = [name for name, _ in model.named_parameters()]
     wanted = [which] if isinstance(which, str) else list(which)
     if not wanted:
-        raise ValueError("nothing is to be trained: give new, all, or names of parameters")
+        raise ValueError("nothing is to be trained: give new, norms, all, or names of parameters")
+    known = {"all": names, "new": new, "norms": [name for name, role in roles(model).items() if role == "norm"]}
     chosen: set[str] = set()
     for word in wanted:
-        chosen.update(names if word == "all" else new if word == "new" else _matches(word, names))
+        chosen.update(known[word] if word in known else _matches(word, names))
     if not chosen:
         raise ValueError(f"{', '.join(wanted)} means no parameter: this model has no new ones")
     return [name for name in names if name in chosen]
@@ -195,5 +158,7 @@ def _matches(word: str, names: list[str]) -> list[str]:
     if matching:
         return matching
     modules = {name.rsplit(".", level)[0] for name in names for level in range(1, name.count(".") + 1)}
-    hint = did_you_mean(word, ["new", "all", *names, *sorted(modules)])
-    raise ValueError(f"no parameter is called {word!r}{hint}; give new, all, names, or patterns such as *.attention.*")
+    hint = did_you_mean(word, ["new", "norms", "all", *names, *sorted(modules)])
+    raise ValueError(
+        f"no parameter is called {word!r}{hint}; give new, norms, all, names, or patterns such as *.attention.*"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Literal, cast
 
 import torch
@@ -17,6 +17,8 @@ from twoaxis.sequence.mixer import LocalOperator
 
 OUTPUTS = ("o_proj", "down_proj")
 """Names of the linear layers whose product joins the stream, in the decoder and in most families."""
+CONV1D = "Conv1D"
+"""Class of GPT-2's linear layers, whose weight is (in, out)."""
 
 
 @torch.no_grad()
@@ -27,6 +29,7 @@ def initialise(
     *,
     std: float | None = None,
     outputs: Collection[str] = OUTPUTS,
+    special: Callable[[str, nn.Module], object] | None = None,
 ) -> None:
     """Set the parameters of a model with a stream.
 
@@ -38,7 +41,8 @@ def initialise(
     | biases of linear layers                 | 0                                                                |
     | our norms                               | 1                                                                |
     | local mixers, the stream                | their own `reset_parameters`                                     |
-    | anything else                           | as it is: what is special in a family starts as the family says  |
+    | anything else, and linear layers that   | as the family says, drawn for each module by its name; experts'  |
+    | a family starts otherwise               | output projections scaled as above                               |
 
     Every tensor draws from a generator seeded by `seed` and the tensor's name, so models of one seed share the initial
     values of everything they have in common, whatever stream or mixer they have.
@@ -49,8 +53,9 @@ def initialise(
         init: whether the stream's paper has a say in the output projections.
         std: standard deviation; None is the `initializer_range` of the model's configuration.
         outputs: names, whole or last, of the linear layers that end a sub-layer.
+        special: starts a family's own module of a name anew; None where there are none.
     """
-    spread: float = cast(Any, model).config.initializer_range if std is None else std
+    spread: float = getattr(cast(Any, model).config, "initializer_range", 0.02) if std is None else std
     stream = next(module for module in model.modules() if isinstance(module, Stream))
     scale = stream.output_scale if init == "paper" else 1.0
     small = spread / math.sqrt(2 * stream.layout.blocks) * scale
@@ -60,19 +65,41 @@ def initialise(
         if module is stream:
             stream.reset_parameters(named_generator(seed, "stream", next(model.parameters())))
         elif isinstance(module, LocalOperator):
-            module.reset_parameters(spread, named_generator(seed, label(path), next(module.parameters())))
+            generator = named_generator(seed, label(path), next(module.parameters()))
+            module.reset_parameters(generator=generator, std=spread)
             done |= {id(parameter) for parameter in module.parameters()}
         elif isinstance(module, RMSNorm):
             module.weight.fill_(1.0)
-        elif isinstance(module, nn.Linear | nn.Embedding):
+        elif isinstance(module, nn.Linear | nn.Embedding) or type(module).__name__ == CONV1D:
             ends = path in outputs or path.rpartition(".")[2] in outputs
             for name, parameter in own.items():
+                if special is not None and bool(parameter.any()) == (name != "weight"):
+                    continue  # a weight of zeros or a bias of something else: the family has set it on purpose
                 if name == "weight":
                     generator = named_generator(seed, label(f"{path}.{name}"), parameter)
                     parameter.normal_(0.0, small if ends else spread, generator=generator)
                 else:
                     parameter.zero_()
+        elif own and special is not None:
+            special(label(path), module)
+            for name, parameter in own.items():
+                if parameter.dim() == 3 and name in OUTPUTS:
+                    parameter.mul_(small / spread)
         done |= {id(parameter) for parameter in own.values()}
+
+
+def family_start(model: nn.Module, seed: int) -> Callable[[str, nn.Module], None]:
+    """For `initialise`: starts a module as the family that it belongs to does, from a generator of its own."""
+    paths = {id(module): name for name, module in model.named_modules()}
+    owners = [(name, module) for name, module in model.named_modules() if name and hasattr(module, "_init_weights")]
+
+    def start(name: str, module: nn.Module) -> None:
+        own: Any = [owner for path, owner in owners if f"{paths[id(module)]}.".startswith(f"{path}.")][-1]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(named_seed(seed, name))
+            own._init_weights(module)
+
+    return start
 
 
 def label(name: str) -> str:
@@ -85,5 +112,9 @@ def named_generator(seed: int, name: str, like: torch.Tensor) -> torch.Generator
     """A generator for one tensor; None on the meta device, which holds no numbers."""
     if like.device.type == "meta":
         return None
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return torch.Generator(device=like.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.Generator(device=like.device).manual_seed(named_seed(seed, name))
+
+
+def named_seed(seed: int, name: str) -> int:
+    """A seed for one tensor or module."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "little") >> 1

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.files import read_json
 from twoaxis.base.machine import pick_device
+from twoaxis.base.plugins import check_origins
+from twoaxis.depth.registry import STREAMS
+from twoaxis.sequence.registry import MIXERS
 
 if TYPE_CHECKING:
-    from twoaxis.model.running import Model
+    from twoaxis.model.decoder import Model
 
 KINDS = ("twoaxis", "twoaxis_decoder")
 """Values of model_type in the config.json of our folders."""
@@ -29,7 +32,7 @@ VERBOSITY = "TRANSFORMERS_VERBOSITY"
 
 def quiet() -> None:
     """Keep transformers' own bars and notes off the terminal, which belongs to the command; it is not imported here."""
-    if "transformers" not in sys.modules:
+    if sys.modules.get("transformers") is None:
         os.environ.setdefault(VERBOSITY, "error")
         return
     from transformers.utils import logging
@@ -41,7 +44,7 @@ def quiet() -> None:
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """Context manager that does the same while it is active."""
-    if "transformers" not in sys.modules:
+    if sys.modules.get("transformers") is None:
         said = os.environ.get(VERBOSITY)
         quiet()
         try:
@@ -63,14 +66,9 @@ def quietly() -> Iterator[None]:
 
 
 def load_model(folder: str | Path, device: str | None = None) -> Model:
-    """The model of a folder, in the dtype it was saved in, ready to be used.
-
-    Args:
-        folder: written by training, `retrofit` or `save_pretrained`.
-        device: where to put it; None is a GPU where there is one.
-    """
-    check_folder(folder)
-    path, target = Path(folder), pick_device(device)
+    """The model of a folder, in the dtype it was saved in, ready to be used on `device`; None is a GPU where there is
+    one. Training, `retrofit` and `save_pretrained` write such folders."""
+    path, target = check_folder(folder), pick_device(device)
     from twoaxis.model.save import is_decoder, load_decoder
 
     if is_decoder(read_json(path / "config.json")):
@@ -99,24 +97,42 @@ def _load_graft(path: Path) -> Any:
         raise ValueError(f"{path} holds no model such as its config.json says: {line}") from error
 
 
-def check_folder(folder: str | Path) -> None:
-    """Refuse a folder that holds no model of ours, without importing anything heavy."""
+def check_folder(folder: str | Path) -> Path:
+    """The folder of a model, or of a run, which has it in `model`; what is no model of ours is refused.
+
+    Nothing heavy is imported.
+    """
     path = Path(folder)
     if not path.exists():
-        raise ValueError(f"there is no folder {path}")
+        raise ValueError(f"there is no folder {path}; give that of a saved model, or the --out of twoaxis train")
     if not path.is_dir():
         raise ValueError(f"{path} is a file; give the folder that has config.json and the weights")
+    if not (path / "config.json").is_file() and (path / "model").is_dir():
+        path = path / "model"
     config = path / "config.json"
     if not config.is_file():
-        raise ValueError(f"{path} has no config.json; give a folder that holds a twoaxis model")
+        raise ValueError(_no_model(path))
     document = read_json(config)
     kind = document.get("model_type") if isinstance(document, dict) else None
     if kind not in KINDS:
         raise ValueError(
-            f"{path} is not a twoaxis model: model_type in its config.json is {kind!r}; "
-            "twoaxis retrofit makes one of a model of transformers"
+            f"{path} is not a twoaxis model: model_type in its config.json is {kind!r}; make one of it with: "
+            f"twoaxis retrofit {path} --stream denseformer --out {path.name}-denseformer"
         )
+    check_origins(path, (*STREAMS.names(), *MIXERS.names()))
     weight_files(path)
+    return path
+
+
+def _no_model(path: Path) -> str:
+    """Why a folder without config.json holds no model, by the other files that it has."""
+    if (path / "compare.json").is_file():
+        models = sorted(path.glob("runs/**/model/config.json"))
+        first = f", such as {models[0].parent}" if models else "; none is finished yet"
+        return f"{path} is a comparison; name the model of one of its runs{first}"
+    if (path / "run.json").is_file():
+        return f"{path} is a run without a model: it is not finished, or was made with --no-save-model"
+    return f"{path} has no config.json; give a folder that holds a twoaxis model, or the --out of twoaxis train"
 
 
 def weight_files(path: Path) -> list[Path]:

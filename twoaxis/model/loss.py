@@ -16,10 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.model.running import logits_of
-
 IGNORED = -100
 """Label of a token that does not count."""
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits of a forward pass."""
+    return output if isinstance(output, Tensor) else output.logits
 
 
 def labelled(labels: Tensor) -> Tensor:
@@ -28,24 +31,14 @@ def labelled(labels: Tensor) -> Tensor:
 
 
 def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum of the losses of all labelled tokens.
-
-    Args:
-        logits: (B, T, vocabulary).
-        labels: (B, T).
-    """
+    """Sum of the losses of all labelled tokens; logits (B, T, vocabulary), labels (B, T)."""
     # The last position keeps its logits, with an ignored label: cutting it off would copy all of them.
     targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 def auxiliary_loss(model: Any, output: Any) -> Tensor | None:
-    """Balance loss of a model with experts, weighted as its configuration says; None where there is none.
-
-    Args:
-        model: a causal LM; a transformers model returns the term if `output_router_logits` is set in its configuration.
-        output: of its forward pass.
-    """
+    """Balance loss of a model with experts, weighted as its configuration says; None where there is none."""
     term = getattr(output, "aux_loss", None)
     return None if term is None else term * model.config.router_aux_loss_coef
 
@@ -71,12 +64,7 @@ def score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Mean cross-entropy of each token given those before it.
-
-    Args:
-        model: a `Decoder` or a transformers model.
-        tokens: (B, context + 1).
-    """
+    """Mean cross-entropy of each token given those before it; tokens (B, context + 1)."""
     given, target = tokens[:, :-1], tokens[:, 1:]
     logits = logits_of(model(given, use_cache=False))
     return F.cross_entropy(logits.flatten(0, 1), target.flatten())

@@ -16,18 +16,13 @@ from typing import Any, NamedTuple
 from twoaxis.base.files import read_json
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import ModelConfig
-from twoaxis.model.family import FAMILIES, from_family
+from twoaxis.model.family import GRAFT
+from twoaxis.model.family_shape import FamilyShape
 from twoaxis.model.save import is_decoder, read_config
 
 
 class Preset(NamedTuple):
-    """A named shape.
-
-    Attributes:
-        about: where it comes from and what it is for.
-        parameters: of the plain backbone, the tied head counted once.
-        fields: of `ModelConfig`.
-    """
+    """A named shape: where it comes from, the parameters of the plain backbone (a tied head counted once), fields."""
 
     about: str
     parameters: int
@@ -37,9 +32,9 @@ class Preset(NamedTuple):
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
-def _shape(about: str, parameters: int, sizes: tuple[int, ...], **more: Any) -> Preset:
-    """A preset from the five sizes that every shape has, and the rest by name."""
-    return Preset(about, parameters, dict(zip(SIZES, sizes, strict=True)) | more)
+def _shape(parameters: int, sizes: tuple[int, ...], about: str, shared: Any = None, **more: Any) -> Preset:
+    """A preset from the five `SIZES`, the fields that it shares with its relatives, and its own."""
+    return Preset(about, parameters, dict(zip(SIZES, sizes, strict=True)) | (shared or {}) | more)
 
 
 LLAMA_32 = {
@@ -50,179 +45,100 @@ LLAMA_32 = {
     "original_max_position_embeddings": 8192,
 }
 """Llama 3.2 stretches the wavelengths of Llama 3 to sixteen times its context."""
+OURS = {"max_position_embeddings": 1024, "qk_norm": True}
+LONG = {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "rope_theta": 5e5, "rope_scaling": LLAMA_32}
+QWEN = {"rms_norm_eps": 1e-6, "rope_theta": 1e6}
+QWEN3 = QWEN | {"num_key_value_heads": 8, "max_position_embeddings": 40_960, "qk_norm": True}
+LARGE = {"num_key_value_heads": 8, "tie_word_embeddings": False}
 
+# Small models start from larger values than large ones: 0.02 is too small for a width of 128, see docs on training.
 PRESETS = {
+    "pico": _shape(
+        *(419_136, (256, 64, 176, 8, 4)),
+        "Eight thin blocks for bytes: deep enough for streams to differ, and trained in half a minute on one core.",
+        OURS,
+        initializer_range=0.08,
+    ),
     "nano": _shape(
+        *(836_992, (256, 128, 352, 4, 4)),
         "Bytes in, bytes out, small enough to train in minutes on two cores.",
-        836_992,
-        (256, 128, 352, 4, 4),
-        max_position_embeddings=1024,
-        qk_norm=True,
+        OURS,
+        initializer_range=0.06,
     ),
     "tiny": _shape(
+        *(4_812_800, (256, 256, 688, 6, 4)),
         "Bytes again, twice as wide and half again as deep.",
-        4_812_800,
-        (256, 256, 688, 6, 4),
-        max_position_embeddings=1024,
-        qk_norm=True,
+        OURS,
+        initializer_range=0.04,
     ),
     "small": _shape(
+        *(123_590_400, (50_304, 768, 2048, 12, 6)),
         "The 124M backbone of Deep Delta Learning: six heads of 128, SwiGLU of floor(8d/3), QK-norm, GPT-2's tokens "
         "padded to 50,304.",
-        123_590_400,
-        (50_304, 768, 2048, 12, 6),
-        max_position_embeddings=1024,
-        qk_norm=True,
+        OURS,
     ),
     "smollm2-135m": _shape(
+        *(134_515_008, (49_152, 576, 1536, 30, 9)),
         "SmolLM2-135M: thin and deep, thirty blocks of width 576.",
-        134_515_008,
-        (49_152, 576, 1536, 30, 9),
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        initializer_range=1 / 24,
-        rope_theta=100000.0,
+        {"num_key_value_heads": 3, "max_position_embeddings": 8192, "initializer_range": 1 / 24, "rope_theta": 1e5},
     ),
     "medium": _shape(
+        *(353_508_352, (50_304, 1024, 2730, 24, 8)),
         "The 353M backbone of Deep Delta Learning: eight heads of 128, otherwise as small.",
-        353_508_352,
-        (50_304, 1024, 2730, 24, 8),
-        max_position_embeddings=1024,
-        qk_norm=True,
+        OURS,
     ),
     "qwen2.5-0.5b": _shape(
+        *(494_032_768, (151_936, 896, 4864, 24, 14)),
         "Qwen2.5-0.5B: biases on queries, keys and values, two key heads.",
-        494_032_768,
-        (151_936, 896, 4864, 24, 14),
-        num_key_value_heads=2,
-        max_position_embeddings=32_768,
-        rms_norm_eps=1e-06,
-        attention_bias=True,
-        rope_theta=1000000.0,
+        QWEN | {"num_key_value_heads": 2, "max_position_embeddings": 32_768, "attention_bias": True},
     ),
     "qwen3-0.6b": _shape(
+        *(596_049_920, (151_936, 1024, 3072, 28, 16)),
         "Qwen3-0.6B: QK-norm, and heads that are wider together than the stream.",
-        596_049_920,
-        (151_936, 1024, 3072, 28, 16),
-        num_key_value_heads=8,
+        QWEN3,
         head_dim=128,
-        max_position_embeddings=40_960,
-        rms_norm_eps=1e-06,
-        qk_norm=True,
-        rope_theta=1000000.0,
     ),
-    "llama-3.2-1b": _shape(
-        "Llama 3.2 1B; also called 1b.",
-        1_235_814_400,
-        (128_256, 2048, 8192, 16, 32),
-        num_key_value_heads=8,
-        max_position_embeddings=131_072,
-        rope_theta=500000.0,
-        rope_scaling=LLAMA_32,
-    ),
-    "qwen3-1.7b": _shape(
-        "Qwen3-1.7B.",
-        1_720_574_976,
-        (151_936, 2048, 6144, 28, 16),
-        num_key_value_heads=8,
-        max_position_embeddings=40_960,
-        rms_norm_eps=1e-06,
-        qk_norm=True,
-        rope_theta=1000000.0,
-    ),
+    "llama-3.2-1b": _shape(1_235_814_400, (128_256, 2048, 8192, 16, 32), "Llama 3.2 1B; also called 1b.", LONG),
+    "qwen3-1.7b": _shape(1_720_574_976, (151_936, 2048, 6144, 28, 16), "Qwen3-1.7B.", QWEN3),
     "smollm3-3b": _shape(
+        *(3_075_098_624, (128_256, 2048, 11_008, 36, 16)),
         "SmolLM3-3B: every fourth block has no rotary positions.",
-        3_075_098_624,
-        (128_256, 2048, 11_008, 36, 16),
-        num_key_value_heads=4,
-        max_position_embeddings=65_536,
-        rms_norm_eps=1e-06,
+        {"num_key_value_heads": 4, "max_position_embeddings": 65_536, "rms_norm_eps": 1e-6, "rope_theta": 5e6},
         no_rope_blocks=tuple(range(3, 36, 4)),
-        rope_theta=5000000.0,
     ),
-    "llama-3.2-3b": _shape(
-        "Llama 3.2 3B; also called 3b.",
-        3_212_749_824,
-        (128_256, 3072, 8192, 28, 24),
-        num_key_value_heads=8,
-        max_position_embeddings=131_072,
-        rope_theta=500000.0,
-        rope_scaling=LLAMA_32,
-    ),
-    "qwen3-4b": _shape(
-        "Qwen3-4B.",
-        4_022_468_096,
-        (151_936, 2560, 9728, 36, 32),
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40_960,
-        rms_norm_eps=1e-06,
-        qk_norm=True,
-        rope_theta=1000000.0,
-    ),
+    "llama-3.2-3b": _shape(3_212_749_824, (128_256, 3072, 8192, 28, 24), "Llama 3.2 3B; also called 3b.", LONG),
+    "qwen3-4b": _shape(4_022_468_096, (151_936, 2560, 9728, 36, 32), "Qwen3-4B.", QWEN3, head_dim=128),
     "mistral-7b": _shape(
+        *(7_248_023_552, (32_768, 4096, 14_336, 32, 32)),
         "Mistral 7B v0.3, which has no sliding window.",
-        7_248_023_552,
-        (32_768, 4096, 14_336, 32, 32),
-        num_key_value_heads=8,
-        max_position_embeddings=32_768,
-        tie_word_embeddings=False,
-        rope_theta=1000000.0,
+        LARGE | {"max_position_embeddings": 32_768, "rope_theta": 1e6},
     ),
     "llama-3-8b": _shape(
+        *(8_030_261_248, (128_256, 4096, 14_336, 32, 32)),
         "Llama 3 8B; also called 8b.",
-        8_030_261_248,
-        (128_256, 4096, 14_336, 32, 32),
-        num_key_value_heads=8,
-        max_position_embeddings=8192,
-        tie_word_embeddings=False,
-        rope_theta=500000.0,
+        LARGE | {"max_position_embeddings": 8192, "rope_theta": 5e5},
     ),
-    "qwen3-8b": _shape(
-        "Qwen3-8B.",
-        8_190_735_360,
-        (151_936, 4096, 12_288, 36, 32),
-        num_key_value_heads=8,
-        max_position_embeddings=40_960,
-        rms_norm_eps=1e-06,
-        tie_word_embeddings=False,
-        qk_norm=True,
-        rope_theta=1000000.0,
-    ),
+    "qwen3-8b": _shape(8_190_735_360, (151_936, 4096, 12_288, 36, 32), "Qwen3-8B.", QWEN3 | LARGE),
 }
-"""Every preset, by the number of its parameters: its tokens, width, hidden width, blocks and heads, then the rest."""
+"""Every preset, by the number of its parameters."""
 
 PUBLIC = {
     "olmo-1b": _shape(
+        *(1_176_832_000, (50_304, 2048, 8192, 16, 16)),
         "OLMo 1B, the shape of the Hyper-Connections paper: its norms have no scale, which ours have.",
-        1_176_832_000,
-        (50_304, 2048, 8192, 16, 16),
     ),
     "qwen3-32b": _shape(
+        *(32_762_123_264, (151_936, 5120, 25_600, 64, 64)),
         "Qwen3-32B.",
-        32_762_123_264,
-        (151_936, 5120, 25_600, 64, 64),
-        num_key_value_heads=8,
-        head_dim=128,
-        rms_norm_eps=1e-06,
-        tie_word_embeddings=False,
-        qk_norm=True,
+        LARGE | {"head_dim": 128, "rms_norm_eps": 1e-6, "qk_norm": True},
     ),
-    "llama-3-70b": _shape(
-        "Llama 3 70B.",
-        70_553_706_496,
-        (128_256, 8192, 28_672, 80, 64),
-        num_key_value_heads=8,
-        tie_word_embeddings=False,
-    ),
+    "llama-3-70b": _shape(70_553_706_496, (128_256, 8192, 28_672, 80, 64), "Llama 3 70B.", LARGE),
     "kimi-k3": _shape(
+        *(50_133_758_976, (163_840, 7168, 18_432, 93, 56)),
         "The depth and width of Kimi-K3, 93 layers of 7168, as a dense decoder: its experts and its "
         "latent attention are not modelled, so only what the stream does is K3's.",
-        50_133_758_976,
-        (163_840, 7168, 18_432, 93, 56),
-        num_key_value_heads=8,
+        LARGE,
         head_dim=128,
-        tie_word_embeddings=False,
     ),
 }
 """Public shapes that nobody trains on a laptop; `parameters` as the backbone here has them."""
@@ -237,7 +153,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def preset_fields(name: str) -> dict[str, Any]:
-    """The fields of a preset, as a copy of one's own."""
+    """The fields of a preset, as a fresh copy."""
     known = ALSO.get(name, name)
     if known not in PRESETS:
         hint = did_you_mean(name.lower(), [*PRESETS, *ALSO])
@@ -246,12 +162,7 @@ def preset_fields(name: str) -> dict[str, Any]:
 
 
 def preset(name: str, **changes: Any) -> ModelConfig:
-    """The configuration of a named shape.
-
-    Args:
-        name: one of `preset_names()`, or a short name: 1b, 3b, 8b.
-        **changes: fields of `ModelConfig` that replace or extend the preset's, such as `stream`.
-    """
+    """The configuration of a named shape."""
     return ModelConfig.from_dict(preset_fields(name) | changes, "a model")
 
 
@@ -261,8 +172,8 @@ def shape_names() -> tuple[str, ...]:
     return tuple(sorted(both, key=lambda name: both[name].parameters))
 
 
-def find_shape(given: str) -> ModelConfig:
-    """The decoder of a name, of a configuration file, or of a folder with one. Files of families need transformers."""
+def find_shape(given: str) -> ModelConfig | FamilyShape:
+    """The model of a name, of a configuration file, or of a folder with one. Files of families need transformers."""
     name = ALSO.get(given.lower(), given.lower())
     if name in PRESETS or name in PUBLIC:
         return ModelConfig(**(PRESETS.get(name) or PUBLIC[name]).fields)
@@ -279,18 +190,26 @@ def find_shape(given: str) -> ModelConfig:
     )
 
 
-def _read_shape(path: Path) -> ModelConfig:
-    """The decoder of a config.json: of ours, of a graft, or of a family that computes what a decoder can."""
+def _read_shape(path: Path) -> ModelConfig | FamilyShape:
+    """The model of a config.json: of a decoder of ours, of a graft, or of any family."""
     document = read_json(path)
     kind = document.get("model_type") if isinstance(document, dict) else None
     if kind is None:
         raise ValueError(f"{path} has no model_type: it is not the configuration of a transformers model")
     if is_decoder(document):
         return read_config(path)
-    from twoaxis.model.graft_config import TwoAxisConfig, family_config
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
-    if "text_config" in document:
-        return TwoAxisConfig.from_dict(document).decoder_config()
-    if kind not in FAMILIES:
-        raise ValueError(f"{path}: {kind!r} has no decoder of ours; the families that have are {', '.join(FAMILIES)}")
-    return from_family(family_config(document))
+    family = document.get("text_config") if kind == GRAFT else document
+    kind = family.get("model_type") if isinstance(family, dict) else None
+    if not isinstance(family, dict) or not isinstance(kind, str) or kind not in KNOWN:
+        hint = did_you_mean(str(kind), list(KNOWN))
+        raise ValueError(
+            f"{path}: transformers has no family {kind!r} of causal language models{hint}; mend model_type"
+        )
+    try:
+        shape = FamilyShape(family={name: value for name, value in family.items() if name != "architectures"})
+        _ = shape.architecture  # the dry run that everything else needs
+        return shape
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error

@@ -15,9 +15,10 @@ A file that is missing, damaged or of another shape is a `ValueError` that names
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,28 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from twoaxis.base.files import file_errors, read_json, write_json
+from twoaxis.base.files import file_errors, read_json, write_json, write_text
+from twoaxis.base.plugins import write_origins
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.family import FORMAT, GRAFT, graft_document, graft_key, is_decoders, read_graft
-from twoaxis.model.loader import write_loader
 
 DECODER = "twoaxis_decoder"
 """The `model_type` of a folder that holds a decoder which is no graft."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MODULE = "modeling_twoaxis"
+CODE = '''"""Loads this folder with the installed twoaxis package."""
+
+from twoaxis.model.graft import TwoAxisConfig, TwoAxisForCausalLM, TwoAxisModel
+
+__all__ = ["TwoAxisConfig", "TwoAxisForCausalLM", "TwoAxisModel"]
+'''
+AUTO_MAP = {
+    "AutoConfig": f"{MODULE}.TwoAxisConfig",
+    "AutoModel": f"{MODULE}.TwoAxisModel",
+    "AutoModelForCausalLM": f"{MODULE}.TwoAxisForCausalLM",
+}
+"""What lets a folder load with `trust_remote_code=True` where twoaxis is installed but not imported."""
 
 
 def save_decoder(folder: str | Path, model: Decoder) -> None:
@@ -42,11 +56,11 @@ def save_decoder(folder: str | Path, model: Decoder) -> None:
     path, tensors = Path(folder), {name: p.detach() for name, p in model.named_parameters()}
     if why_no_graft(model.config) is None:
         write_json(path / CONFIG, graft_document(model.config, model.embed_tokens.weight.dtype))
-        with file_errors(path):
-            write_loader(path)
+        write_loader(path)
         tensors = {graft_key(name): tensor for name, tensor in tensors.items()}
     else:
         write_json(path / CONFIG, {"model_type": DECODER, "format": FORMAT, **model.config.to_dict()})
+    write_origins(path, model.config.classes)
     save_tensors(path / WEIGHTS, tensors)
 
 
@@ -62,25 +76,32 @@ def why_no_graft(config: ModelConfig) -> str | None:
 def load_decoder(folder: str | Path) -> Decoder:
     """The decoder of a folder, on the CPU, in the dtype it was saved in."""
     path = Path(folder)
-    with torch.device("meta"):
-        model = Decoder(read_config(path / CONFIG))
+    config = read_config(path / CONFIG)
+    try:
+        with torch.device("meta"):
+            model = Decoder(config)
+    except ValueError as error:  # a stream that this shape cannot have
+        raise ValueError(f"{path / CONFIG}: {error}") from error
     renamed = graft_key if read_json(path / CONFIG)["model_type"] == GRAFT else str
     tensors = load_tensors(path / WEIGHTS)
     here = {renamed(name): (name, parameter) for name, parameter in model.named_parameters()}
-    faults = {
-        "missing": sorted(set(here) - set(tensors)),
-        "unexpected": sorted(set(tensors) - set(here)),
-        "of another shape": sorted(
-            f"{key} {tuple(tensor.shape)}, the model has {tuple(here[key][1].shape)}"
-            for key, tensor in tensors.items()
-            if key in here and tensor.shape != here[key][1].shape
-        ),
-        "not of floating point": sorted(key for key, tensor in tensors.items() if not tensor.is_floating_point()),
-    }
-    if found := [f"{what}: {', '.join(names)}" for what, names in faults.items() if names]:
-        raise ValueError(f"{path / WEIGHTS} does not fit its {CONFIG}; {'; '.join(found)}")
+    shapes = {key: (tensor.shape, here[key][1].shape) for key, tensor in tensors.items() if key in here}
+    other = {key: pair for key, pair in shapes.items() if pair[0] != pair[1]}
+    whole = [key for key, tensor in tensors.items() if not tensor.is_floating_point()]
+    what = f"{path / WEIGHTS} does not fit its {CONFIG}"
+    check_keys(what, set(here) - set(tensors), set(tensors) - set(here), other, whole)
     model.load_state_dict({here[key][0]: tensor for key, tensor in tensors.items()}, assign=True)
     return model
+
+
+def check_keys(
+    what: str, missing: Iterable[str], unexpected: Iterable[str], other: Mapping[str, Any], whole: Iterable[str] = ()
+) -> None:
+    """Refuse weights whose keys, shapes (there and in the model) or numbers are others than a model's."""
+    shapes = [f"{key} {tuple(there)}, the model has {tuple(here)}" for key, (there, here) in other.items()]
+    faults = {"missing": missing, "unexpected": unexpected, "of another shape": shapes, "not of floating point": whole}
+    if found := [f"{fault}: {', '.join(sorted(keys))}" for fault, keys in faults.items() if keys]:
+        raise ValueError(f"{what}; {'; '.join(found)}")
 
 
 def is_decoder(document: Any) -> bool:
@@ -93,15 +114,13 @@ def read_config(path: Path) -> ModelConfig:
     document = read_json(path)
     if not is_decoder(document):
         raise ValueError(f"{path} is not the configuration of a decoder: its model_type is not {DECODER!r}")
-    if document["model_type"] == DECODER:
-        if document.get("format") != FORMAT:
-            raise ValueError(
-                f"{path} is of format {document.get('format')!r}, this version reads {FORMAT}; save it anew"
-            )
-        fields = {name: value for name, value in document.items() if name not in ("model_type", "format")}
-        return ModelConfig.from_dict(fields, str(path))
     try:
-        return read_graft(document)
+        if document.get("format") != FORMAT:
+            raise ValueError(f"format is {document.get('format')!r}, this version reads {FORMAT}; save it anew")
+        if document["model_type"] != DECODER:
+            return read_graft(document)
+        fields = {name: value for name, value in document.items() if name not in ("model_type", "format")}
+        return ModelConfig.from_dict(fields, "a decoder")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -123,12 +142,20 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def system_errors(path: Path) -> Iterator[Any]:
-    """Turn the refusals that safetensors words itself into the system's."""
+    """Turn the refusals that safetensors and tokenizers word themselves into the system's."""
     with file_errors(path):
         try:
             yield
-        except SafetensorError as error:
+        except Exception as error:  # tokenizers raises no kind of its own
             number = re.search(r"os error (\d+)", str(error))
             if number is None:
                 raise
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+
+
+def write_loader(folder: str | os.PathLike[str]) -> None:
+    """Add the module and the configuration's `auto_map` to a folder saved by `save_pretrained`."""
+    path = Path(folder)
+    write_text(path / f"{MODULE}.py", CODE)
+    document = {**read_json(path / CONFIG), "auto_map": AUTO_MAP}
+    write_text(path / CONFIG, json.dumps(document, indent=2, sort_keys=True) + "\n")  # some families have infinities

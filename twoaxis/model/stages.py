@@ -12,7 +12,7 @@ Gradients take the same way back, so training moves twice the bytes.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,16 +21,14 @@ from twoaxis.base.meter import Meter, extent
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Applied, Seen
 from twoaxis.depth.walk import apply_nothing, visit
-from twoaxis.model.decoder import Trunk
+from twoaxis.model.decoder import Decoder
 
 
 class Boundary(NamedTuple):
-    """One transfer between chunks.
+    """One transfer between chunks, from the stage `sender` to `receiver`.
 
     Attributes:
-        block: the first block of the receiving chunk.
-        sender: the stage that sends.
-        receiver: the stage that receives.
+        block: the first one of the receiving chunk.
         tensors: of the packed state, by numbers that stay the same where the tensor does.
         sent: those the receiver does not have.
         whole: bytes per token of the whole state.
@@ -47,14 +45,8 @@ class Boundary(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """All transfers of one forward pass.
-
-    Attributes:
-        stages: P.
-        virtual: V.
-        boundaries: in order.
-        held: for each stage, bytes per token of received state that its chunks keep, each tensor once.
-    """
+    """All transfers of one forward pass of P `stages` with V `virtual` ones; `held` are the bytes per token of received
+    state that the chunks of each stage keep, each tensor once."""
 
     stages: int
     virtual: int
@@ -89,10 +81,10 @@ class Pipeline(NamedTuple):
         return max(by_stage)
 
 
-def plan(trunk: Trunk, stages: int, virtual: int = 1) -> Pipeline:
+def plan(model: Any, stages: int, virtual: int = 1) -> Pipeline:
     """The transfers of a model cut into `stages` times `virtual` chunks of equally many blocks."""
-    packed, chunks = boundaries(trunk), stages * virtual
-    per = trunk.config.num_hidden_layers // chunks
+    packed, chunks = boundaries(model), stages * virtual
+    per = model.stream.layout.blocks // chunks
     numbers: dict[tuple[int, int], int] = {}
     entering = [_sizes(packed[chunk * per], numbers) for chunk in range(chunks + 1)]
     has: list[dict[int, int]] = [{} for _ in range(stages)]
@@ -117,22 +109,25 @@ def _sizes(tensors: tuple[Tensor, ...], numbers: dict[tuple[int, int], int]) -> 
 
 
 @torch.no_grad()
-def boundaries(trunk: Trunk, increments: torch.dtype | None = None) -> list[tuple[Tensor, ...]]:
+def boundaries(model: Any, increments: torch.dtype | None = None) -> list[tuple[Tensor, ...]]:
     """The packed state of one token before each block and before the out site; all alive at once.
 
     Args:
-        trunk: on the meta device.
+        model: a decoder or a graft, on the meta device.
         increments: dtype of what sub-layers write, as under autocast; None is that of the embedding.
     """
-    stream, found, config = trunk.stream, [], trunk.config
-    x = torch.empty(1, 1, config.hidden_size, dtype=next(trunk.parameters()).dtype, device="meta")
+    stream, found = model.stream, []
+    x = torch.empty(1, 1, stream.layout.width, dtype=next(model.parameters()).dtype, device="meta")
+    heads = (
+        (model.config.kv_heads, model.config.head_size) if isinstance(model, Decoder) else (1, 1)
+    )  # which it refuses
 
     def act(site: Site, seen: Seen) -> Applied:
-        return apply_nothing(stream, seen, torch.empty_like(x, dtype=increments), (config.kv_heads, config.head_size))
+        return apply_nothing(stream, seen, torch.empty_like(x, dtype=increments), heads)
 
     with Meter(record=False):
         state = stream.open(x)
-        for block in range(config.num_hidden_layers):
+        for block in range(stream.layout.blocks):
             found.append(stream.pack(state))
             state = visit(stream, state, stream.sites_of(block), act)
         return [*found, stream.pack(state)]

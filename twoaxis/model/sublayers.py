@@ -37,17 +37,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class TokenInfo(NamedTuple):
-    """What every sub-layer of one pass knows about its tokens.
-
-    Attributes:
-        reach: (B, T) how many earlier positions belong to the token's document; None is all of them.
-        rope: the angles of the tokens' positions.
-        fused: whether attention may use fused kernels; see `twoaxis.window_attention`.
-    """
+    """What every sub-layer of one pass knows about its tokens."""
 
     reach: Tensor | None
+    """(B, T) how many earlier positions belong to the token's document; None is all of them."""
     rope: Rope
+    """The angles of the tokens' positions."""
     fused: bool = True
+    """Whether attention may use fused kernels; see `twoaxis.window_attention`."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -56,12 +53,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm with a learned scale.
-
-    Args:
-        width: of the last dimension.
-        eps: inside the mean square.
-    """
+    """RMSNorm with a learned scale."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -74,13 +66,8 @@ class RMSNorm(nn.Module):
 
 
 class SiteNorm(RMSNorm):
-    """The pre-norm of one site: RMSNorm with one learned scale per way, `norm_WAY` for those after the first.
-
-    Args:
-        ways: which entries of `Seen` it normalises.
-        width: D.
-        eps: inside the mean square.
-    """
+    """The pre-norm of one site: RMSNorm of the entries `ways` of `Seen`, one learned scale each, `norm_WAY` for those
+    after the first."""
 
     def __init__(self, ways: tuple[str, ...], width: int, eps: float) -> None:
         super().__init__(width, eps)
@@ -118,12 +105,8 @@ class Sublayer(nn.Module):
 Hosted = dict[tuple[str, int], Ring]
 """The rings of the operators inside a sub-layer, by place and way."""
 
-POINTS = {
-    "attention": ("self_attn", "before"),
-    "qkv": ("self_attn", "inside"),
-    "mlp": ("mlp", "before"),
-    "hidden": ("mlp", "inside"),
-}
+POINTS = {"attention": ("self_attn", "before"), "qkv": ("self_attn", "inside")}
+POINTS |= {"mlp": ("mlp", "before"), "hidden": ("mlp", "inside")}
 """Points of a mixer: the sub-layer that hosts its operator, and the operator's name in it."""
 
 
@@ -133,7 +116,7 @@ class Host(Sublayer):
     Args:
         mixer: where the operators come from; None has none.
         name: of the sub-layer in its block.
-        width: D.
+        width: of its input.
         inside: channels of the first projections together.
         ways: how many tensors pass through `before` one after the other, each with a memory of its own.
     """
@@ -172,14 +155,7 @@ class Host(Sublayer):
 
 
 class Attention(Host):
-    """Causal grouped-query attention: `window_attention` along the time axis.
-
-    Args:
-        config: the decoder's.
-        block: its number; blocks may differ in their window and in having rotary positions.
-        mixer: may act on the attention's input and on its projections.
-        separate: whether the stream gives q, k and v separately.
-    """
+    """Causal grouped-query attention: `window_attention` along the time axis."""
 
     def __init__(self, config: ModelConfig, block: int, mixer: Mixer | None = None, separate: bool = False) -> None:
         width, size = config.hidden_size, config.head_size
@@ -228,13 +204,7 @@ class Attention(Host):
 
 
 class MLP(Host):
-    """A gated MLP: SwiGLU, or another activation in its place.
-
-    Args:
-        config: the decoder's.
-        block: its number; hidden widths may differ.
-        mixer: may act on the input and on the hidden channels.
-    """
+    """A gated MLP: SwiGLU, or another activation in its place. Hidden widths may differ by block."""
 
     def __init__(self, config: ModelConfig, block: int, mixer: Mixer | None = None) -> None:
         hidden, width = config.hidden_width(block), config.hidden_size

@@ -8,24 +8,35 @@
 
 A sub-layer that mixes tokens, whatever it is (attention, a state-space layer, linear attention), is an `attention` for
 placements, any other one an `mlp`; layers may have three or four of them.
+
+A model on the meta device cannot be surveyed, because masks look at numbers, and a large one should not have to be
+built for it: `survey_of` runs a narrow twin, which has the same classes, layers, layer types and ratios of heads at a
+small width, so that its layers do the same things to their residual in the same order.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from twoaxis.base.options import check_type
 from twoaxis.depth.registry import stream
 from twoaxis.depth.stream import Seen
-from twoaxis.model import joins
-from twoaxis.model.joins import GraftedChild, Refused, Residual
+from twoaxis.model import additions, grafted
+from twoaxis.model.additions import Refused, Residual
+from twoaxis.model.grafted import GraftedChild
+from twoaxis.model.initialise import CONV1D
 
 NORM = re.compile(r"norm|^ln|layer_?norm", re.I)
 MIXES = re.compile(r"attn|attention|mixer|mamba|ssm|conv|recurrent|temporal|time_mix|delta|retention|lightning", re.I)
@@ -44,12 +55,12 @@ class Branch(NamedTuple):
     Attributes:
         child: its name in the layer.
         norm: name of the norm whose output it gets as it is; "" where it gets the read itself, None where neither.
-        projections: its linear layers that get its input as it is, with their channels.
+        projections: its linear layers that get its input as it is.
     """
 
     child: str
     norm: str | None
-    projections: tuple[tuple[str, int], ...]
+    projections: tuple[str, ...]
 
 
 class Form(NamedTuple):
@@ -59,21 +70,16 @@ class Form(NamedTuple):
         kinds: its sites in order: attention, mlp or parallel.
         addends: by site, how many additions make up the write.
         outputs: by site, the last linear layers before the addition, which initial values are scaled for.
+        readers: by site, the norms that the residual goes into; "" for anything else that it goes into.
         attention, mlp: the sub-layers of these kinds, the first of each.
     """
 
     kinds: tuple[str, ...]
     addends: tuple[int, ...]
     outputs: tuple[tuple[str, ...], ...]
+    readers: tuple[tuple[str, ...], ...]
     attention: Branch | None
     mlp: Branch | None
-
-    @staticmethod
-    def read(document: Any) -> Form:
-        """From JSON."""
-        kinds, addends, outputs, *branches = document
-        found = [b and Branch(b[0], b[1], tuple((str(n), int(c)) for n, c in b[2])) for b in branches]
-        return Form(tuple(kinds), tuple(addends), tuple(tuple(names) for names in outputs), *found)
 
 
 def kind_of(name: str, module: nn.Module) -> str:
@@ -87,11 +93,12 @@ def kind_of(name: str, module: nn.Module) -> str:
     return "other"
 
 
+@dataclass(eq=False)
 class Node:
-    """A value of the residual in the dry run: whether a child has read it, and which additions made it."""
+    """A value of the residual in the dry run: whether an addition made it, and whether a child has read it."""
 
-    def __init__(self, joined: bool) -> None:
-        self.joined, self.read = joined, False
+    joined: bool = False
+    read: bool = False
 
 
 class Plain(NamedTuple):
@@ -107,12 +114,14 @@ class Survey:
     def __init__(self) -> None:
         self.forms: list[Form] = []
         self.where, self.width = "the model", 0
+        self.closed: Tensor | None = None  # what the last layer returned
+        self.final = ""
         self.hidden: list[Tensor] = []  # norms' outputs: kept, so that no other tensor takes their place in memory
 
     def open(self, x: Tensor) -> Residual:
         """Layer 0 is called."""
         self.width = x.shape[-1]
-        return Residual(self, Plain(x, Node(False)))
+        return Residual(self, Plain(x, Node()))
 
     def read(self, state: Plain) -> Seen:
         """The sum."""
@@ -126,10 +135,12 @@ class Survey:
         self.kinds: list[str] = []
         self.addends: list[int] = []
         self.outputs: list[tuple[str, ...]] = []
+        self.readers: list[tuple[str, ...]] = []
+        self.reading: list[str] = []
         self.branches: dict[str, Branch] = {}
         self.ran: list[tuple[str, str]] = []
         self.norms: dict[str, Tensor] = {}
-        self.newest = Node(False)
+        self.newest = Node()
         return residual.like(Plain(residual.state.x, self.newest))
 
     def enter(self, child: GraftedChild, call: Callable[..., Any], given: Any, args: Any, kwargs: Any) -> Any:
@@ -139,14 +150,26 @@ class Survey:
         norm: str | None = None
         if given is not None:
             own, norm = given.x, ""
+            self.reading.append(name if kind == "norm" else "")
             args, kwargs = child.put(given, own, args, kwargs)
         else:
             tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
             fed = [(n, t) for n, out in self.norms.items() for t in tensors if t is out]
             norm, own = fed[0] if fed else (None, None)
-        found: list[tuple[str, int]] = []
+        found: list[str] = []
         last: list[str] = []
-        with self._watched(child, own, found, last):
+
+        def note(linear: str, args: tuple[Any, ...], out: Any) -> None:
+            if out.shape[-1] == self.width:  # not a router, nor a gate of one number
+                last.append(linear)
+            if own is not None and args and args[0] is own and linear and "." not in linear:
+                found.append(linear)
+
+        linears = [(n, m) for n, m in child.named_modules() if isinstance(m, nn.Linear) or type(m).__name__ == CONV1D]
+        with ExitStack() as hooks:
+            for linear, module in linears:
+                hook = module.register_forward_hook(lambda _, args, out, linear=linear: note(linear, args, out))
+                hooks.callback(hook.remove)
             out = call(*args, **kwargs)
         if kind == "norm" and given is not None and isinstance(out, Tensor):
             self.norms[name] = out
@@ -156,34 +179,12 @@ class Survey:
         self.ran.append((kind, ".".join(filter(None, (name, last[-1]))) if last else ""))
         return out
 
-    @contextmanager
-    def _watched(self, child: nn.Module, own: Tensor | None, found: list[Any], last: list[str]) -> Iterator[None]:
-        """Note which linear layers of `child` run, and which get its own input as it is."""
-        hooks = []
-
-        def note(name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-                last.append(name)
-                if own is not None and args and args[0] is own and "." not in name and name:
-                    found.append((name, out.shape[-1]))
-
-            return hook
-
-        for name, module in child.named_modules():
-            if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
-                hooks.append(module.register_forward_hook(note(name)))
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
     def join(self, residual: Residual, y: Any) -> Residual:
         """An addition."""
         shape = residual.shaped or residual.state.x.shape  # not residual.x, which would count as a read
         if not isinstance(y, Tensor) or tuple(y.shape) != tuple(shape):
             raise Refused(f"{self.where} adds a {describe(y)} to its residual, not an increment of its shape")
-        node = residual.state.node
+        x, node = residual.state
         if node is not self.newest:
             raise Refused(f"{self.where} adds to a residual that it has added to before")
         if node.joined and not node.read and not self.ran:
@@ -195,19 +196,21 @@ class Survey:
             self.addends.append(1)
             by_kind = {("attention" if k == "attention" else "mlp"): name for k, name in self.ran if name}
             self.outputs.append(tuple(by_kind.values()) if both else tuple(by_kind.values())[-1:])
-        self.ran, self.newest = [], Node(True)
-        return residual.like(Plain(residual.state.x + y.view(residual.state.x.shape), self.newest))
+            self.readers.append(tuple(self.reading))
+        self.ran, self.reading, self.newest = [], [], Node(joined=True)
+        return residual.like(Plain(x + y.view(x.shape), self.newest))
 
     def scale(self, residual: Residual, factor: Any) -> Residual:
         """The residual is multiplied: by a number, a number per channel, or a tensor with one of a kind."""
         if isinstance(factor, Residual):
             raise Refused(f"{self.where} multiplies its residual by itself")
-        return residual.like(Plain(residual.state.x * factor, residual.state.node))
+        return residual.like(residual.state._replace(x=residual.state.x * factor))
 
     def close(self, residual: Residual) -> Tensor:
         """The last layer returned."""
         self._end()
-        return residual.x
+        self.closed = residual.x
+        return self.closed
 
     def _end(self) -> None:
         if self.where == "the model":
@@ -215,7 +218,8 @@ class Survey:
         if not self.kinds:
             raise Refused(f"{self.where} adds nothing to its residual where it can be seen: the sum is inside a child")
         branches = (self.branches.get("attention"), self.branches.get("mlp"))
-        self.forms.append(Form(tuple(self.kinds), tuple(self.addends), tuple(self.outputs), *branches))
+        sites = (tuple(self.kinds), tuple(self.addends), tuple(self.outputs), tuple(self.readers))
+        self.forms.append(Form(*sites, *branches))
 
 
 def describe(value: Any) -> str:
@@ -233,20 +237,28 @@ def sample(model: nn.Module, length: int = TOKENS) -> Tensor:
 @contextmanager
 def announced(run: Any) -> Iterator[None]:
     """Layers take part in `run` while this is active."""
-    token = joins.CURRENT.set(run)
+    token = additions.CURRENT.set(run)
     try:
         yield
     finally:
-        joins.CURRENT.reset(token)
+        additions.CURRENT.reset(token)
 
 
 @torch.no_grad()
 def survey(model: nn.Module) -> Survey:
     """A dry run that has gone through every layer of a model; `attach` must have been called."""
-    run, layers = Survey(), joins.find_layers(model)
-    was = model.training
+    run, layers, was = Survey(), grafted.find_layers(model), model.training
+
+    def note(name: str, args: tuple[Any, ...]) -> None:
+        if args and args[0] is run.closed is not None:
+            run.final = name
+
     try:
-        with announced(run):
+        with announced(run), ExitStack() as hooks:
+            for name, module in model.named_modules():
+                if name and kind_of(name.rpartition(".")[2], module) == "norm":
+                    hook = module.register_forward_pre_hook(lambda _, args, name=name: note(name, args))
+                    hooks.callback(hook.remove)
             model.eval()(sample(model), use_cache=False)
     except Refused:
         raise
@@ -280,8 +292,9 @@ class Architecture(NamedTuple):
         forms: of each layer.
         width: of the residual stream, which an embedding may be narrower than.
         exact: how the plain stream equals the untouched model: bitwise or rounding.
-        packs: whether packed documents, told apart by positions that begin anew, give what each gives alone.
+        packs: whether packed documents, separated by positions that begin anew, give what each gives alone.
         digest: of the source of the layers' classes; another one may add elsewhere, and is proved anew.
+        final: name of the norm behind the last layer; "" where something else comes first.
     """
 
     forms: tuple[Form, ...]
@@ -289,6 +302,7 @@ class Architecture(NamedTuple):
     exact: str
     packs: bool
     digest: str
+    final: str
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, every form once."""
@@ -300,12 +314,26 @@ class Architecture(NamedTuple):
     def from_dict(document: Any) -> Architecture:
         """From JSON."""
         try:
-            once = [Form.read(form) for form in document["forms"]]
-            forms = tuple(once[i] for i in document["layers"])
-            rest = [document[name] for name in Architecture._fields[1:]]
-            return Architecture(forms, *rest)
+            once = [_record(Form, form) for form in document["forms"]]
+            if any(len({*map(len, form[:4])}) != 1 or min(form.addends) < 1 for form in once):
+                raise ValueError("a form has not one entry for each site")
+            forms = [once[i] for i in document["layers"]]
+            return _record(Architecture, [forms, *(document[name] for name in Architecture._fields[1:])])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ValueError(f"survey in config.json cannot be read ({error!r}); retrofit the model anew") from None
+
+
+def _record(cls: Any, values: Any) -> Any:
+    """A named tuple of JSON's lists; a ValueError names a field that is of another type."""
+    made = []
+    for (name, hint), value in zip(get_type_hints(cls).items(), values, strict=True):
+        made.append(_record(Branch, value) if hint == Branch | None and value else _tuples(value))
+        check_type(name, made[-1], hint)
+    return cls(*made)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 @torch.no_grad()
@@ -316,10 +344,11 @@ def examine(model: nn.Module) -> Architecture:
         before = model.eval()(tokens, use_cache=False).logits
         if not bool(before.isfinite().all()):
             raise ValueError("the logits are not finite: the model overflows in this dtype; choose another")
-        layers = joins.attach(model, kind_of)
+        layers = grafted.attach(model, kind_of)
         found = survey(model)
         exact = prove(model, found.forms, found.width, before)
-        return Architecture(tuple(found.forms), found.width, exact, _packs(model, tokens), digest(layers))
+        packs = _packs(model, tokens)
+        return Architecture(tuple(found.forms), found.width, exact, packs, digest(layers), found.final)
     finally:
         model.train(was)
 
@@ -329,14 +358,31 @@ def prove(model: nn.Module, forms: Sequence[Form], width: int, before: Tensor) -
     """How exactly a pass with the plain stream gives the logits of the untouched model; refused where it does not."""
     plain = stream("standard", blocks=len(forms), width=width, kinds=[form.kinds for form in forms])
     sites = [count for form in forms for count in form.addends]
-    run = joins.Bare(plain, sites, [("x",)] * (len(sites) + 1))
+    run = additions.Bare(plain, sites, [("x",)] * (len(sites) + 1))
     with announced(run):
         after = model(sample(model), use_cache=False).logits
     found = difference(after, before)
     if found > TOLERANCE[before.dtype]:
-        where = type(joins.find_layers(model)[0]).__name__
+        where = type(grafted.find_layers(model)[0]).__name__
         raise Refused(f"{where}: with its additions taken over the logits differ by {found:.2g} of the largest")
     return "bitwise" if found == 0.0 else "rounding"
+
+
+@torch.no_grad()
+def prove_cached(model: Any, tokens: Tensor) -> None:
+    """Refuse a graft that exchanges keys and values where the family does more with cached ones than attend to them."""
+    where, cache, cut = type(model.backbone).__name__, model.make_cache(), TOKENS // 2
+    whole = model(tokens, use_cache=False).logits
+    try:
+        parts = [model(part, past_key_values=cache, use_cache=True).logits for part in tokens.split(cut, dim=1)]
+    except Refused:
+        raise
+    except Exception as error:  # a mask cut to the keys of this pass, or the like
+        raise Refused(
+            f"{where} cannot exchange keys with a cache: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    if (found := difference(torch.cat(parts, dim=1), whole)) > TOLERANCE[whole.dtype]:
+        raise Refused(f"{where}: with keys exchanged before they are cached the logits differ by {found:.2g}")
 
 
 @torch.no_grad()
@@ -353,5 +399,74 @@ def _packs(model: nn.Module, tokens: Tensor) -> bool:
 
 def digest(layers: nn.ModuleList) -> str:
     """Of the source of the layers' classes: another one may add elsewhere."""
-    sources = {inspect.getsource(joins.original_class(layer)) for layer in layers}
+    sources = {inspect.getsource(grafted.original_class(layer)) for layer in layers}
     return hashlib.sha256("\n".join(sorted(sources)).encode()).hexdigest()[:16]
+
+
+HEAD = 8
+"""Channels of a twin's head."""
+HEADS = re.compile(r"(num|decoder)_(attention_)?heads|n_heads?|num_query_groups")
+KEY_HEADS = re.compile(r"num_(key_value|kv)_heads|n_head_kv")
+WIDTHS = re.compile(r"hidden_size|d_model|n_embd|dim|embed_dim|word_embed_proj_dim|embedding_size|lru_width")
+SMALL = (
+    (re.compile(r".*head_dim|d_kv|kv_channels"), HEAD),
+    (re.compile(r".*(intermediate|ffn_hidden|mlp_hidden|expert_hidden)_size|.*ffn_dim|n_inner|d_ff|dff|d_inner"), 16),
+    (re.compile(r".*lora_rank"), 8),
+    (re.compile(r"rotary_dim"), 4),
+    (re.compile(r"vocab_size.*"), 64),
+    (re.compile(r"max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length"), 64),
+)
+"""Fields that are numbers of channels, tokens or positions, and what they are in a twin at most."""
+
+
+def narrow(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The same family and layers at a small width."""
+    fields = {name: value for name, value in config.to_dict().items() if not name.endswith("token_id")}
+    heads = max([value for name, value in fields.items() if HEADS.fullmatch(name) and isinstance(value, int)] or [1])
+    keys = [value for name, value in fields.items() if KEY_HEADS.fullmatch(name) and isinstance(value, int)]
+    shared = heads // min(keys) if keys and heads % min(keys) == 0 else 1
+    fewer = 2 * shared if heads > 2 * shared else heads
+
+    def small(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [small(name, each) for each in value]
+        if isinstance(value, bool) or not isinstance(value, int):
+            return value
+        if HEADS.fullmatch(name) or KEY_HEADS.fullmatch(name):
+            return max(1, value * fewer // heads)
+        if WIDTHS.fullmatch(name):
+            return min(value, fewer * HEAD)
+        return next((min(value, most) for pattern, most in SMALL if pattern.fullmatch(name)), value)
+
+    made = {name: small(name, value) for name, value in fields.items()}
+    made["query_pre_attn_scalar"] = fields.get("query_pre_attn_scalar") and HEAD
+    known = {name: value for name, value in made.items() if name in fields and name != "dtype"}
+    return type(config).from_dict({**known, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None})
+
+
+_FOUND: dict[str, Architecture] = {}
+"""Surveys by the twin's configuration: models that differ in width alone have one."""
+
+
+def survey_of(config: PreTrainedConfig) -> Architecture:
+    """What the layers of a family's model do, found on a narrow twin."""
+    text: Any = config.get_text_config(decoder=True)
+    try:
+        twin: Any = narrow(config)
+        key = json.dumps(twin.to_dict(), sort_keys=True, default=str)
+        if key not in _FOUND:
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+                torch.manual_seed(0)
+                _FOUND[key] = examine(AutoModelForCausalLM.from_config(copy.deepcopy(twin)).float())
+        found = _FOUND[key]
+        inside = twin.get_text_config(decoder=True)
+    except Refused:
+        raise
+    except Exception as error:  # whatever a family's classes do with sizes that they did not expect
+        raise Refused(
+            f"{config.model_type} cannot be looked at without weights ({type(error).__name__}: {first_line(error)}); "
+            "build it with some"
+        ) from error
+    if found.width != inside.hidden_size:
+        raise Refused(f"{config.model_type}: its residual is {found.width} wide in a twin of {inside.hidden_size}")
+    return found._replace(width=text.hidden_size)

@@ -18,6 +18,7 @@ from twoaxis.base.registry import did_you_mean
 from twoaxis.base.spec import parse, spell
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import COMMON, SHORT, ModelConfig
+from twoaxis.model.family_shape import FamilyShape
 from twoaxis.sequence.registry import MIXERS
 
 
@@ -61,21 +62,13 @@ class Contender:
         return fields
 
 
-def parse_methods(
-    stream: str | None, mixer: str | None
-) -> tuple[tuple[str, dict[str, Any]], tuple[str | None, dict[str, Any]]]:
-    """Name and options of a stream and of a mixer from their spellings; an alias becomes the name it stands for."""
-    name, options = parse("standard" if stream is None else stream)
-    mixer_name, mixer_options = (None, {}) if mixer is None else parse(mixer)
-    return STREAMS.expand(name, options), (None, {}) if mixer_name is None else MIXERS.expand(mixer_name, mixer_options)
-
-
 def make_contender(stream: str | None = None, mixer: str | None = None) -> Contender:
     """A contender from the spellings of a stream and a mixer; None is the plain residual, or no mixer.
 
     Names and options are checked against the methods when a model is configured with them, not here.
     """
-    (name, options), (mixer_name, mixer_options) = parse_methods(stream, mixer)
+    name, options = STREAMS.expand(*parse("standard" if stream is None else stream))
+    mixer_name, mixer_options = (None, {}) if mixer is None else MIXERS.expand(*parse(mixer))
     model: dict[str, Any] = {}
     train: dict[str, Any] = {}
     labels = [given.pop("label") for given in (options, mixer_options) if "label" in given]
@@ -103,20 +96,17 @@ def make_contender(stream: str | None = None, mixer: str | None = None) -> Conte
     )
 
 
-def with_method(shape: ModelConfig, method: Contender) -> ModelConfig:
-    """A shape with the stream and the mixer of a contender in place of its own.
-
-    Args:
-        shape: the backbone.
-        method: fields of the training mean nothing here and are refused.
-    """
+def with_method(shape: Any, method: Contender) -> Any:
+    """A decoder's or a family's shape with the stream and the mixer of a contender in place of its own."""
     if method.train:
         raise ValueError(f"{method.label}: train.{next(iter(method.train))} changes the training, not the model")
-    known = {field.name for field in dataclasses.fields(shape)} | set(SHORT)
-    for key in method.model:
+    known = {field.name for field in dataclasses.fields(ModelConfig)} | set(SHORT)
+    for key in method.model if isinstance(shape, ModelConfig) else ():
         if key not in known:
             raise ValueError(f"{method.label}: a decoder has no field {key!r}{did_you_mean(key, sorted(known))}")
     changed = {SHORT.get(key, key): value for key, value in method.model_fields().items()}
     if method.mixer is None:
         changed.pop("mixer_blocks", None)
+    if isinstance(shape, FamilyShape):
+        return shape.changed(changed, method.label)
     return ModelConfig.from_dict({**shape.plain().to_dict(), **changed}, method.label)

@@ -14,85 +14,80 @@ attention, the hidden channels of an MLP.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from twoaxis.depth.blend import Blend
+from twoaxis.depth.stream import Stream
+
+COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"
+"""Of a transformers plan, what is followed here: linear layers that are spread, and norms of parts of their output."""
 PLAN: Mapping[str, str] = {
-    "layers.*.self_attn.q_proj": "colwise",
-    "layers.*.self_attn.k_proj": "colwise",
-    "layers.*.self_attn.v_proj": "colwise",
-    "layers.*.self_attn.o_proj": "rowwise",
-    "layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
-    "layers.*.self_attn.k_norm": "replicated_with_grad_allreduce",
-    "layers.*.mlp.gate_proj": "colwise",
-    "layers.*.mlp.up_proj": "colwise",
-    "layers.*.mlp.down_proj": "rowwise",
+    **{f"layers.*.self_attn.{name}_proj": COLUMNS for name in "qkv"},
+    **{f"layers.*.self_attn.{name}_norm": PARTIAL for name in "qk"},
+    **{f"layers.*.mlp.{name}_proj": COLUMNS for name in ("gate", "up")},
+    "layers.*.self_attn.o_proj": ROWS,
+    "layers.*.mlp.down_proj": ROWS,
 }
 """How our decoder is spread, in the words of transformers' `base_model_tp_plan`."""
-STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
 
-class Tensors(NamedTuple):
-    """What of a model is spread.
+def spread_tensors(model: Any, mesh: DeviceMesh) -> list[nn.Module]:
+    """Spread the sub-layers of a `Decoder`, or of a transformers model with a stream, over a mesh, in place.
 
-    Attributes:
-        spread: names of linear layers that are.
-        whole: names of sub-layers that stay whole because of a mixer in them.
-        partial: norms whose gradients are a device's own part, and must be added.
+    Returns:
+        Norms whose gradients are a device's own part: see `add_partial`.
     """
-
-    spread: tuple[str, ...]
-    whole: tuple[str, ...]
-    partial: tuple[nn.Module, ...]
-
-
-def spread_tensors(model: nn.Module, mesh: DeviceMesh) -> Tensors:
-    """Spread the sub-layers of a `Decoder`, or of a transformers model with a stream, over a mesh, in place."""
-    backbone: Any = getattr(model, "backbone", None)
-    plan = PLAN if backbone is None else getattr(backbone.config, "base_model_tp_plan", None) or {}
-    config: Any = getattr(model, "config", None) if backbone is None else backbone.config
-    for field in ("num_attention_heads", "num_key_value_heads"):
-        _check(field, getattr(config, field, None) or mesh.size(), mesh.size())
+    stream: Stream = model.stream
+    if any(True for _ in stream.parameters()) and any(stream.changes_kv(site) for site in stream.layout.sites):
+        # a device has the gradients of its own heads alone, and adding them would count others twice
+        name = stream.method.name if isinstance(stream, Blend) else stream.name
+        raise ValueError(f"{name} learns how to mix keys and values, whose heads tp spreads; use fsdp")
+    backbone = getattr(model, "backbone", model)
+    plan = PLAN if backbone is model else getattr(backbone.config, "base_model_tp_plan", None) or {}
+    check_heads(backbone.config, mesh.size())
     modules = dict(model.named_modules())
     by_name = {name: style for name in modules if (style := _style(name, plan)) is not None}
-    if not any(style in STYLES for style in by_name.values()):
-        raise ValueError(f"{type(backbone or model).__name__} has no plan for tensor parallelism; use fsdp")
-    spread, whole, partial = [], [], []
+    if not {COLUMNS, ROWS} & set(by_name.values()):
+        raise ValueError(f"{type(backbone).__name__} has no plan for tensor parallelism; use fsdp")
+    partial: list[nn.Module] = []
     for name, style in by_name.items():
         parent, _, child = name.rpartition(".")
-        host = modules[parent]
+        host, module = modules[parent], modules[name]
         if any(host._modules.get(inside) is not None for inside in ("inside", "twoaxis_inside")):
-            whole.append(parent)
-        elif style in STYLES:
-            linear: Any = modules[name]
-            _check(name, linear.out_features if style == "colwise" else linear.in_features, mesh.size())
-            parallelize_module(host, mesh, {child: STYLES[style]()})
-            spread.append(name)
-        else:
-            partial.append(modules[name])
-    return Tensors(tuple(spread), tuple(dict.fromkeys(whole)), tuple(partial))
+            continue  # it stays whole
+        if style == PARTIAL:
+            partial.append(module)
+            continue
+        _check(name, int(getattr(module, "out_features" if style == COLUMNS else "in_features")), mesh.size())
+        parallelize_module(host, mesh, {child: ColwiseParallel() if style == COLUMNS else RowwiseParallel()})
+    return partial
 
 
 def _style(name: str, plan: Mapping[str, str]) -> str | None:
     """What a plan says of a module: `*` in its names stands for a number."""
     for pattern, style in plan.items():
-        known = style in STYLES or style == "replicated_with_grad_allreduce"
-        if known and re.search(rf"(^|\.){re.escape(pattern).replace(re.escape('*'), '[0-9]+')}$", name):
-            return style
+        if re.search(rf"(^|\.){re.escape(pattern).replace(re.escape('*'), '[0-9]+')}$", name):
+            return style if style in (COLUMNS, ROWS, PARTIAL) else None
     return None
 
 
-def add_partial(tensors: Tensors, mesh: DeviceMesh) -> None:
+def add_partial(norms: Iterable[nn.Module], mesh: DeviceMesh) -> None:
     """Add the gradients that are parts, after a backward pass."""
-    for norm in tensors.partial:
-        for grad in (parameter.grad for parameter in norm.parameters() if parameter.grad is not None):
-            dist.all_reduce(grad.to_local() if isinstance(grad, DTensor) else grad, group=mesh.get_group())
+    for grad in (p.grad for norm in norms for p in norm.parameters() if p.grad is not None):
+        dist.all_reduce(grad.to_local() if isinstance(grad, DTensor) else grad, group=mesh.get_group())
+
+
+def check_heads(config: Any, degree: int) -> None:
+    """Refuse heads that cannot be spread over so many devices."""
+    for field in ("num_attention_heads", "num_key_value_heads"):
+        _check(field, getattr(config, field, None) or degree, degree)
 
 
 def _check(name: str, count: int, degree: int) -> None:

@@ -1,4 +1,1 @@
-"""Pretrained checkpoint to two-axis model, equal at step 0.
-
-source ──► family: config and names ──► our model, new parameters neutral ──► measured against the source ──► folder
-"""
+"""Pretrained models: where they come from, how a method starts on them, and what is kept of a retrofit."""

@@ -7,6 +7,7 @@ tokens. The source's logits are taken before anything of it is touched.
 from __future__ import annotations
 
 import platform
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,13 +19,7 @@ WINDOW = 256
 
 
 class Text(NamedTuple):
-    """What is measured on.
-
-    Attributes:
-        name: where it comes from.
-        tokens: windows of (1, T).
-        bytes: of the text that was tokenised.
-    """
+    """What is measured on: where it comes from, windows of (1, T), and bytes of the text that was tokenised."""
 
     name: str
     tokens: tuple[Tensor, ...]
@@ -52,25 +47,15 @@ class Difference(NamedTuple):
     tokens: int
 
 
-def read_text(path: str | Path | None) -> tuple[str, str]:
-    """A name and a text: the user's file, or the standard library's."""
-    if path is None:
-        import textwrap
-
-        return f"textwrap.py of Python {platform.python_version()}", Path(textwrap.__file__).read_text(encoding="utf-8")
-    try:
-        return str(path), Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: byte {error.start} cannot be read") from error
-
-
-def make_text(tokenizer: Any, vocabulary: int, positions: int, tokens: int, path: str | Path | None = None) -> Text:
+def make_text(
+    tokenizer: Any, vocabulary: int, positions: int | None, tokens: int, path: str | Path | None = None
+) -> Text:
     """The first `tokens` tokens of a text in windows.
 
     Args:
         tokenizer: the source's; None takes bytes, modulo the vocabulary.
         vocabulary: of the model.
-        positions: that the model is made for; a window is not longer.
+        positions: that the model is made for, where it says so; a window is not longer.
         tokens: how many at most.
         path: of the text; None is the standard library's.
     """
@@ -78,7 +63,11 @@ def make_text(tokenizer: Any, vocabulary: int, positions: int, tokens: int, path
 
     if tokens < 2:
         raise ValueError(f"the difference is measured on at least 2 tokens, got {tokens}")
-    name, text = read_text(path)
+    name = f"textwrap.py of Python {platform.python_version()}" if path is None else str(path)
+    try:
+        text = Path(path or textwrap.__file__).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: byte {error.start} cannot be read") from error
     text = text[: 16 * tokens]  # no tokenizer of text needs more characters than that for a token
     if tokenizer is None:
         ids, name = [byte % vocabulary for byte in text.encode()], f"{name} as bytes"
@@ -89,9 +78,9 @@ def make_text(tokenizer: Any, vocabulary: int, positions: int, tokens: int, path
         raise ValueError(f"{name} has {len(ids)} tokens; the difference is measured on at least 2")
     if max(ids) >= vocabulary:
         raise ValueError(f"the tokenizer gives token {max(ids)}, the model has a vocabulary of {vocabulary}")
-    windows = torch.tensor([ids]).split(min(WINDOW, positions), dim=1)
     size = len(text.encode()) if tokenizer is None else len(tokenizer.decode(ids, skip_special_tokens=True).encode())
-    return Text(name, windows, size)
+    window = min(WINDOW, positions) if positions and positions > 0 else WINDOW  # XLNet says -1 for any number
+    return Text(name, torch.tensor([ids]).split(window, dim=1), size)
 
 
 def logits(model: Any, text: Text) -> list[Tensor]:
@@ -99,16 +88,13 @@ def logits(model: Any, text: Text) -> list[Tensor]:
     import torch
 
     device = next(model.parameters()).device
-    found = []
-    with torch.no_grad():
-        for window in text.tokens:
-            try:
-                found.append(model(input_ids=window.to(device), use_cache=False).logits[0])
-            except RuntimeError as error:
-                if "non-finite" not in str(error):
-                    raise
-                raise ValueError(f"the method cannot follow this model: {str(error).splitlines()[0]}") from error
-    return found
+    try:
+        with torch.no_grad():
+            return [model(input_ids=window.to(device), use_cache=False).logits[0] for window in text.tokens]
+    except RuntimeError as error:
+        if "non-finite" not in str(error):
+            raise
+        raise ValueError(f"the method cannot follow this model: {str(error).splitlines()[0]}") from error
 
 
 def difference(ours: list[Tensor], theirs: list[Tensor]) -> Difference:

@@ -85,9 +85,15 @@ def record_of(model: Any) -> Record | None:
     return read_record(name) if name else None
 
 
+def is_retrofit(model: Any) -> bool:
+    """Whether it is known which parameters of a model are new."""
+    return hasattr(model, "begun") or record_of(model) is not None
+
+
 def parameter_origins(model: Any) -> dict[str, Origin]:
     """Whether each parameter is new or pretrained; a model that is no retrofit is an error."""
-    record = record_of(model)
+    begun = getattr(model, "begun", None)
+    record = record_of(model) if begun is None else begun
     if record is None:
         raise ValueError(
             "this model is no retrofit: there is no retrofit.json in the folder it was loaded from, so nobody knows "
@@ -104,17 +110,25 @@ def new_parameters(model: Any) -> list[str]:
     return [name for name, origin in parameter_origins(model).items() if origin == "new"]
 
 
-def learning_rates(model: Any, rates: Mapping[Origin, float] = RATES) -> dict[str, float]:
-    """Multipliers of the learning rate of a retrofit by parameter, for `twoaxis.model.groups.param_groups`."""
-    return {name: {**RATES, **rates}[origin] for name, origin in parameter_origins(model).items()}
+def learning_rates(model: Any, rates: Mapping[Origin, float] | None = None) -> dict[str, float]:
+    """Multipliers of the learning rate of a retrofit by parameter, for `twoaxis.model.groups.param_groups`.
+
+    Args:
+        model: a retrofit.
+        rates: other ones than `RATES`. Where every pretrained matrix is frozen, pretrained scales and biases have the
+            whole rate: nothing under them moves.
+    """
+    from twoaxis.model.groups import DECAYED, roles
+
+    origins, known, whole = parameter_origins(model), roles(model), dict[Origin, float]()
+    learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not any(known[name] in DECAYED and origins[name] == "pretrained" for name in learning):
+        whole["pretrained"] = 1.0
+    return {name: {**RATES, **whole, **(rates or {})}[origin] for name, origin in origins.items()}
 
 
 def closed_paths(stuck: dict[str, str]) -> list[str]:
-    """A line of warning for each reason why new parameters do not learn.
-
-    Args:
-        stuck: names and reasons, as in a record.
-    """
+    """A line of warning for each reason why new parameters do not learn, by their names as in a record."""
     by_reason: dict[str, list[str]] = {}
     for name, why in stuck.items():
         by_reason.setdefault(why, []).append(name)

@@ -12,14 +12,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.files import atomic_folder, check_empty, claim, remove_partial
+from twoaxis.base.machine import versions
+from twoaxis.base.plugins import use_options
+from twoaxis.pretrained.choose_start import Start, choose, read_method, shape_of
 from twoaxis.pretrained.record import Record, write_record
-from twoaxis.pretrained.start import Start, choose, read_method
+from twoaxis.show.document import Document, Facts, Showable
 
 if TYPE_CHECKING:
     import torch
@@ -35,18 +38,46 @@ TOKENS = 768
 """Tokens of the text that the difference is measured on."""
 
 
-class Retrofitted(NamedTuple):
+@dataclass(frozen=True)
+class Retrofitted(Showable):
     """What `retrofit` returns.
 
     Attributes:
         model: the two-axis model.
         tokenizer: the source's, if it has one.
         record: what was done and measured; `retrofit.json` of the folder.
+        folder: where it was written, if it was.
     """
 
     model: TwoAxisForCausalLM
     tokenizer: PreTrainedTokenizerBase | None
     record: Record
+    folder: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The folder and the record."""
+        return {"folder": self.folder, **self.record.to_dict()}
+
+    def document(self) -> Document:
+        """What was made of what, how far it is from the source, and what was added."""
+        record, method = self.record, self.record.method
+        source, text = record.measured["source"], record.measured["text"]
+        largest, relative = source["largest"], source["relative"]
+        differ = "0, bit for bit" if largest == 0 else f"{largest:.2e} ({relative:.1e} relative)"
+        mixer = f", {method['mixer']}" if method["mixer"] else ""
+        share = record.added_parameters / record.source_parameters
+        rows = [
+            ("source", f"{record.source['name']} ({record.source['family']}, {record.source['kind']})"),
+            ("method", f"{method['stream']}{mixer}; start: {record.neutral}; {record.dtype}"),
+            ("logits", f"differ from the source's by at most {differ}"),
+            ("", f"likeliest token equal at {source['agree']:,} of {source['tokens']:,}"),
+            ("text", f"{text['name']}: {text['tokens']:,} tokens, {text['bytes']:,} bytes"),
+            ("added", f"{record.added_parameters:,} parameters ({share:.3%}), {record.added_bytes:,} bytes"),
+        ]
+        if self.folder is not None:
+            following = f"twoaxis train --from {self.folder} --data FOLDER --out DIR{use_options(self.folder)}"
+            rows = [("folder", self.folder), *rows, ("next", following)]
+        return Document("", (Facts(tuple(rows)),))
 
 
 def retrofit(
@@ -80,7 +111,7 @@ def retrofit(
         text: file to measure the difference on; None is a few kilobytes of the standard library.
         tokens: how many of its tokens.
         seed: of the new parameters that start at random.
-        say: told what is being done, for a person who waits.
+        say: called with what is being done, for a person who waits.
     """
     say = say or (lambda _: None)
     asked = read_method(stream, mixer, placement, mixer_blocks, blend)
@@ -90,6 +121,7 @@ def retrofit(
     from twoaxis.data.tokenizer import need_transformers
 
     need_transformers()
+    from twoaxis.model.save import system_errors
     from twoaxis.pretrained.source import open_source
 
     with contextlib.ExitStack() as stack:
@@ -98,36 +130,22 @@ def retrofit(
             remove_partial(Path(out).parent, Path(out).name)
         say("reading the configuration")
         found = open_source(source)
-        start = choose(asked, *_shape(found.config))
+        start = choose(asked, *shape_of(found.config))
         tokenizer = found.tokenizer() if tokenizer is None else tokenizer
         sample = _sample(found, tokenizer, tokens, text)
         say("loading the source")
         model, parameters, against = _convert(found, start, wanted, sample, seed, say)
         say("computing the source's hash")
-        record = _record(found, start, model, parameters, (sample, against), seed)
+        record = make_record(found, start, model, parameters, seed, (sample, against))
         model.retrofit_record = record  # type: ignore[assignment]
         if out is not None:
             say(f"writing {out}")
-            write(Path(out), model, tokenizer, record)
-        return Retrofitted(model, tokenizer, record)
-
-
-def _shape(config: Any) -> tuple[int, list[tuple[str, ...]]]:
-    """Width and sub-layers to choose a start with, before any weights are read; the layers themselves decide later."""
-    text = config.get_text_config(decoder=True)
-    blocks, width = getattr(text, "num_hidden_layers", None), getattr(text, "hidden_size", None)
-    if not isinstance(blocks, int) or not isinstance(width, int):
-        raise ValueError(f"the configuration of {config.model_type} says neither its layers nor its width")
-    return width, [("attention", "mlp")] * blocks
-
-
-def write(out: Path, model: TwoAxisForCausalLM, tokenizer: Any, record: Record) -> None:
-    """Write the folder whole or not at all."""
-    with atomic_folder(out) as folder:
-        model.save_pretrained(folder)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
-        write_record(record, folder)
+            with atomic_folder(out) as folder, system_errors(Path(out)):
+                model.save_pretrained(folder)
+                if tokenizer is not None:
+                    tokenizer.save_pretrained(folder)
+                write_record(record, folder)
+        return Retrofitted(model, tokenizer, record, None if out is None else str(out))
 
 
 def _dtype(given: str | torch.dtype | None) -> torch.dtype | None:
@@ -155,13 +173,13 @@ def _sample(source: Source, tokenizer: Any, tokens: int, path: str | Path | None
     """The text of the measurement; refuses a tokenizer that is not the model's."""
     from twoaxis.pretrained.measure import make_text
 
-    config: Any = source.config
+    config: Any = source.config.get_text_config(decoder=True)
     if tokenizer is not None and len(tokenizer) > config.vocab_size:
         raise ValueError(
             f"the tokenizer has {len(tokenizer)} tokens, the model's vocab_size is {config.vocab_size}: "
             "they do not belong together"
         )
-    return make_text(tokenizer, config.vocab_size, config.max_position_embeddings, tokens, path)
+    return make_text(tokenizer, config.vocab_size, getattr(config, "max_position_embeddings", None), tokens, path)
 
 
 def _convert(
@@ -172,12 +190,11 @@ def _convert(
     from twoaxis.model.survey import TOLERANCE
     from twoaxis.pretrained.measure import difference, logits
 
-    theirs = source.load(dtype)
+    theirs: Any = source.load(dtype)
     if source.model is not None:
         theirs = copy.deepcopy(theirs)
-        if dtype is not None:
-            cast(Any, theirs).to(dtype)
-    parameters = count(theirs)[0]
+        theirs = theirs if dtype is None else theirs.to(dtype)
+    parameters = sum(parameter.numel() for parameter in theirs.parameters())
     say("running the source on text")
     expected = logits(theirs.eval(), sample)
     generation = _generation(theirs)
@@ -196,12 +213,6 @@ def _convert(
     return model, parameters, against
 
 
-def count(model: Any) -> tuple[int, int]:
-    """Parameters and their bytes."""
-    numbers = [parameter for parameter in model.parameters()]
-    return sum(p.numel() for p in numbers), sum(p.numel() * p.element_size() for p in numbers)
-
-
 def _generation(theirs: Any) -> Any:
     """The source's generation settings, without those that a two-axis model or a strict check would refuse."""
     from transformers import GenerationConfig
@@ -214,49 +225,46 @@ def _generation(theirs: Any) -> Any:
     return found
 
 
-def _record(
+def make_record(
     source: Source,
     start: Start,
     model: TwoAxisForCausalLM,
     from_source: int,
-    measured: tuple[Text, Difference],
     seed: int,
+    measured: tuple[Text, Difference] | None = None,
 ) -> Record:
-    import torch
-    import transformers
+    """What is kept of a retrofit.
 
-    import twoaxis
+    Args:
+        source: what it was made of.
+        start: how the method starts on it.
+        model: retrofitted, in training or before.
+        from_source: parameters of the source.
+        seed: of the new parameters that start at random.
+        measured: the text it was compared with its source on, and the difference; None where nobody did.
+    """
     from twoaxis.model.graft_config import as_fields
-    from twoaxis.pretrained.stuck import stuck
+    from twoaxis.pretrained.untrainable import stuck
 
-    text, against = measured
-    parameters, size = count(model)
+    sizes = [(parameter.numel(), parameter.element_size()) for parameter in model.parameters()]
+    compared: dict[str, Any] = {"layers": model.config.architecture.exact}
+    if measured is not None:
+        text, against = measured
+        compared |= {"text": {"name": text.name, "tokens": text.length, "bytes": text.bytes}}
+        compared |= {"source": against._asdict()}
+    about = {"name": source.name, "kind": source.kind, "family": source.config.model_type}
     return Record(
-        source={
-            "name": source.name,
-            "kind": source.kind,
-            "family": source.config.model_type,
-            "sha256": source.digest(),
-        },
+        source=about | {"sha256": source.digest()},
         method=as_fields(start.methods),
         neutral=start.neutral,
         dtype=str(model.dtype).removeprefix("torch."),
         seed=seed,
         source_parameters=from_source,
-        added_parameters=parameters - from_source,
-        added_bytes=size - from_source * model.dtype.itemsize,
-        measured={
-            "text": {"name": text.name, "tokens": text.length, "bytes": text.bytes},
-            "source": against._asdict(),
-            "layers": model.config.architecture.exact,
-        },
+        added_parameters=sum(count for count, _ in sizes) - from_source,
+        added_bytes=sum(count * size for count, size in sizes) - from_source * model.dtype.itemsize,
+        measured=compared,
         new=tuple(model.new_parameters()),
         stuck=stuck(model, seed),
         notes=start.notes,
-        versions={
-            "twoaxis": twoaxis.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
+        versions={name: version for name, version in versions().items() if version and name != "tokenizers"},
     )

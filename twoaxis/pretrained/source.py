@@ -9,25 +9,30 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twoaxis.base.extras import needs
 from twoaxis.base.files import file_sha256
 from twoaxis.base.registry import did_you_mean
 from twoaxis.data.tokenizer import has_tokenizer
-from twoaxis.model.load import weight_files
+from twoaxis.model.family import GRAFT
+from twoaxis.model.load import KINDS, weight_files
+from twoaxis.model.survey import first_line
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
     from transformers.modeling_utils import PreTrainedModel
 
+PLAIN = ("standard", None)
+"""Stream and mixer of a model that is its family's own."""
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Source:
     """A pretrained model that can be loaded."""
 
@@ -37,42 +42,69 @@ class Source:
     """folder, gguf, hub or model."""
     config: PreTrainedConfig
     """Its configuration."""
-    folder: Path | None = None
-    """Where its files are; None for a model at hand."""
-    gguf: str | None = None
-    """The GGUF file in the folder."""
+    files: tuple[Path, ...] = ()
+    """Its weights; none for a model at hand."""
     model: PreTrainedModel | None = None
     """The model at hand."""
-    files: list[Path] = field(default_factory=list)
-    """Its weights."""
+    ours: bool = False
+    """Whether training saved it here, with the plain residual: its family's model behind a prefix of the keys."""
 
     def load(self, dtype: torch.dtype | None) -> PreTrainedModel:
         """The model itself, in evaluation mode; `dtype` None is as stored."""
         if self.model is not None:
             return self.model
-        return _load(self, dtype)
+        import torch
+        from transformers import AutoModelForCausalLM, GgufConfig
+
+        more: dict[str, Any] = {"use_safetensors": True}
+        if self.kind == "gguf":
+            more = {"gguf_file": self.files[0].name, "quantization_config": GgufConfig(dequantize=True)}
+            dtype = dtype or torch.float32  # of a file that has several
+        if self.ours:
+            more |= {"config": self.config, "key_mapping": {r"^backbone\.": ""}}
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                self.files[0].parent,
+                dtype="auto" if dtype is None else dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **more,
+            )
+        except Exception as error:  # of broken files, and whatever a family does with a field that it did not expect
+            raise ValueError(f"the weights of {self.name} cannot be read: {first_line(error)}") from error
+        model, info = loaded
+        for what in ("missing", "mismatched", "unexpected"):
+            keys = sorted(str(key) for key in info[f"{what}_keys"] if "rotary_emb.inv_freq" not in str(key))
+            if keys:
+                named = ", ".join(keys[:5])
+                raise ValueError(f"the weights of {self.name} do not fit its configuration; {what}: {named}")
+        return model.eval()
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """Its tokenizer, if it has one."""
-        if self.folder is None:
-            return None
-        if self.gguf is None and not has_tokenizer(self.folder):
+        if not self.files or (self.kind != "gguf" and not has_tokenizer(self.files[0].parent)):
             return None
         from transformers import AutoTokenizer
 
-        extra = {} if self.gguf is None else {"gguf_file": self.gguf}
+        more: dict[str, Any] = {"gguf_file": self.files[0].name} if self.kind == "gguf" else {}
+        more |= {"local_files_only": True, "trust_remote_code": False, "use_fast": True}
         try:
-            return AutoTokenizer.from_pretrained(
-                self.folder, local_files_only=True, trust_remote_code=False, use_fast=True, **extra
-            )
+            return AutoTokenizer.from_pretrained(self.files[0].parent, **more)
         except Exception as error:  # tokenizers raises bare Exceptions on files it cannot parse
-            raise ValueError(f"the tokenizer of {self.name} cannot be read: {_line(error)}") from error
+            raise ValueError(f"the tokenizer of {self.name} cannot be read: {first_line(error)}") from error
 
     def digest(self) -> dict[str, str]:
         """SHA-256 of every file of weights, by name; of the tensors for a model at hand."""
-        if self.model is not None:
-            return {"state_dict": _digest_state(self.model)}
-        return {path.name: file_sha256(path) for path in self.files}
+        if self.model is None:
+            return {path.name: file_sha256(path) for path in self.files}
+        import torch
+
+        found = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return {"state_dict": found.hexdigest()}
 
 
 def open_source(given: str | Path | PreTrainedModel) -> Source:
@@ -83,46 +115,76 @@ def open_source(given: str | Path | PreTrainedModel) -> Source:
     """
     if not isinstance(given, str | Path):
         return _at_hand(given)
-    path = Path(given).expanduser()
+    name, path = str(given), Path(given).expanduser()
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ValueError(f"{path} is a file but no .gguf; give a folder with config.json and safetensors")
-        return _gguf(str(given), path)
+        return _gguf(name, path)
     if path.is_dir():
         if not (path / "config.json").is_file():
+            if (path / "model" / "config.json").is_file():  # a run
+                return _folder(name, path / "model", "folder")
             found = sorted(path.glob("*.gguf"))
             if len(found) == 1:
-                return _gguf(str(given), found[0])
+                return _gguf(name, found[0])
             if found:
                 raise ValueError(f"{path} has {len(found)} GGUF files; name one of them: {found[0].name}, ...")
-        return _folder(str(given), path, "folder")
-    if HUB_NAME.fullmatch(str(given)):
-        return _folder(str(given), _download(str(given)), "hub")
-    raise ValueError(f"there is no folder or file {given}, and it is no name on the hub (OWNER/NAME) either")
+        return _folder(name, path, "folder")
+    if not HUB_NAME.fullmatch(name):
+        raise ValueError(f"there is no folder or file {given}, and it is no name on the hub (OWNER/NAME) either")
+    from huggingface_hub import snapshot_download
+
+    try:
+        path = Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
+    except Exception as error:  # every kind of trouble a network has
+        raise ValueError(
+            f"there is no folder or file {name}, and the hub could not be asked for it ({type(error).__name__}: "
+            f"{first_line(error)}); without a network give a folder or a GGUF file"
+        ) from error
+    return _folder(name, path, "hub")
 
 
-def check_family(model_type: Any) -> None:
-    """Refuse what transformers has no causal language model for; whether its layers carry a stream is seen later."""
+def _check_precision(name: str, quantised: Any) -> None:
+    """Refuse weights that are quantised: a retrofit writes the numbers that it has read."""
+    if quantised is not None:
+        how = f" ({quantised['quant_method']})" if isinstance(quantised, dict) and "quant_method" in quantised else ""
+        raise ValueError(
+            f"the weights of {name} are quantised{how}; give the checkpoint in full precision, or put the stream on "
+            "the model in memory with twoaxis.graft"
+        )
+
+
+def _check_family(model_type: Any, kind: str | None = None) -> None:
+    """Refuse what transformers has no causal language model for, by its type or the class of a model at hand.
+
+    Whether its layers carry a stream is seen later.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as known
 
-    if model_type in ("twoaxis", "twoaxis_decoder"):
-        raise ValueError("this is a twoaxis model already; retrofit takes the checkpoint it came from")
-    if model_type not in known:
+    if kind in known.values():
+        return
+    if model_type in KINDS:
+        raise ValueError(
+            "this is a twoaxis model already; retrofit takes the checkpoint it came from, or one trained with the "
+            "plain residual"
+        )
+    if not isinstance(model_type, str) or model_type not in known:
         hint = did_you_mean(str(model_type), sorted(known))
         raise ValueError(f"model_type {model_type!r} is no causal language model of transformers{hint}")
+    if kind is not None:
+        raise ValueError(f"retrofit takes a causal language model, got {kind}")
 
 
 def _at_hand(model: Any) -> Source:
     from transformers.modeling_utils import PreTrainedModel
 
+    kind = type(model).__name__
     if not isinstance(model, PreTrainedModel):
-        raise ValueError(
-            f"retrofit takes a path, a name on the hub or a transformers model, got {type(model).__name__}"
-        )
-    check_family(model.config.model_type)
-    if not type(model).__name__.endswith("ForCausalLM"):
-        raise ValueError(f"retrofit takes a causal language model, got {type(model).__name__}")
-    return Source(name=model.name_or_path or type(model).__name__, kind="model", config=model.config, model=model)
+        raise ValueError(f"retrofit takes a path, a name on the hub or a transformers model, got {kind}")
+    _check_family(model.config.model_type, kind)
+    name = model.name_or_path or kind
+    _check_precision(name, getattr(model, "hf_quantizer", None))
+    return Source(name, "model", model.config, model=model)
 
 
 def _gguf(name: str, path: Path) -> Source:
@@ -131,11 +193,11 @@ def _gguf(name: str, path: Path) -> Source:
     try:
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     except ImportError as error:
-        raise ValueError("GGUF files need the package gguf: pip install gguf") from error
+        raise ValueError(needs("a GGUF file", "gguf", "gguf")) from error
     except Exception as error:  # the reader of GGUF raises whatever the broken bytes lead to
-        raise ValueError(f"{path} cannot be read as GGUF: {_line(error)}") from error
-    check_family(config.model_type)
-    return Source(name=name, kind="gguf", config=config, folder=path.parent, gguf=path.name, files=[path])
+        raise ValueError(f"{path} cannot be read as GGUF: {first_line(error)}") from error
+    _check_family(config.model_type)
+    return Source(name, "gguf", config, (path,))
 
 
 def _folder(name: str, path: Path, kind: str) -> Source:
@@ -147,78 +209,23 @@ def _folder(name: str, path: Path, kind: str) -> Source:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read: {_line(error)}") from error
+        raise ValueError(f"{file} cannot be read: {first_line(error)}") from error
     if not isinstance(document, dict):
         raise ValueError(f"{file} is not a configuration: it holds a {type(document).__name__}")
-    check_family(document.get("model_type"))
+    if ours := document.get("model_type") == GRAFT and (document.get("stream"), document.get("mixer")) == PLAIN:
+        document = document.get("text_config", {})
+    _check_family(document.get("model_type"))
     if document.get("auto_map"):
         raise ValueError(f"{path} wants code of its own to be run (auto_map in config.json), which is never done here")
     if (path / "adapter_config.json").exists():
         raise ValueError(f"{path} has an adapter (adapter_config.json); merge it into the weights first")
-    files = weight_files(path)
+    _check_precision(str(path), document.get("quantization_config"))
+    files = tuple(weight_files(path))
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        if ours:
+            config = AutoConfig.for_model(**document)
+        else:
+            config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # strict configurations raise their own kinds
-        raise ValueError(f"{file} is not a configuration that transformers takes: {_line(error)}") from error
-    return Source(name=name, kind=kind, config=config, folder=path, files=files)
-
-
-def _download(name: str) -> Path:
-    """The files of a repository on the hub, from the network or from its cache."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
-    except Exception as error:  # every kind of trouble a network has
-        raise ValueError(
-            f"there is no folder or file {name}, and the hub could not be asked for it ({type(error).__name__}: "
-            f"{_line(error)}); without a network give a folder or a GGUF file"
-        ) from error
-
-
-def _load(source: Source, dtype: torch.dtype | None) -> PreTrainedModel:
-    import torch
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-
-    assert source.folder is not None
-    more: dict[str, Any] = {"use_safetensors": True}
-    if source.gguf is not None:
-        from transformers import GgufConfig
-
-        more = {"gguf_file": source.gguf, "quantization_config": GgufConfig(dequantize=True)}
-        dtype = dtype or torch.float32  # of a file that has several
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source.folder,
-            dtype="auto" if dtype is None else dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **more,
-        )
-    except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
-        raise ValueError(f"the weights of {source.name} cannot be read: {_line(error)}") from error
-    model, info = loaded
-    for what in ("missing", "mismatched", "unexpected"):
-        keys = sorted(str(key) for key in info[f"{what}_keys"] if "rotary_emb.inv_freq" not in str(key))
-        if keys:
-            raise ValueError(
-                f"the weights of {source.name} do not fit its configuration; {what}: {', '.join(keys[:5])}"
-            )
-    return model.eval()
-
-
-def _digest_state(model: PreTrainedModel) -> str:
-    import torch
-
-    found = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
-
-
-def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+        raise ValueError(f"{file} is not a configuration that transformers takes: {first_line(error)}") from error
+    return Source(name, kind, config, files, ours=ours)

@@ -32,7 +32,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from twoaxis.base.method import Card
+from twoaxis.base.method import local_card
 from twoaxis.base.options import Options, between
 from twoaxis.sequence.short_conv import ShortConv, ShortConvConfig
 
@@ -90,21 +90,15 @@ class Canon(ShortConv):
         {"set": "DB", "kernel": 3, "activation": True},
         {"set": "AC", "kernel": 2, "residual": False},
     )
-    card = Card(
+    card = local_card(
         title="Canon layers",
         purpose="depthwise convolutions over four tokens at four points of every block, each with its residual",
-        goal="mixing",
-        axis="sequence",
-        source="token",
-        value="tokens in the window",
-        normaliser="none",
         adaptivity="static, per channel and lag",
         window="last k tokens (4)",
         granularity="up to four points per block",
         ways="one, the projections q, k, v, or the MLP's hidden channels",
         injection="inside the branches, after the norm or the projections; never on the stream",
         sharing="own weights per point and block, shared over tokens",
-        depth_state="none",
         token_state="last k-1 inputs of each point",
         paper="Allen-Zhu, Physics of Language Models: Part 4.1, arXiv 2512.17351",
         year=2025,

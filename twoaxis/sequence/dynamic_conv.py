@@ -35,14 +35,14 @@ from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.base.method import Card, Quantity
+from twoaxis.base.method import Quantity, Uniform, local_card
 from twoaxis.base.options import Count, Options, between
 from twoaxis.kernels.precision import full_precision, product, widen
 from twoaxis.kernels.taps import causal_taps, with_history
 from twoaxis.ring import Ring
-from twoaxis.sequence.mixer import LocalNeutral, LocalOperator
+from twoaxis.sequence.mixer import LocalOperator
 
 Start = Literal["uniform", "zero", "identity"]
 POINTS = {"residual": ("site",), "branch": ("attention",), "qkv": ("qkv",), "linear": ("qkv", "hidden")}
@@ -106,23 +106,16 @@ class DynamicConv(LocalOperator):
         {"where": "branch", "residual": False, "rank": 2},
         {"where": "residual", "kernel": 1, "rank": 1},
     )
+    remedy = "use residual=True or static=True"
     aliases = ("dynamicshortconv",)
-    card = Card(
+    card = local_card(
         title="Dynamic ShortConv",
         purpose="convolutions over four tokens on queries, keys and values, with filters made of the current token",
-        goal="mixing",
-        axis="sequence",
-        source="token",
         query="the current token",
-        value="tokens in the window",
-        normaliser="none",
         adaptivity="per token, channel (or head) and lag, and static",
         window="last k tokens (4)",
-        granularity="per block",
         ways="the projections q, k, v, the MLP's hidden channels, or one",
         injection="the projections with a residual, the attention's input, or an own residual sub-layer",
-        sharing="own weights per block, shared over tokens",
-        depth_state="none",
         token_state="last k-1 inputs of each point",
         paper="Sieberling, Runwal, Panda, Kim, Dynamic Short Convolutions Improve Transformers, arXiv 2606.03825",
         year=2026,
@@ -134,46 +127,21 @@ class DynamicConv(LocalOperator):
         self.window, heads = form.kernel, form.heads
         if heads is not None and channels % heads:
             raise ValueError(f"heads ({heads}) must divide the channels ({channels})")
-        ranked = heads is None
-        self.proj_in = nn.Parameter(torch.empty(form.rank, channels)) if ranked else None
+        starts = {"uniform": Uniform(self.window**-0.5), "zero": 0.0, "identity": _current_token}
+        neutral = 0.0 if form.adds else _current_token
         out = (form.rank, self.window, channels) if heads is None else (channels, self.window, heads)
-        self.proj_out = nn.Parameter(torch.empty(out))
-        self.static = nn.Parameter(torch.empty(self.window, channels)) if form.static else None
+        self.parameter("proj_in", form.rank, channels, start=Uniform(channels**-0.5), needed=heads is None)
+        self.parameter("proj_out", *out, neutral=0.0)
+        start = starts[form.resolved_start]
+        self.parameter("static", self.window, channels, start=start, neutral=neutral, needed=form.static)
+        # zero filters where the output is added; where it replaces, the identity, which only static filters have
+        self.neutral = "bitwise" if form.adds or form.static else "none"
         self.reset_parameters()
 
     @classmethod
     def points(cls, config: Any) -> tuple[str, ...]:
         """By `where`."""
         return POINTS[config.where]
-
-    @torch.no_grad()
-    def reset_parameters(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
-        """Filters per token are zero behind a linear layer's usual start; the static ones by `start`."""
-        if self.proj_in is not None:
-            bound = self.channels**-0.5
-            self.proj_in.uniform_(-bound, bound, generator=generator)
-        self._fill(self.config.resolved_start, generator)
-
-    @torch.no_grad()
-    def _fill(self, start: Start, generator: torch.Generator | None = None) -> None:
-        self.proj_out.zero_()
-        if self.static is None:
-            return
-        bound = self.window**-0.5
-        self.static.uniform_(-bound, bound, generator=generator) if start == "uniform" else self.static.zero_()
-        if start == "identity":
-            self.static[0] = 1.0
-
-    @property
-    def neutral(self) -> LocalNeutral:
-        """Zero filters where the output is added; where it replaces, the identity, which only static filters have."""
-        return "bitwise" if self.config.adds or self.static is not None else "none"
-
-    def neutral_(self) -> None:
-        """No filters per token; static ones of zero, or the identity where the output replaces the input."""
-        if self.neutral == "none":
-            raise ValueError("dynamic_conv with residual=False and static=False has no neutral parameters")
-        self._fill("zero" if self.config.adds else "identity")
 
     def definition(self, x: Tensor) -> Tensor:
         """All filters at once, (B, T, k, C), and one shifted copy of the input per lag."""
@@ -217,7 +185,8 @@ class DynamicConv(LocalOperator):
         filters = product(self._hidden(x), out.flatten(1)).unflatten(-1, out.shape[1:])
         filters = filters.repeat_interleave(self.channels // out.shape[-1], -1)
         filters = filters if self.static is None else filters + widen(self.static)
-        return {"taps": Quantity(filters.square().mean(-1).sqrt(), ("distance",))}
+        meaning = "the size of the filter at the token so many steps back, as the root mean square over channels"
+        return {"taps": Quantity(filters.square().mean(-1).sqrt(), ("distance",), meaning=meaning)}
 
     def flops(self) -> int:
         """The filters, k multiply-adds per channel for each kind of them, and the residual's addition."""
@@ -225,3 +194,8 @@ class DynamicConv(LocalOperator):
         made = 2 * self.proj_out.numel() + (0 if self.proj_in is None else 2 * hidden * channels)
         applied = 2 * self.window * channels * (1 + (self.static is not None))
         return made + applied + channels * self.config.adds_input
+
+
+def _current_token(filters: Tensor, generator: torch.Generator | None) -> None:
+    """The identity: one on the current token, whose lag is the first."""
+    filters.zero_()[0] = 1.0

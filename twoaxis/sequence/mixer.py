@@ -18,25 +18,17 @@ has it; `twoaxis check` and `twoaxis verify` compare the two, values and every g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.base.method import Card, Quantity, Suggestion
+from twoaxis.base.method import Declared, Quantity
 from twoaxis.base.options import from_fields
 from twoaxis.ring import Ring
 
 POINTS = ("site", "attention", "qkv", "mlp", "hidden")
-
-LocalNeutral = Literal["bitwise", "none"]
-"""Whether some parameters make a model with the mixer equal to the one without it.
-
-bitwise: to the last bit; the operator's increment is zero at a site of its own, its output is its input elsewhere.
-none: no parameters do.
-"""
 
 
 class LocalCost(NamedTuple):
@@ -53,7 +45,7 @@ class LocalCost(NamedTuple):
     kept: int
 
 
-class LocalOperator(nn.Module):
+class LocalOperator(Declared):
     """A local operator at one point of one block: (B, T, C) to (B, T, C).
 
     Args:
@@ -62,20 +54,6 @@ class LocalOperator(nn.Module):
         **options: in place of a config.
     """
 
-    name: ClassVar[str]
-    """What the registry calls it."""
-    Config: ClassVar[type]
-    """Its options: a frozen keyword-only dataclass."""
-    aliases: ClassVar[tuple[str, ...]] = ()
-    """Names that people use, in small letters without separators; `name:k=v` where one stands for options too."""
-    card: ClassVar[Card]
-    """Its row of the map of methods."""
-    suggestions: ClassVar[tuple[Suggestion, ...]] = (Suggestion(),)
-    """The forms that advice proposes."""
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
-    """Options that between them use every part of the operator: what certificates and conformance tests run."""
-    neutral_options: ClassVar[Mapping[str, Any]] = {}
-    """Options that have a neutral start, to be taken on a pretrained model in place of defaults that have none."""
     window: int
     """How many tokens it sees, the current one included; `__init__` sets it."""
 
@@ -107,29 +85,8 @@ class LocalOperator(nn.Module):
         """Floating-point operations per token and forward pass; a multiply-add is 2."""
         raise NotImplementedError(f"{type(self).__name__} does not define flops")
 
-    def reset_parameters(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
-        """Set every parameter to its initial value; `std` is the model's for projections."""
-        raise NotImplementedError(f"{type(self).__name__} does not define reset_parameters")
-
-    @property
-    def neutral(self) -> LocalNeutral:
-        """The neutral class of the operator with these options."""
-        return "none"
-
-    def neutral_(self) -> None:
-        """Set as few parameters as possible so that the model equals the one without the mixer.
-
-        What is set must get a gradient at once, and the others as soon as it has moved: of two factors in series only
-        one may be zero.
-        """
-        raise ValueError(f"{self.name} with these options has no neutral parameters: {self.config}")
-
     def quantities(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Quantity]:
         """What the operator shows of itself for the arguments of `step`, by name."""
-        return {}
-
-    def dead(self) -> dict[str, str]:
-        """Parameters that can never get a gradient, and why."""
         return {}
 
     # What callers use.

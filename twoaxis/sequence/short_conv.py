@@ -31,16 +31,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.base.method import Card, Quantity
+from twoaxis.base.method import OneAt, Quantity, Uniform, local_card
 from twoaxis.base.options import Options, between
 from twoaxis.kernels.precision import widen
 from twoaxis.kernels.taps import depthwise_taps, with_history
 from twoaxis.ring import Ring
-from twoaxis.sequence.mixer import LocalNeutral, LocalOperator
+from twoaxis.sequence.mixer import LocalOperator
 
 Start = Literal["uniform", "zero", "identity"]
 
@@ -109,23 +108,16 @@ class ShortConv(LocalOperator):
         {"where": "qkv"},
         {"kernel": 5, "where": "qkv", "bias": True, "residual": True, "activation": "none", "start": "uniform"},
     )
+    remedy = "use residual=True or activation='none'"
     neutral_options = {"residual": True}  # noqa: RUF012  at "qkv", whose published form replaces the projections
     aliases = ("conv",)
-    card = Card(
+    card = local_card(
         title="ShortConv",
         purpose="a depthwise convolution over four tokens as a sub-layer of its own",
-        goal="mixing",
-        axis="sequence",
-        source="token",
-        value="tokens in the window",
-        normaliser="none",
         adaptivity="static, per channel and lag",
         window="last k tokens",
-        granularity="per block",
         ways="one, or the projections q, k, v",
         injection="own residual sub-layer, the attention's input, or its projections",
-        sharing="own weights per block, shared over tokens",
-        depth_state="none",
         token_state="last k-1 inputs",
         paper="So et al., Primer, arXiv 2109.08668; Yang et al., GLA, arXiv 2312.06635; code: flash-linear-attention",
         year=2021,
@@ -135,40 +127,19 @@ class ShortConv(LocalOperator):
         super().__init__(channels, config, **options)
         self.form: ShortConvConfig = self.config.convolution
         self.window = self.form.kernel
-        self.weight = nn.Parameter(torch.empty(channels, 1, self.window))
-        self.bias = nn.Parameter(torch.empty(channels)) if self.form.bias else None
+        # zero taps are neutral where the output is added, the identity where it replaces; a SiLU in between has neither
+        self.neutral = "bitwise" if self.form.adds or self.form.activation == "none" else "none"
+        starts = {"uniform": Uniform(self.window**-0.5), "zero": 0.0, "identity": OneAt()}
+        start, neutral = starts[self.form.resolved_start], 0.0 if self.form.adds else OneAt()
+        self.parameter("weight", channels, 1, self.window, start=start, neutral=neutral)
+        start = start if self.form.resolved_start == "uniform" else 0.0
+        self.parameter("bias", channels, start=start, neutral=0.0, needed=self.form.bias)
         self.reset_parameters()
 
     @classmethod
     def points(cls, config: Any) -> tuple[str, ...]:
         """One point, by `where`."""
         return ({"residual": "site", "branch": "attention", "qkv": "qkv"}[config.where],)
-
-    def reset_parameters(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
-        """Uniform: all U(-1/sqrt(k), 1/sqrt(k)); else zero, and one on the current token for the identity."""
-        self._fill(self.form.resolved_start, generator)
-
-    @torch.no_grad()
-    def _fill(self, start: Start, generator: torch.Generator | None = None) -> None:
-        bound = self.window**-0.5
-        for parameter in self.parameters():
-            parameter.uniform_(-bound, bound, generator=generator) if start == "uniform" else parameter.zero_()
-        if start == "identity":
-            self.weight[..., -1] = 1.0
-
-    @property
-    def neutral(self) -> LocalNeutral:
-        """Zero taps where the output is added, the identity where it replaces; a SiLU in between has neither."""
-        return "bitwise" if self.form.adds or self.form.activation == "none" else "none"
-
-    def neutral_(self) -> None:
-        """Zero taps and bias; one on the current token where the output replaces the input."""
-        if self.neutral == "none":
-            raise ValueError(
-                f"short_conv at {self.form.where!r} with activation='silu' and without residual has no neutral "
-                "parameters; use residual=True or activation='none'"
-            )
-        self._fill("zero" if self.form.adds else "identity")
 
     def definition(self, x: Tensor) -> Tensor:
         """nn.functional.conv1d over k - 1 zeros and the tokens, the activation, and the input where it is added."""
@@ -193,7 +164,9 @@ class ShortConv(LocalOperator):
 
     def quantities(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Quantity]:
         """The root mean square over channels of each tap, the current token's first."""
-        return {"taps": Quantity(widen(self.weight).square().mean((0, 1)).sqrt().flip(0), ("distance",))}
+        meaning = "the size of the filter at the token so many steps back, as the root mean square over channels"
+        taps = widen(self.weight).square().mean((0, 1)).sqrt().flip(0)
+        return {"taps": Quantity(taps, ("distance",), meaning=meaning)}
 
     def flops(self) -> int:
         """k multiply-adds per channel, and one addition each for a bias and a residual."""

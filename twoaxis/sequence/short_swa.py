@@ -23,10 +23,10 @@ W_q is W_k and a little noise.
 With the usual N(0, 0.02) for all of them (start="zero", or "normal" for W_o too) every logit is near zero and each
 token gets the mean over its window; as a sub-layer of its own the mixer adds that mean to embeddings of the size 0.02,
 and within a few steps the tokens of a window look alike. Held-out loss of `twoaxis train --tokens 120000 --context 64
---batch 16 --lr 3e-3 --mixer short_swa:window=16` (nano, stdlib, seeds 0 and 1): plain 5.251 and 5.270, with the default
-start 5.128 and 5.101 (the same distribution, drawn in another order), with start="zero" 5.851 and with start="normal"
-5.885 (seed 0). It is the mean over the window, not the place of the sub-layer: with window=1 the literal start gives
-5.091, inside the branch, whose input is of size one, 5.242 (seed 0).
+--batch 16 --lr 3e-3 --model initializer_range=0.02 --mixer short_swa:window=16` (nano, seeds 0 and 1): plain 5.251 and
+5.270, with the default start 5.128 and 5.101 (the same distribution, drawn in another order), with start="zero" 5.851
+and with start="normal" 5.885 (seed 0). It is the mean over the window, not the place of the sub-layer: with window=1
+the literal start gives 5.091, inside the branch, whose input is of size one, 5.242 (seed 0).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.method import Card, Quantity, Shape, Suggestion
+from twoaxis.base.method import Quantity, Shape, Suggestion, local_card
 from twoaxis.base.options import Count, Options, Positive, between
 from twoaxis.kernels.precision import widen
 from twoaxis.ring import Ring
-from twoaxis.sequence.mixer import LocalNeutral, LocalOperator
+from twoaxis.sequence.mixer import LocalOperator
 from twoaxis.sequence.rope import make_rope, rotate
-from twoaxis.window import step
+from twoaxis.window import step, window_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +99,7 @@ class ShortSWA(LocalOperator):
     name = "short_swa"
     Config = ShortSWAConfig
     config: ShortSWAConfig
+    neutral = "bitwise"  # a zero output projection adds nothing
     variants = (
         {"window": 3, "start": "normal"},
         {"window": 1, "heads": 2, "head_width": 2, "rope": False, "start": "normal"},
@@ -106,23 +107,17 @@ class ShortSWA(LocalOperator):
         {"window": 20, "heads": 2, "head_width": 4, "where": "branch", "start": "normal"},
     )
     aliases = ("swa",)
-    card = Card(
+    card = local_card(
         title="ShortSWA",
         purpose="attention over a short window of tokens before each global attention",
-        goal="mixing",
-        axis="sequence",
-        source="token",
         query="the current token's read",
         key="tokens in the window",
-        value="tokens in the window",
         literal_qkv=True,
         normaliser="softmax, optionally with a sink",
         adaptivity="per token and head",
         window="last w tokens",
-        granularity="per block",
         injection="own residual sub-layer, or the attention's input",
         sharing="own projections per block, shared over tokens",
-        depth_state="none",
         token_state="last w-1 keys and values",
         paper="Zhang, Residual Stream Duality, arXiv 2603.16039",
         year=2026,
@@ -166,7 +161,7 @@ class ShortSWA(LocalOperator):
         """Its own site, or the attention branch."""
         return ("site",) if config.where == "residual" else ("attention",)
 
-    def reset_parameters(self, std: float = 0.02, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02) -> None:
         """Projections as `start` says; sinks zero; norms one."""
         with torch.no_grad():
             for linear in (self.query, self.key, self.value, self.output):
@@ -185,11 +180,6 @@ class ShortSWA(LocalOperator):
             for norm in (self.query_norm, self.key_norm):
                 if norm is not None:
                     norm.fill_(1.0)
-
-    @property
-    def neutral(self) -> LocalNeutral:
-        """A zero output projection adds nothing, to a bit."""
-        return "bitwise"
 
     def neutral_(self) -> None:
         """Zero the output projection; it gets a gradient at once, the other projections after it."""
@@ -244,22 +234,16 @@ class ShortSWA(LocalOperator):
     def quantities(self, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> dict[str, Quantity]:
         """The attention of each head by distance, (B, T, H, w); with a sink the rest to one is the sink's."""
         q, k, v = self._project(x, past.seen)
-        length, w = x.shape[1], self.window
-        stored = past.append(k, v).tensors()[0][:, -(length + w - 1) :]
-        before = torch.arange(length, device=x.device) + stored.shape[1] - length  # how many tokens each one has
-        before = before if reach is None else torch.minimum(before, reach)
-        history = F.pad(widen(stored), (0, 0, 0, 0, length + w - 1 - stored.shape[1], 0))
-        q = widen(q).unflatten(-2, (self.kv_heads, -1))  # (B, T, Hkv, G, D)
-        logits = q.new_empty((*q.shape[:-1], w))
-        for lag in range(w):
-            keys = history.narrow(1, w - 1 - lag, length).unsqueeze(-2)
-            dots = (q * keys).sum(-1) * self.head_width**-0.5
-            logits[..., lag] = dots.masked_fill((before < lag)[..., None, None], -torch.inf)
-        logits = logits.flatten(-3, -2)
-        if self.sink is not None:
-            sink = widen(self.sink).to(logits.dtype)[:, None].expand(*logits.shape[:-1], 1)
-            logits = torch.cat([logits, sink], dim=-1)
-        return {"attention": Quantity(logits.softmax(-1)[..., :w], ("head", "distance"))}
+        keys, w, after = past.append(k, v).tensors()[0], self.window, past.seen + x.shape[1]
+        # a window has every remainder of positions by w once: values that name it show the weights
+        position = torch.arange(after, device=x.device)
+        named = F.one_hot(position[-keys.shape[1] :] % w, w).to(widen(keys).dtype)
+        named = named.unsqueeze(-2).expand(*keys.shape[:-1], w)
+        shown = window_attention(widen(q), widen(keys), named, w, axis=1, sink=self.sink, reach=reach)
+        by_distance = (position[-x.shape[1] :, None] - position.new_tensor(range(w))) % w  # (T, w)
+        shown = shown.gather(-1, by_distance[:, None].expand_as(shown))
+        meaning = "the share of a head's attention that goes to the token so many steps back"
+        return {"attention": Quantity(shown, ("head", "distance"), meaning=meaning)}
 
     def dead(self) -> dict[str, str]:
         """A window of one sees one token: without a sink its softmax is one whatever the query and the key."""

@@ -18,7 +18,7 @@ Tone = Literal["", "better", "worse", "warn"]
 """What a value means to the reader, for colours."""
 
 COLOURS = 8
-"""Colours that can be told apart, the baseline's grey not counted."""
+"""Colours that differ for everybody, the baseline's grey not counted."""
 
 PALETTE: dict[str, tuple[str, str]] = {
     "paper": ("#ffffff", "#14181f"),
@@ -44,74 +44,45 @@ PALETTE: dict[str, tuple[str, str]] = {
     "cold": ("#b84a0a", "#ffa468"),
 }
 """Every colour on light and on dark paper. Lines and words have a contrast of at least 3 and 4.5 on both; the hues are
-told apart with colour blindness, and lines also by their markers."""
+distinct with colour blindness, and lines also by their markers."""
 
 
 class Axis(NamedTuple):
-    """One axis of a panel, or its scale of colours.
+    """One axis of a panel, or its scale of colours."""
 
-    Attributes:
-        title: what is on it.
-        unit: how its numbers are written, a key of `numbers.UNITS`.
-        scale: linear, logarithmic (with ticks at 1, 2, 5 or at powers of two), or root: for colours, so that small
-            values are seen beside large ones.
-        low: where it begins; None is by the data.
-        high: where it ends; None is by the data.
-        rule: value at which a dashed line crosses the panel.
-        names: of the columns of a heat map, in place of numbers.
-    """
-
-    title: str = ""
-    unit: str = ""
+    title: str = ""  # what is on it
+    unit: str = ""  # how its numbers are written, a key of `numbers.UNITS`
+    # linear, logarithmic (with ticks at 1, 2, 5 or at powers of two), or root: for colours, so that small values are
+    # seen beside large ones
     scale: Literal["linear", "log", "log2", "root"] = "linear"
-    low: float | None = None
-    high: float | None = None
-    rule: float | None = None
-    names: tuple[str, ...] = ()
+    low: float | None = None  # where it begins; None is by the data
+    high: float | None = None  # where it ends; None is by the data
+    rule: float | None = None  # value at which a dashed line crosses the panel
+    names: tuple[str, ...] = ()  # of the columns of a heat map, in place of numbers
 
 
 class Line(NamedTuple):
-    """A curve.
+    """A curve."""
 
-    Attributes:
-        label: its name in the legend; lines of one label have one colour in the whole chart.
-        x: places.
-        y: heights; None is a gap.
-        low: lower edge of its band, or empty.
-        high: upper edge of its band, or empty.
-        colour: number of its colour; 0 is the baseline's grey, None the next that is free.
-        dashed: for a second form of the same thing.
-    """
-
-    label: str
-    x: tuple[float, ...]
-    y: tuple[float | None, ...]
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
-    colour: int | None = None
-    dashed: bool = False
+    label: str  # its name in the legend; lines of one label have one colour in the whole chart
+    x: tuple[float, ...]  # places
+    y: tuple[float | None, ...]  # heights; None is a gap
+    low: tuple[float, ...] = ()  # lower edge of its band, or empty
+    high: tuple[float, ...] = ()  # upper edge of its band, or empty
+    colour: int | None = None  # number of its colour; 0 is the baseline's grey, None the next that is free
+    dashed: bool = False  # for a second form of the same thing
 
 
 class Mark(NamedTuple):
-    """A value with its interval: a row of a panel of intervals, or a bar.
+    """A value with its interval: a row of a panel of intervals, or a bar."""
 
-    Attributes:
-        label: name of the row.
-        value: None leaves the row empty.
-        low: lower end of the interval, if it has one.
-        high: upper end.
-        tone: its colour by meaning, for intervals.
-        hollow: drawn as an open circle, for a value that is only indicative.
-        group: which of several bars of a row it is, in the legend.
-    """
-
-    label: str
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    tone: Tone = ""
-    hollow: bool = False
-    group: str = ""
+    label: str  # name of the row
+    value: float | None  # None leaves the row empty
+    low: float | None = None  # lower end of the interval, if it has one
+    high: float | None = None  # upper end
+    tone: Tone = ""  # its colour by meaning, for intervals
+    hollow: bool = False  # drawn as an open circle, for a value that is only indicative
+    group: str = ""  # which of several bars of a row it is, in the legend
 
 
 class Row(NamedTuple):
@@ -122,42 +93,26 @@ class Row(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One pair of axes.
-
-    Attributes:
-        kind: lines, intervals, bars or heat.
-        title: above it.
-        x: the horizontal axis.
-        y: the vertical axis.
-        marks: lines, marks or rows, as the kind asks.
-        colours: the scale of a heat map's colours.
-        choice: where panels show one thing in several forms: the name of each choice and the value that shows this
-            panel. A page shows one at a time and has a selector per name; files have all of them.
-    """
+    """One pair of axes."""
 
     kind: Literal["lines", "intervals", "bars", "heat"]
-    title: str
-    x: Axis
-    y: Axis
-    marks: tuple[Line, ...] | tuple[Mark, ...] | tuple[Row, ...]
-    colours: Axis = Axis()
+    title: str  # above it
+    x: Axis  # the horizontal axis
+    y: Axis  # the vertical axis
+    marks: tuple[Line, ...] | tuple[Mark, ...] | tuple[Row, ...]  # lines, marks or rows, as the kind asks
+    colours: Axis = Axis()  # the scale of a heat map's colours
+    # where panels show one thing in several forms: the name of each choice and the value that shows this panel. A page
+    # shows one at a time and has a selector per name; files have all of them.
     choice: Mapping[str, str] = {}
 
 
 class Chart(NamedTuple):
-    """Panels under one title.
+    """Panels under one title."""
 
-    Attributes:
-        name: of its files and its anchor: lower case letters, digits, - and _.
-        title: what it shows, also for readers who cannot see it.
-        rows: the panels as they stand in a file.
-        note: a sentence under it.
-    """
-
-    name: str
-    title: str
-    rows: tuple[tuple[Panel, ...], ...]
-    note: str = ""
+    name: str  # of its files and its anchor: lower case letters, digits, - and _
+    title: str  # what it shows, also for readers who cannot see it
+    rows: tuple[tuple[Panel, ...], ...]  # the panels as they stand in a file
+    note: str = ""  # a sentence under it
 
     @property
     def panels(self) -> tuple[Panel, ...]:
@@ -166,17 +121,12 @@ class Chart(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """A row of a grid.
+    """A row of a grid."""
 
-    Attributes:
-        label: its name.
-        values: nested lists, a level for each choice and then the cells; a level of one entry is the same for all.
-        columns: which columns the cells stand in; None is all of them.
-    """
-
-    label: str
+    label: str  # its name
+    # nested lists, a level for each choice and then the cells; a level of one entry is the same for all
     values: list[Any]
-    columns: tuple[int, ...] | None = None
+    columns: tuple[int, ...] | None = None  # which columns the cells stand in; None is all of them
 
     def first(self, width: int) -> tuple[float | None, ...]:
         """The cells of all columns under the first choices."""
@@ -190,27 +140,18 @@ class Cells(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """Numbers as coloured cells; a page has a selector for each choice, and selectors of one name move together.
+    """Numbers as coloured cells; a page has a selector for each choice, and selectors of one name move together."""
 
-    Attributes:
-        name: of its files and its anchor: lower case letters, digits, - and _.
-        title: what it shows.
-        columns: their names.
-        rows: their names and numbers.
-        choices: what can be chosen, by name; the first of each is what files and terminals show.
-        within: what the colours of cells are relative to: the whole table, or each column.
-        corner: what the rows are.
-        note: a sentence under it.
-    """
-
-    name: str
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[Cells, ...]
+    name: str  # of its files and its anchor: lower case letters, digits, - and _
+    title: str  # what it shows
+    columns: tuple[str, ...]  # their names
+    rows: tuple[Cells, ...]  # their names and numbers
+    # what can be chosen, by name; the first of each is what files and terminals show
     choices: Mapping[str, tuple[str, ...]] = {}
+    # what the colours of cells are relative to: the whole table, or each column
     within: Literal["table", "column"] = "table"
-    corner: str = ""
-    note: str = ""
+    corner: str = ""  # what the rows are
+    note: str = ""  # a sentence under it
 
     def chart(self) -> Chart:
         """The first choice as a heat map."""

@@ -49,54 +49,33 @@ class Facts(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A place in a table.
+    """A place in a table."""
 
-    Attributes:
-        text: what is shown.
-        value: the number behind it, for sorting; None sorts by the text.
-        tone: its colour by meaning.
-        href: a file or folder it leads to, relative to where the document is saved; nothing leads nowhere.
-    """
-
-    text: str
-    value: float | None = None
-    tone: Tone = ""
-    href: str = ""
+    text: str  # what is shown
+    value: float | None = None  # the number behind it, for sorting; None sorts by the text
+    tone: Tone = ""  # its colour by meaning
+    href: str = ""  # a file or folder it leads to, relative to where the document is saved; nothing leads nowhere
 
 
 class Column(NamedTuple):
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        head: its title.
-        number: whether it is set to the right.
-        code: whether its cells are code.
-        link: whether its cells lead to the heading of the same name.
-    """
-
-    head: str
-    number: bool = True
-    code: bool = False
-    link: bool = False
+    head: str  # its title
+    number: bool = True  # whether it is set to the right
+    code: bool = False  # whether its cells are code
+    link: bool = False  # whether its cells lead to the heading of the same name
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under columns; the first column names the row.
+    """Rows of cells under columns; the first column names the row."""
 
-    Attributes:
-        columns: what the cells are.
-        rows: as many cells as columns in each.
-        notes: sentences under the table.
-        sections: for the number of a row, the title of the section that begins with it.
-        baseline: number of the row that the others are compared with.
-    """
-
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...] = ()
+    columns: tuple[Column, ...]  # what the cells are
+    rows: tuple[tuple[Cell, ...], ...]  # as many cells as columns in each
+    notes: tuple[str, ...] = ()  # sentences under the table
+    # for the number of a row, the title of the section that begins with it
     sections: Mapping[int, str] = field(default_factory=dict)
-    baseline: int | None = None
+    baseline: int | None = None  # number of the row that the others are compared with
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -184,15 +163,10 @@ def address(path: str) -> str:
 
 
 class Saved(NamedTuple):
-    """What `Showable.save` wrote.
+    """What `Showable.save` wrote."""
 
-    Attributes:
-        files: where they are.
-        note: what was left out and why, or nothing.
-    """
-
-    files: tuple[Path, ...]
-    note: str = ""
+    files: tuple[Path, ...]  # where they are
+    note: str = ""  # what was left out and why, or nothing
 
 
 class Showable:
@@ -213,6 +187,13 @@ class Showable:
         """The result as plain values, for JSON."""
         raise NotImplementedError(f"{type(self).__name__} has no dictionary")
 
+    def __init_subclass__(cls) -> None:
+        # a dataclass keeps the one that it finds; its own would print whole models
+        cls.__repr__ = Showable.__repr__
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: .show() prints it, .rows(), .frame() and .to_dict() have its values>"
+
     def show(self, width: int | None = None) -> None:
         """Print it; `width` None is the terminal's, or 80 columns where there is none."""
         from twoaxis.show import terminal
@@ -222,13 +203,35 @@ class Showable:
     def _repr_html_(self) -> str:
         from twoaxis.show import page
 
-        return page.fragment(self.document())
+        return page.render(self.document(), whole=False)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The first table as a dictionary for each row, by column; of a result without tables, its facts as one row.
+
+        A cell is its number where it has one, else its text.
+        """
+        blocks = self.document().blocks
+        table = next((block for block in blocks if isinstance(block, Table)), None)
+        if table is None:
+            facts = {name: value for block in blocks if isinstance(block, Facts) for name, value in block.pairs if name}
+            return [facts] if facts else []
+        heads = [column.head for column in table.columns]
+        values = ((cell.text if cell.value is None else cell.value for cell in row) for row in table.rows)
+        return [dict(zip(heads, row, strict=True)) for row in values]
+
+    def frame(self) -> Any:
+        """The same as a data frame of pandas, or of polars where pandas is not installed."""
+        from importlib import import_module
+        from importlib.util import find_spec
+
+        for name in ("pandas", "polars"):
+            if find_spec(name):
+                return import_module(name).DataFrame(self.rows())
+        raise ValueError("a frame needs pandas or polars, and neither is installed; rows() needs none of them")
 
     def save(self, folder: str | Path, stem: str = "report") -> Saved:
         """Write it as Markdown, as a page and as JSON, and its charts as svg and png beside them."""
-        import json
-
-        from twoaxis.base.files import write_bytes
+        from twoaxis.base.files import json_text, write_bytes
         from twoaxis.show import figures, markdown, page
 
         document, note = self.document(), ""
@@ -242,10 +245,7 @@ class Showable:
         files = {
             f"{stem}.md": markdown.render(document, figures=None if note else f"{stem}-").encode(),
             f"{stem}.html": page.render(document).encode(),
-            self.data_file or f"{stem}.json": json.dumps(
-                self.to_dict(), indent=1, allow_nan=False, ensure_ascii=False
-            ).encode()
-            + b"\n",
+            self.data_file or f"{stem}.json": json_text(self.to_dict()).encode(),
             **drawn,
         }
         for name, data in files.items():
@@ -255,15 +255,10 @@ class Showable:
 
 @dataclass(frozen=True)
 class Shown(Showable):
-    """A result that is plain values and a document of them.
+    """A result that is plain values and a document of them."""
 
-    Attributes:
-        values: for JSON.
-        page: what is shown of them.
-    """
-
-    values: Any
-    page: Document
+    values: Any  # for JSON
+    page: Document  # what is shown of them
 
     def to_dict(self) -> Any:
         """The values."""

@@ -15,8 +15,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from twoaxis.base.extras import needs
 from twoaxis.show.charts import PALETTE, Axis, Chart, Line, Mark, Panel, Row, legend
 from twoaxis.show.numbers import UNITS
+from twoaxis.show.numbers import whole as whole_number
 from twoaxis.show.terminal import fold
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class NoFiguresError(ValueError):
     """matplotlib is not installed."""
 
     def __init__(self) -> None:
-        super().__init__("figures need matplotlib: pip install 'twoaxis[lab]'")
+        super().__init__(needs("a figure", "matplotlib"))
 
 
 def png(chart: Chart) -> bytes:
@@ -202,17 +204,25 @@ def _scale(axes: Axes, which: str, axis: Axis) -> None:
     if axis.scale in ("log", "log2"):
         axes.set(**{f"{which}scale": "log"})
         low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
-        wide = math.log10((axis.high or high) / (axis.low or low)) > 3
-        ticks.set_major_locator(LogLocator(2) if axis.scale == "log2" else LogLocator(subs=(1,) if wide else (1, 2, 5)))
+        decades = math.log10((axis.high or high) / (axis.low or low))
+        # of a short axis 1, 2, 5 would leave one or two ticks
+        subs = (1,) if decades > 3 else (1, 2, 5) if decades > 1 else (1, 1.5, 2, 3, 4, 5, 6, 8)
+        ticks.set_major_locator(LogLocator(2) if axis.scale == "log2" else LogLocator(subs=subs))
         ticks.set_minor_locator(NullLocator())
     else:
-        ticks.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    ticks.set_major_formatter(FuncFormatter(lambda value, _: UNITS[axis.unit](value)))
+        whole = axis.unit == "whole"
+        ticks.set_major_locator(
+            MaxNLocator(7 if whole else 6, steps=[1, 2, 5, 10] if whole else [1, 2, 2.5, 5, 10], integer=whole)
+        )
     if axis.rule is not None:
         draw = axes.axvline if which == "x" else axes.axhline
         draw(axis.rule, color=LIGHT["c0"], linewidth=1, linestyle=(0, (4, 3)), zorder=1.5)
     if axis.low is not None or axis.high is not None:
         axes.set(**{f"{which}lim": (axis.low, axis.high)})
+    labels = [UNITS[axis.unit](value) for value in ticks.get_majorticklocs()]
+    # rounded counts of models that differ by little would all read 420k
+    write = whole_number if axis.unit == "count" and len({*labels}) < len(labels) else UNITS[axis.unit]
+    ticks.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
 
 
 def _lines(axes: Axes, lines: Sequence[Line], colours: dict[str, int]) -> None:

@@ -27,10 +27,10 @@ def loss(value: float | None) -> str:
 
 
 def difference(value: float | None) -> str:
-    """A difference of losses with its sign; small ones keep their leading digit: -0.0213, +3.1e-05."""
+    """A difference of losses with its sign; small ones keep their leading digit: -0.0213, +0.0007, +3.1e-05."""
     if value is None:
         return NOTHING
-    return f"{value:+.4f}" if abs(value) >= 0.00095 or value == 0 else f"{value:+.1e}"
+    return f"{value:+.4f}" if abs(value) >= 0.00005 or value == 0 else f"{value:+.1e}"
 
 
 def percent(value: float | None, places: int = 1) -> str:

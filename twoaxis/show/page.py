@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.show.charts import PALETTE, Chart, Grid, legend
+from twoaxis.show.charts import PALETTE, Chart, Grid, Line, legend
 from twoaxis.show.document import Document, Heading, address, slug, spans
 
 if TYPE_CHECKING:
@@ -21,17 +21,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
-def render(document: Document) -> str:
-    """The page."""
-    return _fill(document, whole=True)
-
-
-def fragment(document: Document) -> str:
-    """The same as an element for a notebook, without scripts."""
-    return _fill(document, whole=False)
-
-
-def _fill(document: Document, *, whole: bool) -> str:
+def render(document: Document, *, whole: bool = True) -> str:
+    """The page, or an element of it for a notebook, without scripts."""
     from markupsafe import Markup
 
     blocks, used, note = [], set[str](), ""
@@ -48,7 +39,10 @@ def _fill(document: Document, *, whole: bool) -> str:
             if missing and note:
                 continue  # said once
             note = note or missing
-            made |= {"panels": drawings, "missing": missing, "series": list(legend(block).items())}
+            lines = [mark for panel in block.panels for mark in panel.marks if isinstance(mark, Line)]
+            dashed = {line.label for line in lines if line.dashed}
+            series = [(label, colour, label in dashed) for label, colour in legend(block).items()]
+            made |= {"panels": drawings, "missing": missing, "series": series}
         blocks.append(made)
     script = _part("page.js")
     digest = base64.b64encode(hashlib.sha256(f"\n{script}".encode()).digest()).decode()

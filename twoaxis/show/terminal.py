@@ -70,7 +70,8 @@ def _print(console: Console, block: Block) -> None:
     width = min(console.width, PROSE)
     match block:
         case Heading(text, level):
-            console.print(Text(text.upper() if level == 2 else text, "bold"))
+            shout = level == 2 and "/" not in text  # a path means another thing in capitals
+            console.print(Text(text.upper() if shout else text, "bold"))
         case Prose(text):
             console.print(_words(text), width=width)
         case Items(items):
@@ -152,7 +153,7 @@ def fold(text: str, width: int) -> list[str]:
 
 def fit(table: Table, width: int) -> list[Fit]:
     """The parts in which a table fits into `width`, each with the first column."""
-    natural, needed = [], []
+    natural, needed, amount = [], [], []
     for place, column in enumerate(table.columns):
         cells = [plain(row[place].text) for row in table.rows]
         split = str.split if column.number or column.code else pieces
@@ -160,26 +161,36 @@ def fit(table: Table, width: int) -> list[Fit]:
         longest = max((len(word) for word in words), default=1)
         natural.append(max(longest, *map(len, cells), 1))
         needed.append(min(natural[-1], max(longest, READABLE)))
+        amount.append(sum(map(len, cells)))
     parts = [[0]]
     for place in range(1, len(table.columns)):
         if len(parts[-1]) > 1 and sum(needed[i] + GAP for i in parts[-1]) + needed[place] > width:
             parts.append([0])
         parts[-1].append(place)
-    return [Fit(part, _share([natural[i] for i in part], [needed[i] for i in part], width)) for part in parts]
+    fits = []
+    for part in parts:
+        whole, least, text = ([of[place] for place in part] for of in (natural, needed, amount))
+        fits.append(Fit(part, _share(whole, least, text, width)))
+    return fits
 
 
-def _share(natural: list[int], needed: list[int], width: int) -> list[int]:
-    """Widths up to a common cap, the largest that fits; none below what its column needs, if that is possible."""
+def _share(natural: list[int], needed: list[int], amount: list[int], width: int) -> list[int]:
+    """Widths that fill `width`: what a column needs, if that is possible, and more where there is more text to fold.
+
+    Args:
+        natural: what each column takes when nothing is folded.
+        needed: what its longest word takes.
+        amount: characters in all of its cells.
+        width: of them together, with the gaps.
+    """
     free = width - GAP * (len(natural) - 1)
     if sum(needed) > free:  # one column beside the first
         first = min(needed[0], max(free // 2, free - needed[-1]))
         return [first, *(max(free - first, 1) for _ in natural[1:])]
     widths = list(needed)
     while sum(widths) < free and widths != natural:
-        smallest = min(w for w, most in zip(widths, natural, strict=True) if w < most)
-        for place, most in enumerate(natural):
-            if widths[place] == smallest < most and sum(widths) < free:
-                widths[place] += 1
+        folded = [place for place, most in enumerate(natural) if widths[place] < most]
+        widths[max(folded, key=lambda place: amount[place] / widths[place])] += 1
     return widths
 
 

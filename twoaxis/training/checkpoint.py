@@ -1,7 +1,7 @@
 """Checkpoints: everything a run needs to go on to the same bits, without a pickle.
 
     checkpoints/step-00000120/
-      model.safetensors        every weight
+      model.safetensors        every weight that learns; the others are those that the run began with
       optimizer.safetensors    NAME/exp_avg, NAME/exp_avg_sq, NAME/step for every parameter that learns
       random.safetensors       states of torch's generators
       log.jsonl                the run's log up to this step
@@ -17,8 +17,10 @@ and the checkpoint before it is used.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,16 +30,7 @@ from torch import Tensor
 
 from twoaxis.base.files import atomic_folder, file_errors, file_sha256, read_json, write_bytes, write_json, write_text
 from twoaxis.model.save import save_tensors
-from twoaxis.training.tensors import (
-    load_optimizer,
-    load_weights,
-    make_moments,
-    moments,
-    optimizer_tensors,
-    read_parts,
-    weights,
-    write_parts,
-)
+from twoaxis.training import tensors
 
 if TYPE_CHECKING:
     from twoaxis.training.loop import Job
@@ -46,49 +39,68 @@ WEIGHTS, OPTIMIZER, RANDOM = "model.safetensors", "optimizer.safetensors", "rand
 LOG, STATE, SUMS, SHARDS = "log.jsonl", "state.json", "SHA256SUMS", "shards"
 FORMAT = 2
 """Number in state.json; a checkpoint with another one is passed over."""
+_THREAD = ThreadPoolExecutor(1, "checkpoint")
+"""Completes the checkpoints of sharded models while the training goes on."""
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint whose files are what was written.
+    """A checkpoint whose files are what was written."""
 
-    Attributes:
-        path: its folder.
-        step: after which it was saved.
-        counters: of the run at that step, see `Counters.to_dict`.
-        log: the run's log up to that step.
-    """
-
-    path: Path
-    step: int
-    counters: dict[str, Any]
-    log: bytes
+    path: Path  # its folder
+    step: int  # after which it was saved
+    counters: dict[str, Any]  # of the run at that step, see `Counters.to_dict`
+    log: bytes  # the run's log up to that step
 
 
 def save_checkpoint(job: Job) -> None:
-    """Write a checkpoint and remove the oldest ones: the first process does, and the others what they alone hold."""
-    if job.engine.rank != 0:
-        if job.engine.sharded:
-            write_parts(Path(job.engine.say("")), _all_tensors(job))
+    """Write a checkpoint and remove the oldest ones: the first process does, and the others what they alone hold.
+
+    Of a sharded model only the copies are made here; a thread writes them while the training goes on, and
+    `wait_for_checkpoint` waits for it. A checkpoint that is not whole when a process dies is not there.
+    """
+    wait_for_checkpoint(job)
+    engine = job.engine
+    if engine.rank != 0:
+        if engine.sharded:
+            job.saving = tensors.write_parts(Path(engine.from_first("")), _all_tensors(job), engine.background)
         return
     job.folder.check_claim()
-    model, folder = job.engine.model, job.folder.checkpoints
     random = {"torch": torch.get_rng_state()}
-    if job.engine.device.type == "cuda":
-        random["cuda"] = torch.cuda.get_rng_state(job.engine.device)
-    with atomic_folder(_place(folder, job.counters.step), replace=True) as place:
-        if job.engine.sharded:
-            (place / SHARDS).mkdir()
-            write_parts(Path(job.engine.say(str(place / SHARDS))), _all_tensors(job))
-        else:
-            save_tensors(place / WEIGHTS, weights(model))
-            save_tensors(place / OPTIMIZER, optimizer_tensors(job.optimizer, model))
+    if engine.device.type == "cuda":
+        random["cuda"] = torch.cuda.get_rng_state(engine.device)
+    state = {"format": FORMAT, "counters": job.counters.to_dict(), "key": job.run.key, "config": job.run.to_dict()}
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(atomic_folder(_place(job.folder.checkpoints, job.counters.step), replace=True))
         save_tensors(place / RANDOM, random)
         write_bytes(place / LOG, job.folder.log.read_bytes() if job.folder.log.exists() else b"")
-        state = {"format": FORMAT, "counters": job.counters.to_dict(), "key": job.run.key, "config": job.run.to_dict()}
         write_json(place / STATE, state)
+        if engine.sharded:
+            (place / SHARDS).mkdir()
+            parts = tensors.write_parts(
+                Path(engine.from_first(str(place / SHARDS))), _all_tensors(job), engine.background
+            )
+            job.saving = _THREAD.submit(_complete, job, place, stack.pop_all(), parts)
+        else:
+            save_tensors(place / WEIGHTS, tensors.weights(engine.model, frozen=False))
+            save_tensors(place / OPTIMIZER, tensors.moments(job.optimizer, engine.model))
+            _complete(job, place, stack.pop_all(), None)
+
+
+def _complete(job: Job, place: Path, stack: contextlib.ExitStack, parts: Future[Any] | None) -> None:
+    """Put a checkpoint in its place as soon as its parts are written, and remove the oldest ones."""
+    with stack:
+        if parts is not None:
+            parts.result()
         write_text(place / SUMS, _sums(place))
-    for old in checkpoints(folder)[job.run.keep :]:
+    for old in checkpoints(job.folder.checkpoints)[job.run.keep :]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def wait_for_checkpoint(job: Job) -> None:
+    """Wait until the checkpoint that is being written is there; what went wrong with it is raised here."""
+    if job.saving is not None:
+        saving, job.saving = job.saving, None
+        saving.result()
 
 
 def load_checkpoint(checkpoint: Checkpoint, job: Job) -> None:
@@ -98,8 +110,8 @@ def load_checkpoint(checkpoint: Checkpoint, job: Job) -> None:
         if job.engine.sharded or shards.is_dir():
             _load_parts(job, shards if shards.is_dir() else checkpoint.path)
         else:
-            load_weights(model, load_file(checkpoint.path / WEIGHTS))
-            load_optimizer(job.optimizer, model, load_file(checkpoint.path / OPTIMIZER))
+            tensors.load_weights(model, load_file(checkpoint.path / WEIGHTS), frozen=False)
+            tensors.load_optimizer(job.optimizer, model, load_file(checkpoint.path / OPTIMIZER))
     except ValueError as error:
         raise ValueError(f"{checkpoint.path} does not fit the model: {error}; remove that folder") from error
     random = load_file(checkpoint.path / RANDOM)
@@ -110,27 +122,24 @@ def load_checkpoint(checkpoint: Checkpoint, job: Job) -> None:
 
 
 def _all_tensors(job: Job) -> dict[str, Tensor]:
-    return weights(job.engine.model) | optimizer_tensors(job.optimizer, job.engine.model)
+    return tensors.weights(job.engine.model, frozen=False) | tensors.moments(job.optimizer, job.engine.model)
 
 
 def _load_parts(job: Job, folder: Path) -> None:
     """What this process holds of weights and moments, from a folder of whole tensors or of parts."""
     model, optimizer = job.engine.model, job.optimizer
-    read_parts(folder, weights(model))
-    make_moments(optimizer)
-    filled = read_parts(folder, moments(optimizer, model), optional=True)
+    tensors.read_parts(folder, tensors.weights(model, frozen=False))
+    tensors.make_moments(optimizer)
+    filled = tensors.read_parts(folder, tensors.moments(optimizer, model), optional=True)
     for name, parameter in model.named_parameters():
         if parameter in optimizer.state and f"{name}/step" not in filled:
             del optimizer.state[parameter]  # it has not had a gradient yet
 
 
 def newest_checkpoint(folder: Path, key: str, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest sound checkpoint of a run; None where there is none, and the run starts from the beginning.
+    """The newest sound checkpoint of the run with this key; `warn` is called with a line for each one passed over.
 
-    Args:
-        folder: of the checkpoints.
-        key: the run's.
-        warn: called with a line for each one that is passed over.
+    None where there is none, and the run starts from the beginning.
     """
     paths = checkpoints(folder)
     for path in paths:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from twoaxis.base.files import short_hash
-from twoaxis.base.machine import MOST_THREADS
+from twoaxis.base.machine import MOST_THREADS, can_compile
 from twoaxis.base.options import Count, Fraction, NotNegative, Options, Positive, Share, at_least, between
 from twoaxis.data.options import DataOptions
 
@@ -24,32 +24,37 @@ class ModelOptions(Options):
 
     preset: str = "nano"
     """Shape of the model; see twoaxis.preset_names()."""
+    family: str | None = None
+    """Family of transformers, or a config.json, to make the model of; None is our decoder."""
     stream: str = "standard"
     """Residual stream, as NAME[:option=value,...]."""
     mixer: str | None = None
     """Local mixer, as NAME[:option=value,...]."""
     model: dict[str, Any] = field(default_factory=dict)
-    """Fields of ModelConfig that replace the preset's."""
+    """Fields of ModelConfig, or of the family's configuration, that replace the preset's."""
     source: str | None = None
-    """Folder of a saved model to go on from, in place of a preset."""
+    """A saved model to go on from, or a model of transformers (folder, GGUF file or name on the hub) to put the stream
+    and the mixer on, in place of a preset."""
     train: str = "all"
-    """What to train of a saved model: all, new (what a retrofit added) or names of parameters, commas between."""
+    """What learns of it: all, new (what a retrofit added), norms, names of parameters, or several with + between."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimiserOptions(Options):
     """The optimisation of a run."""
 
-    steps: Count | None = None
-    """Optimiser steps; or give tokens."""
+    steps: Annotated[int, at_least(0)] | None = None
+    """Optimiser steps, 0 to measure the model as it starts; or give tokens."""
     tokens: Count | None = None
     """Training tokens, rounded up to whole steps; or give steps."""
-    batch: Count = 16
+    batch: Count = 8
     """Examples per optimiser step."""
     accumulate: Count = 1
     """Passes a step is made of; it must divide batch."""
-    lr: Positive = 2e-3
+    lr: Positive = 4e-3
     """Peak learning rate."""
+    new_rate: Positive = 1.0
+    """Multiplier of it for what a retrofit added."""
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     """After the warm-up: a cosine, stable then a linear decay, or constant."""
     warmup: Share | None = None
@@ -74,8 +79,8 @@ class OptimiserOptions(Options):
     """Of the initial weights alone; None is seed."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the computation; bfloat16 is autocast, the weights stay float32."""
-    compile: bool = False
-    """torch.compile the model."""
+    compile: Literal["auto", "yes", "no"] = "auto"
+    """torch.compile the model; auto does in runs of 5,000 steps and more, where there is a C++ compiler or a GPU."""
     recompute: Annotated[int, at_least(0)] = 0
     """Compute the activations of every n-th block again in the backward pass; 0 keeps all."""
     eval_every: Count | None = None
@@ -107,6 +112,9 @@ class RunningOptions(Options):
     parallel: str | None = None
     """How the processes that torchrun starts share the run, such as fsdp=8 or dp=2,pp=4; None gives each a replica."""
 
+
+COMPILED_FROM = 5_000
+"""Steps of a run that is compiled unless it says otherwise."""
 
 SECTIONS = {"model": ModelOptions, "data": DataOptions, "optimisation": OptimiserOptions, "running": RunningOptions}
 """The fields of a run by what they are about, in the order of the help."""
@@ -150,6 +158,16 @@ class TrainConfig(RunningOptions, OptimiserOptions, DataOptions, ModelOptions):
             return round(self.warmup * steps)
         falling = self.decay_steps if self.schedule == "wsd" else 0
         return min(max(round(0.05 * steps), 30), steps // 2, steps - falling)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the model is compiled.
+
+        A small model's step takes 0.7 of the time then, which pays for compiling after 1,700 steps.
+        """
+        if self.compile == "auto":
+            return self.total_steps >= COMPILED_FROM and can_compile(self.device)
+        return self.compile == "yes"
 
     @property
     def decay_steps(self) -> int:

@@ -18,30 +18,18 @@ GIVEN = {"given": True}
 class Counters:
     """Steps, seconds and losses of a run."""
 
-    steps: int = field(metadata=GIVEN)
-    """Steps of the whole run."""
-    tokens_per_step: int = field(metadata=GIVEN)
-    """Training tokens of a step."""
-    flops_per_token: float = field(metadata=GIVEN)
-    """Training operations of a token."""
-    step: int = 0
-    """Steps done."""
-    seconds: float = 0.0
-    """Seconds spent in them, data included, evaluation and saving left out."""
-    logged_step: int = 0
-    """Last step of the last training record."""
-    logged_seconds: float = 0.0
-    """Seconds at that step."""
-    logged_loss: float = 0.0
-    """Sum of the losses since that step."""
-    half_step: int = 0
-    """Last step of the first half, once it is done."""
-    half_seconds: float = 0.0
-    """Seconds at that step."""
-    tail_loss: float = 0.0
-    """Sum of the losses in the last tenth of the steps."""
-    tail_steps: int = 0
-    """Number of steps in that sum."""
+    steps: int = field(metadata=GIVEN)  # steps of the whole run
+    tokens_per_step: int = field(metadata=GIVEN)  # training tokens of a step
+    flops_per_token: float = field(metadata=GIVEN)  # training operations of a token
+    step: int = 0  # steps done
+    seconds: float = 0.0  # seconds spent in them, data included, evaluation and saving left out
+    logged_step: int = 0  # last step of the last training record
+    logged_seconds: float = 0.0  # seconds at that step
+    logged_loss: float = 0.0  # sum of the losses since that step
+    half_step: int = 0  # last step of the first half, once it is done
+    half_seconds: float = 0.0  # seconds at that step
+    tail_loss: float = 0.0  # sum of the losses in the last tenth of the steps
+    tail_steps: int = 0  # number of steps in that sum
 
     def add_step(self, loss: float, seconds: float) -> None:
         """Count a step."""

@@ -21,18 +21,18 @@ from twoaxis.data.options import ExampleFields
 from twoaxis.training.config import TrainConfig
 
 
-class SharedFields(ExampleFields, total=False):
-    """Names and types of the fields of `TrainConfig` that all runs of a comparison share, for editors and checkers.
+class CommonFields(ExampleFields, total=False):
+    """Names and types of the fields of `TrainConfig` that all runs of a probe share, for editors and checkers.
 
     A test holds these and `RunFields` equal to it.
     """
 
-    preset: str
     model: Mapping[str, Any] | Sequence[str]
     steps: int | None
     tokens: int | None
     batch: int
     accumulate: int
+    new_rate: float
     schedule: Literal["cosine", "wsd", "constant"]
     warmup: float | None
     decay: float
@@ -44,7 +44,7 @@ class SharedFields(ExampleFields, total=False):
     clip: float
     init_seed: int | None
     dtype: Literal["float32", "bfloat16"]
-    compile: bool
+    compile: Literal["auto", "yes", "no"]
     recompute: int
     eval_every: int | None
     log_every: int
@@ -59,6 +59,15 @@ class SharedFields(ExampleFields, total=False):
     parallel: str | None
 
 
+class SharedFields(CommonFields, total=False):
+    """Those that all runs of a comparison share."""
+
+    preset: str
+    family: str | None
+    source: str | None
+    train: str
+
+
 class RunFields(SharedFields, total=False):
     """All fields of a run."""
 
@@ -66,8 +75,6 @@ class RunFields(SharedFields, total=False):
     eval_skip: int
     stream: str
     mixer: str | None
-    source: str | None
-    train: str
     lr: float
     seed: int
 
@@ -77,6 +84,10 @@ def read_fields(path: str | Path) -> dict[str, Any]:
     fields = options.read_fields(path)
     if "config" in fields and "key" in fields:
         fields = fields["config"]
+        if not isinstance(fields, dict):
+            raise ValueError(f"config in {path} must be a table of fields and values, got {fields!r:.80}")
+    if isinstance(fields.get("model_type"), str):  # a configuration of transformers, not of a run
+        return {"family": str(path)}
     if "from" in fields:  # as the command line calls it
         fields = {name: value for name, value in fields.items() if name != "from"} | {"source": fields["from"]}
     if not isinstance(fields.get("model", {}), dict):
@@ -101,19 +112,16 @@ def parse_model(changes: str | Sequence[str]) -> dict[str, Any]:
 
 
 def merge(file: Mapping[str, Any], said: Mapping[str, Any]) -> TrainConfig:
-    """A run from a file's fields and from what is said, which counts more.
+    """A run from a file's fields (see `read_fields`) and from what is said, which counts more.
 
     Fields of the model are merged one by one. Steps and tokens stand for one another: what is said displaces the
     file's.
-
-    Args:
-        file: from `read_fields`; empty where there is none.
-        said: fields by name.
     """
     fields = dict(file) | dict(said)
-    model = fields.get("model", {})
-    model = model if isinstance(model, Mapping) else parse_model(model)
-    fields["model"] = {**(file.get("model", {}) if "model" in said else {}), **model}
+    tables = [given["model"] for given in (file, said) if "model" in given]
+    fields["model"] = {}
+    for table in tables:
+        fields["model"] |= table if isinstance(table, Mapping) else parse_model(table)
     if "steps" in said or "tokens" in said:
         for name in {"steps", "tokens"} - set(said):
             fields.pop(name, None)

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.files import claim, read_json, remove_partial, write_bytes, write_json
+from twoaxis.base.options import check_type
 from twoaxis.training.config import RUNNING, TrainConfig
-from twoaxis.training.engines.place import warn, world
+from twoaxis.training.engines.processes import warn, world
 from twoaxis.training.results import CHECKPOINTS, LOG, MODEL, RESULT, RUN, Result, load_result
 
 if TYPE_CHECKING:
@@ -26,20 +27,21 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 """Number in run.json; a folder with another one is refused."""
+ABOUT: dict[str, Any] = {
+    **dict.fromkeys(("config", "data", "versions", "parallelism"), dict[str, Any]),
+    "source": str | None,
+    "learned": int,
+    "peak_memory": int | None,
+}
+"""What is read from run.json again, and its shape."""
 
 
 class RunFolder:
-    """The files of one run.
-
-    Args:
-        path: the folder; created when something is written.
-
-    Attributes:
-        check_claim: refuses to write after another process has taken the folder over, as when this machine slept.
-    """
+    """The files of one run; the folder is created when something is written."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        # refuses to write after another process has taken the folder over, as when this machine slept
         self.check_claim: Callable[[], None] = lambda: None
         self.log, self.checkpoints, self.model = self.path / LOG, self.path / CHECKPOINTS, self.path / MODEL
 
@@ -59,9 +61,14 @@ class RunFolder:
         about = read_json(path)
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise ValueError(f"{path} is not of format {FORMAT}, which this version reads; choose another folder")
-        for name in ("config", "data", "source", "versions", "parallelism", "learned", "peak_memory"):
-            if name not in about:
-                raise ValueError(f"{path} is damaged: {name} is missing. Choose another folder, or remove this one")
+        try:
+            for name, kind in ABOUT.items():
+                if name not in about:
+                    raise ValueError(f"{name} is missing")
+                check_type(name, about[name], kind)
+            TrainConfig.from_dict(about["config"], "config")
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}. Choose another folder, or remove this one") from error
         return about
 
     def finished(self, run: TrainConfig) -> Result | None:
@@ -87,11 +94,9 @@ class RunFolder:
         write_json(self.path / RUN, {"format": FORMAT, **about, **more})
 
     def check_same(self, data: Data, source: str | None) -> None:
-        """Refuse to go on with other data or another model than the run began with; warn of other versions.
+        """Refuse to go on with other data, or another source by its digest, than the run began with.
 
-        Args:
-            data: the run's, as it is now.
-            source: digest of the model it starts from, as it is now; None where it starts from a preset.
+        Other versions are worth a warning.
         """
         from twoaxis.base.machine import versions
 

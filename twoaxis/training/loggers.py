@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twoaxis.base.files import JsonLines, short_hash
+from twoaxis.base.registry import did_you_mean
 
 if TYPE_CHECKING:
     from twoaxis.training.config import TrainConfig
@@ -25,26 +26,10 @@ Record = Mapping[str, Any]
 
 
 class Logger(NamedTuple):
-    """A place where the records of a run go.
+    """A place where the records of a run go."""
 
-    Attributes:
-        log: takes a record.
-        close: sends what is held back, as the run ends or stops.
-    """
-
-    log: Callable[[Record], None]
-    close: Callable[[], None]
-
-
-def json_log(folder: RunFolder) -> Logger:
-    """The log in the run's folder."""
-    lines = JsonLines(folder.log)
-
-    def log(record: Record) -> None:
-        folder.check_claim()
-        lines.append(dict(record))
-
-    return Logger(log, lambda: None)
+    log: Callable[[Record], None]  # takes a record
+    close: Callable[[], None]  # sends what is held back, as the run ends or stops
 
 
 def tensorboard(folder: RunFolder, step: int) -> Logger:
@@ -80,8 +65,6 @@ def curves(record: Record) -> dict[str, float]:
 
 def check_loggers(names: Sequence[str]) -> None:
     """Refuse names that are not known and packages that are not installed."""
-    from twoaxis.base.registry import did_you_mean
-
     for name in names:
         if name not in TRACKERS:
             hint = did_you_mean(name, TRACKERS)
@@ -92,7 +75,11 @@ def check_loggers(names: Sequence[str]) -> None:
 
 def make_loggers(run: TrainConfig, folder: RunFolder, step: int) -> list[Logger]:
     """The log file, and the loggers that `report_to` names, of a run that has done `step` steps."""
-    named = (
-        tensorboard(folder, step) if name == "tensorboard" else tracker(name, folder, run) for name in run.report_to
-    )
-    return [json_log(folder), *named]
+    lines, names = JsonLines(folder.log), run.report_to
+
+    def log(record: Record) -> None:
+        folder.check_claim()
+        lines.append(dict(record))
+
+    named = [tensorboard(folder, step) if name == "tensorboard" else tracker(name, folder, run) for name in names]
+    return [Logger(log, lambda: None), *named]

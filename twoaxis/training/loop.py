@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from twoaxis.base.interrupt import StopSignal
-from twoaxis.training.checkpoint import save_checkpoint
+from twoaxis.training.checkpoint import save_checkpoint, wait_for_checkpoint
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.counters import Counters
 from twoaxis.training.engines.engine import Engine
@@ -38,34 +39,21 @@ class Diverged(Exception):
 class Job:
     """A run, ready to train."""
 
-    run: TrainConfig
-    """Its configuration."""
-    folder: RunFolder
-    """Its files."""
-    engine: Engine
-    """The model on its devices."""
-    optimizer: torch.optim.Optimizer
-    """AdamW; each group has its `peak_lr`."""
-    examples: Any
-    """Training examples by number, in the order they are used."""
-    held_out: Any
-    """Examples of an evaluation."""
-    final: Any
-    """Examples of the last one."""
-    answers: bool
-    """Whether the accuracy of an evaluation means something."""
-    counters: Counters
-    """Steps, seconds and losses so far; saved with every checkpoint."""
-    stop: StopSignal
-    """Set by a signal."""
-    loggers: Sequence[Logger] = ()
-    """Where records go; none in processes other than the first."""
-    on_step: OnStep = lambda step, loss: None
-    """Called after every step."""
-    evaluated: dict[str, Any] | None = None
-    """Record of the last evaluation."""
-    row_losses: tuple[float | None, ...] = ()
-    """Loss of each held-out example at the last evaluation."""
+    run: TrainConfig  # its configuration
+    folder: RunFolder  # its files
+    engine: Engine  # the model on its devices
+    optimizer: torch.optim.Optimizer  # AdamW; each group has its `peak_lr`
+    examples: Any  # training examples by number, in the order they are used
+    held_out: Any  # examples of an evaluation
+    final: Any  # examples of the last one
+    answers: bool  # whether the accuracy of an evaluation means something
+    counters: Counters  # steps, seconds and losses so far; saved with every checkpoint
+    stop: StopSignal  # set by a signal
+    loggers: Sequence[Logger] = ()  # where records go; none in processes other than the first
+    on_step: OnStep = lambda step, loss: None  # called after every step
+    evaluated: dict[str, Any] | None = None  # record of the last evaluation
+    row_losses: tuple[float | None, ...] = ()  # loss of each held-out example at the last evaluation
+    saving: Future[Any] | None = None  # the checkpoint that a thread is writing
 
 
 def fit(job: Job) -> bool:
@@ -111,6 +99,7 @@ def fit(job: Job) -> bool:
         if regular or ((late or stop) and not last):
             save_checkpoint(job)
             saved = time.perf_counter()
+    wait_for_checkpoint(job)
     return counters.step == run.total_steps
 
 

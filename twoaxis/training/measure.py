@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from twoaxis.base.meter import Meter, storage_bytes
-from twoaxis.base.timer import Rounds, no_collection, take_turns
+from twoaxis.base.timer import Rounds, Throughput, no_collection, take_turns
 from twoaxis.model.loss import next_token_loss
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
@@ -40,21 +40,14 @@ SEED = 0
 
 
 class Memory(NamedTuple):
-    """Bytes of a training step; see the drawing above.
+    """Bytes of a training step; see the drawing above."""
 
-    Attributes:
-        parameters: and buffers, each storage once: a tied head shares the embedding's.
-        gradients: at the end of the backward pass.
-        optimizer: its state between steps.
-        activations: what the forward pass leaves for the backward pass, logits and loss included.
-        peak: the most that is alive at any moment. Less than the sum of the others where gradients appear while
-            activations go; more where an operation needs bytes for the moment.
-    """
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    activations: int
+    parameters: int  # and buffers, each storage once: a tied head shares the embedding's
+    gradients: int  # at the end of the backward pass
+    optimizer: int  # its state between steps
+    activations: int  # what the forward pass leaves for the backward pass, logits and loss included
+    # the most that is alive at any moment. Less than the sum of the others where gradients appear while activations go;
+    # more where an operation needs bytes for the moment.
     peak: int
 
 
@@ -74,15 +67,12 @@ def peak_memory(
 ) -> Memory:
     """Bytes of one real training step of `model` on the device it is on.
 
-    The weights are copied to main memory meanwhile and put back, whatever the optimiser does to them.
+    The weights are copied to main memory meanwhile and put back, whatever the optimiser does to them. A compiled model
+    is refused: it allocates behind the operations' backs.
 
     Args:
-        model: not compiled: a compiled one allocates behind the operations' backs.
-        batch: sequences per step.
+        batch: sequences per step, in `accumulate` passes.
         context: tokens of a sequence.
-        accumulate: passes a step is made of; it must divide `batch`.
-        loss: of a model on (sequences, context + 1) tokens.
-        optimizer: makes the optimiser whose step is measured.
     """
     device, passes = _device(model), _passes(model, batch, context, accumulate)
     if getattr(model, "_orig_mod", None) is not None or model._compiled_call_impl is not None:
@@ -114,8 +104,9 @@ def throughputs(
     accumulate: int = 1,
     loss: Loss = next_token_loss,
     optimizer: MakeOptimizer = adamw,
+    fixed: bool = False,
     report: Callable[[int], None] | None = None,
-) -> dict[str, Rounds]:
+) -> dict[str, Throughput]:
     """Tokens per second of several models, measured in turns so that their ratios come from one run.
 
     The seconds are those of `twoaxis.base.timer`: CPU time on the CPU in one thread, the wall clock elsewhere. All
@@ -123,33 +114,40 @@ def throughputs(
 
     Args:
         models: by name, functions that build them on their device.
-        batch: sequences per step.
+        batch: sequences per step, in `accumulate` passes.
         context: tokens of a sequence.
         rounds: timed, after one that is not.
         steps: of each model in a round.
-        accumulate: passes a step is made of; it must divide `batch`.
-        loss: of a model on (sequences, context + 1) tokens.
-        optimizer: makes the optimiser of each.
+        fixed: also time a step of two tokens in every round.
         report: called with the number of rounds that are done.
     """
     if not models:
         raise ValueError("there are no models to time")
     if rounds < 1 or steps < 1:
         raise ValueError(f"at least one round of one step must be timed, got rounds={rounds} and steps={steps}")
-    runs: dict[str, Callable[[], Any]] = {}
+    runs: dict[tuple[str, str], Callable[[], Any]] = {}
     devices: set[torch.device] = set()
     with contextlib.ExitStack() as stack:
         for name, build in models.items():
             model = build()
             devices.add(_device(model))
             stack.enter_context(_unchanged(model, restore=False))
-            arguments = (model, _passes(model, batch, context, accumulate), loss, optimizer(model))
-            runs[name] = lambda arguments=arguments: [_step(*arguments) for _ in range(steps)]
+            chosen = optimizer(model)
+            kinds = {"whole": (batch, context, accumulate)} | ({"fixed": (1, 2, 1)} if fixed else {})
+            for kind, sizes in kinds.items():
+                arguments = (model, _passes(model, *sizes), loss, chosen)
+                runs[name, kind] = lambda arguments=arguments: [_step(*arguments) for _ in range(steps)]
         if len(devices) > 1:
             raise ValueError(f"models are timed on one device, these are on {', '.join(sorted(map(str, devices)))}")
         times = take_turns(runs, rounds, device=devices.pop(), report=report)
     tokens = batch * context * steps
-    return {name: Rounds(tuple(tokens / seconds for seconds in its.values)) for name, its in times.items()}
+    return {
+        name: Throughput(
+            Rounds(tuple(tokens / seconds for seconds in times[name, "whole"].values)),
+            min(1.0, times[name, "fixed"].over(times[name, "whole"]).median) if fixed else None,
+        )
+        for name in models
+    }
 
 
 def _step(

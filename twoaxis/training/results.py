@@ -9,55 +9,42 @@ from pathlib import Path
 from typing import Any, Literal
 
 from twoaxis.base.files import JsonLines, read_json
+from twoaxis.base.options import check_types
+from twoaxis.base.plugins import use_options
 from twoaxis.show.charts import Axis, Chart, Line, Panel
 from twoaxis.show.document import Document, Facts, Showable
 from twoaxis.show.numbers import count, loss, percent, si, whole
 
 RUN, LOG, RESULT, CHECKPOINTS, MODEL = "run.json", "log.jsonl", "result.json", "checkpoints", "model"
+LARGEST = 1e30
+"""Beyond it a number in a file is a mistake, and its square or product no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Showable):
     """The outcome of a finished run."""
 
-    status: Literal["finished", "diverged"]
-    """Whether it came to its end, or its loss stopped being a number."""
-    steps: int
-    """Optimiser steps made."""
-    tokens: int
-    """Training tokens seen."""
-    flops: float
-    """Training operations, by the convention of `twoaxis.model.flops`."""
-    seconds: float
-    """Spent in training steps, evaluation and saving left out, summed over interruptions."""
-    tokens_per_second: float
-    """Over the last half of the steps."""
-    parameters: int
-    """Numbers learned."""
-    peak_memory: int | None
-    """Bytes at the peak of a training step, where it was measured."""
-    loss: float | None = None
-    """Held-out nats per token at the end; None if it diverged."""
+    status: Literal["finished", "diverged"]  # whether it came to its end, or its loss stopped being a number
+    steps: int  # optimiser steps made
+    tokens: int  # training tokens seen
+    flops: float  # training operations, by the convention of `twoaxis.model.flops`
+    seconds: float  # spent in training steps, evaluation and saving left out, summed over interruptions
+    tokens_per_second: float  # over the last half of the steps
+    parameters: int  # numbers learned
+    peak_memory: int | None  # bytes at the peak of a training step, where it was measured
+    loss: float | None = None  # held-out nats per token at the end; None if it diverged
+    # the same of each held-out example, to seven digits; None for an example without a labelled token
     row_losses: tuple[float | None, ...] | None = None
-    """The same of each held-out example, to seven digits; None for an example without a labelled token."""
-    bits_per_byte: float | None = None
-    """The same per byte of text, where tokens stand for text."""
-    accuracy: float | None = None
-    """Part of the held-out answers that are right, for diagnostic tasks."""
-    chance: float | None = None
-    """What guessing would score."""
-    train_loss: float | None
-    """Mean training loss over the last tenth of the steps."""
-    unmoved: tuple[str, ...] = ()
-    """Parameters that are to learn and never had a gradient."""
-    equal_streams: bool = False
-    """Whether parallel streams are still copies of each other at the end, as at the start."""
-    weights: str | None = None
-    """SHA-256 of the final weights."""
-    message: str = ""
-    """What went wrong, if something did."""
+    bits_per_byte: float | None = None  # the same per byte of text, where tokens stand for text
+    accuracy: float | None = None  # part of the held-out answers that are right, for diagnostic tasks
+    chance: float | None = None  # what guessing would score
+    train_loss: float | None  # mean training loss over the last tenth of the steps
+    unmoved: tuple[str, ...] = ()  # parameters that are to learn and never had a gradient
+    equal_streams: bool = False  # whether parallel streams are still copies of each other at the end, as at the start
+    weights: str | None = None  # SHA-256 of the final weights
+    message: str = ""  # what went wrong, if something did
+    # where the run is; the same run in another place is the same result
     folder: str | None = field(default=None, compare=False)
-    """Where the run is; the same run in another place is the same result."""
 
     @property
     def exit_code(self) -> int:
@@ -85,11 +72,22 @@ class Result(Showable):
         peak = "" if self.peak_memory is None else f", {si(self.peak_memory)} at the peak of a step"
         facts += [("trained", trained), ("time", speed), ("learned", f"{whole(self.parameters)} parameters{peak}")]
         if self.weights is not None:
-            facts.append(("weights", f"sha256 {self.weights}"))
+            facts.append(("weights", self.weights))
         if self.folder is not None:
             model = Path(self.folder) / MODEL
             facts.append(("folder", self.folder + (f", model in {model}" if model.exists() else "")))
+            if model.exists():
+                facts.append(("next", self._next(self.folder) + use_options(model)))
         return facts
+
+    def _next(self, folder: str) -> str:
+        """The command that uses the model; one of a task has nothing to say, but can be compared with the baseline."""
+        config = read_json(Path(folder) / RUN)["config"]
+        if self.accuracy is None:
+            return f"twoaxis generate {folder} --prompt TEXT{' --bytes' if config['tokenizer'] == 'bytes' else ''}"
+        given = [(name, config[name]) for name in ("stream", "mixer") if config[name] not in (None, "standard")]
+        methods = " ".join(f"--{name} {value}" for name, value in given or [("stream", "NAME")])
+        return f"twoaxis compare --out {folder}-compared {methods} --data {config['data'][0]}"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -106,7 +104,13 @@ def load_result(folder: str | Path) -> Result | None:
         for name in ("row_losses", "unmoved"):
             if given.get(name) is not None:
                 given[name] = tuple(given[name])
-        return Result(**given)
+        result = Result(**given)
+        check_types(result)
+        for name, value in vars(result).items():
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, int | float) and not abs(number) < LARGEST:
+                    raise ValueError(f"{name} must be a number below {LARGEST:g}, got {number}")
+        return result
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}. Remove it, and the run is made again") from error
 

@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.base.files import file_sha256
 from twoaxis.base.registry import Registry
 from twoaxis.base.spec import parse, spell, spell_value
 from twoaxis.depth.registry import STREAMS
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from twoaxis.model.config import ModelConfig
-    from twoaxis.model.running import Model
+    from twoaxis.model.decoder import Model
+    from twoaxis.model.graft_config import TwoAxisConfig
 
 ANY = 2**20
 """Stands for a vocabulary that is not known yet."""
@@ -32,20 +32,23 @@ def resolve(run: TrainConfig) -> TrainConfig:
     run = dataclasses.replace(
         run, stream=_canonical("stream", run.stream, STREAMS), mixer=_canonical("mixer", run.mixer, MIXERS)
     )
-    if run.source is None or not run.tokenizer.startswith("bpe:") or run.data[0].startswith("task:"):
+    run = dataclasses.replace(run, **with_family({"family": run.family, "model": run.model}))
+    if run.source is None:
         return run
     from twoaxis.data.tokenizer import has_tokenizer
-    from twoaxis.model.load import check_folder
 
-    check_folder(run.source)
-    if not has_tokenizer(run.source):
+    source = _check_source(run, run.source)
+    run = dataclasses.replace(run, source=source)
+    if not run.tokenizer.startswith("bpe:") or run.data[0].startswith("task:"):
+        return run
+    if Path(source).expanduser().exists() and not has_tokenizer(source):
         raise ValueError(f"{run.source} has no tokenizer; name the one its model was trained with, such as bytes")
     if run.tokenizer != TrainConfig.tokenizer:
         raise ValueError(
             f"tokenizer {run.tokenizer} would be trained anew, and the model in {run.source} knows nothing of its "
             "tokens; leave it out to use the model's own"
         )
-    return dataclasses.replace(run, tokenizer=run.source)
+    return dataclasses.replace(run, tokenizer=source)
 
 
 def _canonical(place: str, spelling: Any, registry: Registry[Any]) -> Any:
@@ -69,49 +72,91 @@ def _canonical(place: str, spelling: Any, registry: Registry[Any]) -> Any:
     return full + colon + rest if options == given else spell(full, options)
 
 
+def with_family(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a run in which a config.json is read: the family and its fields stand there by themselves."""
+    family = fields.get("family")
+    if not isinstance(family, str):
+        return fields
+    from twoaxis.data.tokenizer import need_transformers
+
+    need_transformers()
+    from twoaxis.model.scratch import is_file, read_family
+
+    if not is_file(family):
+        return fields
+    name, own = read_family(family)
+    if fields.get("preset", TrainConfig.preset) != TrainConfig.preset:
+        raise ValueError(f"preset {fields['preset']} and {family} are two shapes; leave out one")
+    return fields | {"family": name, "model": own | fields.get("model", {})}
+
+
 def check(run: TrainConfig, vocabulary: int | None = None) -> None:
     """Refuse a run whose model cannot be made, also before its data is read, which may take long.
 
-    Args:
-        run: the run.
-        vocabulary: tokens of its data; None where they are not known yet.
+    `vocabulary` is the number of tokens of its data; None where they are not known yet.
     """
-    if run.source is None:
-        model_config(run, run.model.get("vocab_size", ANY) if vocabulary is None else vocabulary)
-        if run.train != "all":
-            raise ValueError(f"train={run.train} chooses from a saved model; name one with from")
+    if run.source is not None:
+        _check_source(run, run.source)
         return
-    from twoaxis.model.load import check_folder
+    model_config(run, run.model.get("vocab_size", ANY) if vocabulary is None else vocabulary)
+    if run.train != "all":
+        raise ValueError(f"train={run.train} chooses from a saved model; name one with from")
 
-    check_folder(run.source)
-    given = [name for name in ("preset", "stream", "mixer") if getattr(run, name) != getattr(TrainConfig, name)]
+
+def _check_source(run: TrainConfig, source: str) -> str:
+    """Refuse a source that is no model, and what cannot be chosen with it; its weights are not read yet.
+
+    Returns where it is; of a run of ours, that is its model.
+    """
+    from twoaxis.model.load import check_folder
+    from twoaxis.pretrained.model_for_training import check_method, is_ours
+
+    for name in ("preset", "family"):
+        if getattr(run, name) != getattr(TrainConfig, name):
+            raise ValueError(f"{name} cannot be chosen with a model to begin from ({source}): its shape is its own")
+    if not is_ours(source):
+        found, _ = check_method(source, run.stream, run.mixer, run.model)
+        _check_context(run, source, found.config.get_text_config(decoder=True))
+        if run.model.get("lora") and run.parallel is not None:
+            raise ValueError(f"model.lora is for whole models, parallel is {run.parallel}; leave out either")
+        return source
+    place = str(check_folder(source))
+    given = [name for name in ("stream", "mixer") if getattr(run, name) != getattr(TrainConfig, name)]
     given += ["model"] if run.model else []
     if given:
         raise ValueError(
-            f"{', '.join(given)} cannot be chosen with a model to go on from ({run.source}), which has its own; "
+            f"{', '.join(given)} cannot be chosen with a model to go on from ({source}), which has its own; "
             "leave out either"
         )
+    return place
 
 
-def model_config(run: TrainConfig, vocabulary: int, end: int | None = None) -> ModelConfig:
-    """The configuration of a run's model.
+def model_config(run: TrainConfig, vocabulary: int, end: int | None = None) -> ModelConfig | TwoAxisConfig:
+    """The configuration of a run's model: a decoder's, or that of a family with the methods in it.
 
-    Args:
-        run: the run.
-        vocabulary: tokens of its data. A model may have more, never fewer.
-        end: the token that ends a document, where generating stops.
+    A model may have more tokens than its data, never fewer; `end` is the token at which generating stops.
     """
     from twoaxis.model.presets import preset, preset_fields
 
-    fields: dict[str, Any] = {"vocab_size": vocabulary, **make_contender(run.stream, run.mixer).model_fields()}
-    known = preset_fields(run.preset)
-    fields["max_position_embeddings"] = max(run.context, known.get("max_position_embeddings", 0))
+    methods, known = make_contender(run.stream, run.mixer).model_fields(), preset_fields(run.preset)
+    positions = max(run.context, known.get("max_position_embeddings", 0))
+    fields: dict[str, Any] = {"vocab_size": vocabulary, "max_position_embeddings": positions}
     if end is not None:
         fields["eos_token_id"] = end
     fields |= run.model
     if isinstance(fields["vocab_size"], int) and fields["vocab_size"] < vocabulary:
         raise ValueError(f"the data has {vocabulary} tokens, model.vocab_size is {fields['vocab_size']}")
-    config = preset(run.preset, **fields)
+    if run.family is not None:
+        from twoaxis.model.config import Methods
+        from twoaxis.model.scratch import on_meta, scratch_config
+
+        own = {field.name for field in dataclasses.fields(Methods)}
+        chosen = Methods.from_dict(methods | {n: value for n, value in fields.items() if n in own}, "a model")
+        said = {name: value for name, value in fields.items() if name not in own}
+        made = scratch_config(run.family, known, said, chosen, context=run.context)
+        on_meta(made)
+        return made
+    config = preset(run.preset, **methods | fields)
     config.check_stream()
     return config
 
@@ -120,21 +165,23 @@ def make_model(run: TrainConfig, vocabulary: int, end: int | None = None) -> Mod
     """The model of a run before its first step, in float32 on the CPU; parameters that do not learn are frozen.
 
     All runs of one `init_seed` share the initial values of everything their models have in common.
-
-    Args:
-        run: the run.
-        vocabulary: tokens of its data.
-        end: the token that ends a document.
     """
     check(run)
     if run.source is not None:
         model = _load(run, run.source, vocabulary)
     else:
-        from twoaxis.model.decoder import Decoder
+        config: Any = model_config(run, vocabulary, end)
+        seed = run.seed if run.init_seed is None else run.init_seed
+        if run.family is None:
+            from twoaxis.model.decoder import Decoder
 
-        model = Decoder(model_config(run, vocabulary, end), run.seed if run.init_seed is None else run.init_seed)
+            model = Decoder(config, seed)
+        else:
+            from twoaxis.model.scratch import from_scratch
+
+            model = from_scratch(config, seed)
     if run.recompute:
-        model.gradient_checkpointing_enable(every_n_layers=run.recompute)
+        model.activation_checkpointing_enable(every_n_layers=run.recompute)
     return model
 
 
@@ -142,37 +189,45 @@ def _load(run: TrainConfig, source: str, vocabulary: int) -> Model:
     """The saved model that a run starts from."""
     from twoaxis.model.groups import trainable
     from twoaxis.model.load import load_model
+    from twoaxis.pretrained.model_for_training import begin, is_ours, words
     from twoaxis.pretrained.record import new_parameters
 
-    model: Any = load_model(source, "cpu").float()
+    ours, seed = is_ours(source), run.seed if run.init_seed is None else run.init_seed
+    model: Any = (
+        load_model(source, "cpu").float()
+        if ours
+        else begin(source, stream=run.stream, mixer=run.mixer, fields=run.model, train=run.train, seed=seed)
+    )
     if model.config.vocab_size < vocabulary:
         raise ValueError(
             f"the data has {vocabulary} tokens, the model in {source} {model.config.vocab_size}: use its own tokenizer"
         )
-    if model.config.max_position_embeddings < run.context:
-        raise ValueError(
-            f"context is {run.context}, the model in {source} is made for {model.config.max_position_embeddings}"
-        )
-    # Weights lie in the mapped file, at the file's alignment: last bits of matrix products depend on that, and frozen
-    # weights would change with a file that somebody rewrites during the run.
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
-    words = [word.strip() for word in run.train.split(",") if word.strip()]
-    trainable(model, words, new=new_parameters(model) if "new" in words else ())
+    _check_context(run, source, model.config)
+    if ours:
+        for parameter in model.parameters():  # out of the mapped file, see `twoaxis.pretrained.model_for_training`
+            parameter.data = parameter.data.clone()
+        named = words(run.train)
+        trainable(model, named, new=new_parameters(model) if "new" in named else ())
     return model
+
+
+def _check_context(run: TrainConfig, source: str, config: Any) -> None:
+    most = getattr(config, "max_position_embeddings", None)
+    if most is not None and most < run.context:
+        raise ValueError(f"context is {run.context}, the model in {source} is made for {most}")
 
 
 def make_optimizer(run: TrainConfig, model: Any) -> torch.optim.AdamW:
     """AdamW over the parameters that learn, fused where the device has it.
 
-    In a retrofitted model pretrained parameters learn more slowly than new ones.
+    In a retrofitted model pretrained matrices learn more slowly than what is new.
     """
     import torch
 
     from twoaxis.model.groups import param_groups
-    from twoaxis.pretrained.record import learning_rates, record_of
+    from twoaxis.pretrained.record import is_retrofit, learning_rates
 
-    rates = learning_rates(model) if run.source is not None and record_of(model) is not None else None
+    rates = learning_rates(model, {"new": run.new_rate}) if run.source is not None and is_retrofit(model) else None
     groups = _by_mesh(param_groups(model, lr=run.lr, weight_decay=run.weight_decay, rates=rates))
     fused = {p.device.type for p in model.parameters()} <= {"cpu", "cuda", "mps", "xpu"}
     return torch.optim.AdamW(groups, lr=run.lr, betas=(run.beta1, run.beta2), eps=run.epsilon, fused=fused)
@@ -188,15 +243,3 @@ def _by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
             part["params"].append(parameter)
             part["names"] += (name,)
     return list(split.values())
-
-
-def source_digest(source: str | None) -> str | None:
-    """Digest of the files of a saved model: a run is not resumed when they have changed."""
-    import hashlib
-
-    if source is None:
-        return None
-    digest = hashlib.sha256()
-    for path in sorted([*Path(source).glob("*.safetensors"), Path(source) / "config.json"]):
-        digest.update(f"{path.name} {file_sha256(path)}\n".encode())
-    return digest.hexdigest()

@@ -7,26 +7,39 @@ same way.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from twoaxis.base.machine import quiet_logger
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.save import save_decoder, system_errors
 
+FORMATS = "torch.distributed.checkpoint"
+"""The logger in which torch remarks on formats that it would rather write."""
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Every weight of a model once, by the first of its names; what is not saved with a model is left out."""
+
+def weights(model: nn.Module, *, frozen: bool = True) -> dict[str, Tensor]:
+    """Every weight of a model once, by the first of its names, those that do not learn only if `frozen`.
+
+    What is not saved with a model is left out.
+    """
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
     tied = {id(parameter) for parameter in model.parameters()}
     kept = model.state_dict(keep_vars=True)
-    return named | {name: t.detach() for name, t in kept.items() if name not in named and id(t) not in tied}
+    named |= {name: t.detach() for name, t in kept.items() if name not in named and id(t) not in tied}
+    return named if frozen else learned(model, named)
+
+
+def learned(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Of weights by name those that the model does not hold frozen."""
+    left = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    return {name: tensor for name, tensor in tensors.items() if name not in left}
 
 
 def weights_digest(tensors: dict[str, Tensor]) -> str:
@@ -39,9 +52,9 @@ def weights_digest(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def load_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Set the weights of a model, in place."""
-    here = weights(model)
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], *, frozen: bool = True) -> None:
+    """The inverse of `weights`, in place."""
+    here = weights(model, frozen=frozen)
     if set(tensors) != set(here):
         name = sorted(set(tensors) ^ set(here))[0]
         raise ValueError(f"{name} is in one of them only")
@@ -53,7 +66,7 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def moments(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The moments and step counts of an optimiser by the names of the model's parameters, as they are."""
+    """The moments and step counts of an optimiser by the names of the model's parameters."""
     return {
         f"{name}/{kind}": value
         for name, parameter in model.named_parameters()
@@ -61,13 +74,8 @@ def moments(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Ten
     }
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The same, to be written."""
-    return {name: value.detach().to("cpu") for name, value in moments(optimizer, model).items()}
-
-
 def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors`; the learning rates are the loop's to set."""
+    """The inverse of `moments`; the learning rates are the loop's to set."""
     named = dict(model.named_parameters())
     names = {id(parameter): name for name, parameter in named.items()}
     order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
@@ -93,33 +101,31 @@ def save_model(folder: Path, model: Any) -> None:
         model.save_pretrained(folder)
 
 
-def write_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the parts that this process has of tensors; all processes do, into one folder."""
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-    from torch.distributed.checkpoint.state_dict_saver import save
+def write_parts(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> Future[Any]:
+    """Copy the parts that this process has of tensors, and have a thread write them; all processes do, into one folder.
 
-    with _quiet():
+    The tensors may change as soon as this returns; the group is on CPUs and used by nobody else meanwhile.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import async_save
+
+    with quiet_logger(FORMATS):
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-        save({name: tensor.contiguous() for name, tensor in tensors.items()}, storage_writer=writer)
+        parts = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        return cast("Future[Any]", async_save(parts, storage_writer=writer, process_group=group))
 
 
 @torch.no_grad()
 def read_parts(folder: Path, tensors: Mapping[str, Tensor], optional: bool = False) -> set[str]:
     """Fill tensors, or the parts of them that this process has, from files of whole tensors or of parts.
 
-    Args:
-        folder: of the files.
-        tensors: to fill, by name.
-        optional: whether names may be missing in the files.
-
-    Returns:
-        The names that were filled.
+    Returns the names that were filled; if `optional`, some may be missing in the files.
     """
     import torch.distributed as dist
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    with _quiet():
+    with quiet_logger(FORMATS):
         reader = HuggingFaceStorageReader(str(folder))
         there: dict[str, Any] = reader.read_metadata().state_dict_metadata
         for name, tensor in tensors.items():
@@ -134,22 +140,6 @@ def read_parts(folder: Path, tensors: Mapping[str, Tensor], optional: bool = Fal
         if found[name] is not tensor:
             tensor.copy_(found[name])
     return set(wanted)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's remarks about formats it would rather write."""
-    import warnings
-
-    logger = logging.getLogger("torch.distributed.checkpoint")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
 
 
 def make_moments(optimizer: torch.optim.Optimizer) -> None:

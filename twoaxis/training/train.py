@@ -21,11 +21,19 @@ from twoaxis.base.files import atomic_folder
 from twoaxis.base.interrupt import Interrupted, StopSignal
 from twoaxis.base.machine import reproducible
 from twoaxis.model.load import quietly
-from twoaxis.training.engines.place import find_place, join_processes, lost_processes, warn, world
+from twoaxis.training.engines.processes import (
+    find_place,
+    join_processes,
+    lost_processes,
+    make_engine,
+    read_degrees,
+    warn,
+    world,
+)
 from twoaxis.training.folder import RunFolder
 from twoaxis.training.loggers import check_loggers, make_loggers
 from twoaxis.training.results import Result
-from twoaxis.training.setup import check, make_model, make_optimizer, resolve, source_digest
+from twoaxis.training.setup import check, make_model, make_optimizer, resolve
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -61,8 +69,6 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
     check(run)
     check_loggers(run.report_to)
     place, stop = find_place(run.device), StopSignal()
-    from twoaxis.training.engines.degrees import make_engine, read_degrees
-
     read_degrees(run, place.world)  # what does not fit is refused before data is read
 
     with contextlib.ExitStack() as stack:
@@ -120,14 +126,16 @@ def _prepare(
     """The run, at the step that it goes on from."""
     import torch
 
-    from twoaxis.model.flops import step_flops
+    from twoaxis.model.flops import training_flops
+    from twoaxis.pretrained.model_for_training import source_digest
     from twoaxis.training.checkpoint import load_checkpoint, remove_after
     from twoaxis.training.counters import Counters
     from twoaxis.training.loop import Job
-    from twoaxis.training.tensors import weights_digest
+    from twoaxis.training.tensors import learned, weights_digest
 
     model = engine.build(lambda: make_model(run, data.vocab_size, data.end))
-    initial = weights_digest(engine.weights())
+    initial = weights_digest(learned(model, engine.weights()))  # the source's digest stands for the rest
+    source = None if run.source is None else source_digest(run.source)
     job = Job(
         run=run,
         folder=folder,
@@ -140,16 +148,16 @@ def _prepare(
         counters=Counters(
             steps=run.total_steps,
             tokens_per_step=run.tokens_per_step,
-            flops_per_token=step_flops(model, run.context, recompute=run.recompute),
+            flops_per_token=training_flops(model, run.context, recompute=run.recompute).total,
         ),
         stop=stop,
     )
     if engine.rank == 0 and folder.about() is None:
-        folder.describe(_facts(job, data, initial))
+        folder.describe(_facts(job) | {"data": data.describe(), "initial_weights": initial, "source": source})
         if run.source is not None:
             _warn_of_closed(model)
     engine.wait()
-    folder.check_same(data, source_digest(run.source))
+    folder.check_same(data, source)
     torch.manual_seed(run.seed)
     if checkpoint is not None:
         load_checkpoint(checkpoint, job)
@@ -173,26 +181,8 @@ def _held_out(run: TrainConfig, data: Data, count: int) -> Dataset[Any]:
     return Subset(examples, range(run.eval_skip, len(examples))) if run.eval_skip else examples
 
 
-def _facts(job: Job, data: Data, initial: str) -> dict[str, Any]:
+def _facts(job: Job) -> dict[str, Any]:
     """What run.json says of the run itself."""
-    run, engine = job.run, job.engine
-    model, (parameters, learned) = engine.model, engine.parameters
-    return {
-        "config": run.to_dict(),
-        "key": run.key,
-        "data": data.describe(),
-        "model": model.config.to_dict(),
-        "parameters": parameters,
-        "learned": learned,
-        "flops_per_token": job.counters.flops_per_token,
-        "peak_memory": _peak_memory(job) if run.measure_memory and not engine.sharded else None,
-        "initial_weights": initial,
-        "source": source_digest(run.source),
-    }
-
-
-def _peak_memory(job: Job) -> int:
-    """Bytes at the peak of one step of this process, with its own optimiser and precision."""
     from torch import Tensor, nn
 
     from twoaxis.model.loss import next_token_loss
@@ -200,19 +190,26 @@ def _peak_memory(job: Job) -> int:
     from twoaxis.training.measure import peak_memory
 
     run, engine = job.run, job.engine
+    parameters, learned = engine.parameters
 
     def loss(model: nn.Module, tokens: Tensor) -> Tensor:
         with autocast(run, engine.device):
             return next_token_loss(model, tokens)
 
-    return peak_memory(
-        engine.model,
-        run.batch // engine.world,
-        run.context,
-        accumulate=run.accumulate,
-        loss=loss,
-        optimizer=lambda model: make_optimizer(run, model),
-    ).peak
+    peak = None  # of one step of this process, with its own optimiser and precision
+    if run.measure_memory and not engine.sharded:
+        batch, make = run.batch // engine.world, lambda model: make_optimizer(run, model)
+        step: dict[str, Any] = {"accumulate": run.accumulate, "loss": loss, "optimizer": make}
+        peak = peak_memory(engine.model, batch, run.context, **step).peak
+    return {
+        "config": run.to_dict(),
+        "key": run.key,
+        "model": engine.model.config.to_dict(),
+        "parameters": parameters,
+        "learned": learned,
+        "flops_per_token": job.counters.flops_per_token,
+        "peak_memory": peak,
+    }
 
 
 def _warn_of_closed(model: Any) -> None:
@@ -228,38 +225,47 @@ def _warn_of_closed(model: Any) -> None:
 
 def _train(job: Job, data: Data) -> Result:
     """From the step at hand to the result, which is written."""
+    from twoaxis.training.checkpoint import wait_for_checkpoint
     from twoaxis.training.loop import Diverged, fit
 
-    counters = job.counters
+    counters, about = job.counters, job.folder.about() or {}
     job.stop.patient = True  # from here on a checkpoint can be written first
+    outcome: dict[str, Any] = {"status": "finished"}
     try:
-        whole = fit(job)
+        if not fit(job):
+            at = f"stopped after step {counters.step} of {counters.steps}"
+            raise Interrupted(f"{at}; the same command goes on from there", job.stop.signal)
     except Diverged as error:
-        message = f"{error}; the run in {job.folder.path} was stopped there"
-        return _finish(job, status="diverged", message=message)
+        outcome = {"status": "diverged", "message": f"{error}; the run in {job.folder.path} was stopped there"}
     finally:
         for logger in job.loggers:
             logger.close()
-    if not whole:
-        at = f"stopped after step {counters.step} of {counters.steps}"
-        raise Interrupted(f"{at}; the same command goes on from there", job.stop.signal)
-    return _finish(job, **_outcome(job, data))
+    if outcome["status"] == "finished":
+        outcome |= _measure(job, data)
+        if job.run.save_model:
+            _keep(job, data)
+    wait_for_checkpoint(job)
+    result = Result(
+        steps=counters.step,
+        **{name: counters.position[name] for name in ("tokens", "flops", "seconds")},
+        tokens_per_second=counters.tokens_per_second,
+        parameters=about["learned"],
+        peak_memory=about["peak_memory"],
+        train_loss=counters.train_loss,
+        folder=str(job.folder.path),
+        **outcome,
+    )
+    if job.engine.rank == 0:
+        job.folder.finish(result)
+    return result
 
 
-def _outcome(job: Job, data: Data) -> dict[str, Any]:
-    """Keep the final model and measure it; it is safe to be killed in between."""
+def _measure(job: Job, data: Data) -> dict[str, Any]:
+    """The fields of a result that are about the final model; it is safe to be killed before they are written."""
     from twoaxis.training.loop import evaluate
-    from twoaxis.training.tensors import weights_digest
+    from twoaxis.training.tensors import learned, weights_digest
 
-    run, folder, engine = job.run, job.folder, job.engine
-    if run.save_model and engine.rank == 0:
-        folder.check_claim()
-        with atomic_folder(folder.model, replace=True) as place:
-            engine.export(place)
-            data.save_tokenizer(place)
-            _stay_retrofit(run, place)
-    elif run.save_model:
-        engine.export(folder.model)  # the first process writes what all have
+    engine = job.engine
     # a run that goes on behind its last step has evaluated nothing yet
     evaluated = job.evaluated or evaluate(job, job.final)
     loss = evaluated["held_out_loss"]
@@ -269,10 +275,34 @@ def _outcome(job: Job, data: Data) -> dict[str, Any]:
         "bits_per_byte": None if data.bytes_per_token is None else loss / math.log(2) / data.bytes_per_token,
         "accuracy": evaluated.get("accuracy"),
         "chance": data.chance,
-        "unmoved": _unmoved(engine, job.optimizer),
+        "unmoved": _unmoved(engine, job.optimizer) if job.counters.step else (),
         "equal_streams": _equal_streams(job),
-        "weights": weights_digest(engine.weights()),
+        "weights": weights_digest(learned(engine.model, engine.weights())),
     }
+
+
+def _keep(job: Job, data: Data) -> None:
+    """Write the final model; the first process writes what all have."""
+    run, folder, engine = job.run, job.folder, job.engine
+    if run.model.get("lora"):
+        from twoaxis.pretrained.low_rank import merge_low_rank
+
+        merge_low_rank(engine.model)
+    if engine.rank > 0:
+        engine.export(folder.model)
+        return
+    folder.check_claim()
+    with atomic_folder(folder.model, replace=True) as place:
+        engine.export(place)
+        data.save_tokenizer(place)
+        if run.source is not None and not run.model.get("lora"):  # which is no part of the saved model
+            from twoaxis.pretrained.record import read_record, write_record
+            from twoaxis.pretrained.retrofit import make_record
+
+            begun: Any = getattr(engine.model, "begun", None)  # a retrofit stays one: what is new in it is known
+            made = begun and make_record(begun.source, begun.start, engine.model, begun.parameters, begun.seed)
+            if (record := made or read_record(run.source)) is not None:
+                write_record(record, place)
 
 
 def _unmoved(engine: Engine, optimizer: Any) -> tuple[str, ...]:
@@ -294,7 +324,7 @@ def _equal_streams(job: Job) -> bool:
 
     found = [module for module in job.engine.model.modules() if isinstance(module, ParallelStreams)]
     streams, apart = [stream for stream in found if stream.streams > 1], []
-    if not streams or job.run.compile or job.engine.world > 1:
+    if not streams or job.run.compiles or job.engine.world > 1:
         return False
     for stream in streams:
 
@@ -309,31 +339,3 @@ def _equal_streams(job: Job) -> bool:
         for stream in streams:
             del vars(stream)["read_out"]
     return bool(apart) and not any(apart)
-
-
-def _stay_retrofit(run: TrainConfig, place: Path) -> None:
-    """Keep the record of a retrofit with the model that was trained from it: what is new in it stays known."""
-    if run.source is not None:
-        from twoaxis.pretrained.record import read_record, write_record
-
-        record = read_record(run.source)
-        if record is not None:
-            write_record(record, place)
-
-
-def _finish(job: Job, **outcome: Any) -> Result:
-    """Write the result."""
-    counters, about = job.counters, job.folder.about() or {}
-    fields: dict[str, Any] = {
-        "status": "finished",
-        "steps": counters.step,
-        **{name: counters.position[name] for name in ("tokens", "flops", "seconds")},
-        "tokens_per_second": counters.tokens_per_second,
-        "parameters": about.get("learned"),
-        "peak_memory": about.get("peak_memory"),
-        "train_loss": counters.train_loss,
-    }
-    result = Result(**fields | outcome, folder=str(job.folder.path))
-    if job.engine.rank == 0:
-        job.folder.finish(result)
-    return result

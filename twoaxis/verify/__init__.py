@@ -6,15 +6,14 @@ report = check(MyStream)          # a class, registered or not, or a registered 
 report.show()
 report.raise_if_failed()
 
-claim.py     Claim, Result, Result, Report               a claim is a named function that measures one property
-subject.py   Subject, Run, Model                           one variant of a method, alone and inside small decoders
+claim.py     Claim, Result, Report                         a claim is a named function that measures one property
+subject.py   Subject, Run                                  one variant of a method, alone and inside small decoders
 contract, definition, gradients, time, depth, start, costs        claims about any method, by family
 theorems.py                                                claims about certain methods and how they are related
-run.py       check, verify          files.py    check_file
+run.py       check, check_file, verify
 """
 
 from twoaxis.verify.claim import Report, Result
-from twoaxis.verify.files import check_file
-from twoaxis.verify.run import check, verify
+from twoaxis.verify.run import check, check_file, verify
 
 __all__ = ["Report", "Result", "check", "check_file", "verify"]

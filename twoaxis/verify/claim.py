@@ -32,25 +32,15 @@ Axis = Literal["depth", "sequence"]
 
 
 class Result(NamedTuple):
-    """What a claim measured: on one variant of a method, or the worst over all of them.
+    """What a claim measured: on one variant of a method, or the worst over all of them."""
 
-    Attributes:
-        error: the number it is about: a deviation, a count of faults, a ratio or an exponent.
-        bound: what it may be at most; 0 claims equality to the last bit, or no fault at all.
-        detail: what is wrong, and with which options; or why there is nothing to measure.
-        instances: how many random instances were measured; 0 where the claim does not apply.
-        family: of the claim.
-        name: of the claim.
-        subject: the method; empty for a theorem.
-    """
-
-    error: float
-    bound: float = 0.0
-    detail: str = ""
-    instances: int = 1
-    family: str = ""
-    name: str = ""
-    subject: str = ""
+    error: float  # the number it is about: a deviation, a count of faults, a ratio or an exponent
+    bound: float = 0.0  # what it may be at most; 0 claims equality to the last bit, or no fault at all
+    detail: str = ""  # what is wrong, and with which options; or why there is nothing to measure
+    instances: int = 1  # how many random instances were measured; 0 where the claim does not apply
+    family: str = ""  # of the claim
+    name: str = ""  # of the claim
+    subject: str = ""  # the method; empty for a theorem
 
     @property
     def holds(self) -> bool:
@@ -66,24 +56,15 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Claim:
-    """A property and the function that measures it.
+    """A property and the function that measures it."""
 
-    Attributes:
-        family: properties that belong together; what `twoaxis verify --only` names.
-        name: what is claimed; what `only=` names.
-        measure: from a `Subject`, or from a seed where the claim is a theorem, to what was measured; a text says why
-            there is nothing to measure.
-        axes: methods along which axis it is about; none is a theorem.
-        slow: measured only where asked for.
-        first: nothing else is measured where it fails.
-    """
-
-    family: str
-    name: str
+    family: str  # properties that belong together; what `twoaxis verify --only` names
+    name: str  # what is claimed; what `only=` names
+    # from a `Subject`, or the seed of a theorem, to what was measured, or to why nothing was
     measure: Callable[[Any], Result | str]
-    axes: tuple[Axis, ...]
-    slow: bool = False
-    first: bool = False
+    axes: tuple[Axis, ...]  # methods along which axis it is about; none is a theorem
+    slow: bool = False  # measured only where asked for
+    first: bool = False  # nothing else is measured where it fails
 
     def __str__(self) -> str:
         return self.name
@@ -96,42 +77,62 @@ CLAIMS: dict[str, Claim] = {}
 """Every claim by its name, in the order in which a report has them."""
 
 
-def claim(family: str, name: str, axes: Sequence[Axis] = ("depth", "sequence"), **options: bool) -> Callable[[F], F]:
-    """Decorator: register a function as a `Claim`."""
-
-    def add(measure: F) -> F:
-        assert name not in CLAIMS, f"there is already a claim {name!r}"
-        CLAIMS[name] = Claim(family, name, measure, tuple(axes), **options)
-        return measure
-
-    return add
-
-
-def each_run(
-    family: str, name: str, axes: Sequence[Axis] = ("depth", "sequence"), bound: float = 0.0, **how: Any
+def claim(
+    family: str,
+    name: str,
+    axes: Sequence[Axis] = ("depth", "sequence"),
+    *,
+    over: Callable[[Any], Iterable[tuple[str, Any]]] | None = None,
+    bound: float = 0.0,
+    **options: bool,
 ) -> Callable[[F], F]:
-    """Decorator: a claim measured on every run of a subject, by a function that returns an error or a list of faults.
+    """Decorator: register a function that measures a property of a subject, or of parts of it, as a `Claim`.
+
+    It returns a `Result`; a number, or numbers by what they are of, held to `bound`; a list of what is wrong; or a text
+    that says why there is nothing to measure.
 
     Args:
         family: of the claim.
         name: of the claim.
         axes: of the methods.
-        bound: of the error.
-        **how: the arguments of `Subject.runs`.
+        over: from a subject to labels and parts, the runs or the steppers of it; None measures the subject itself.
+        bound: of the numbers.
+        **options: `slow` and `first` of the claim.
     """
 
     def add(measure: F) -> F:
-        @claim(family, name, axes)
         @functools.wraps(measure)
-        def lifted(subject: Any) -> Result:
-            found = {run.where: measure(run) for run in subject.runs(**how)}
-            wrong = [f"{where}: {fault}" for where, each in found.items() if isinstance(each, list) for fault in each]
-            errors = {where: each for where, each in found.items() if not isinstance(each, list)}
-            return worst(errors, bound) if errors and not wrong else faults(wrong)
+        def measured(subject: Any) -> Result | str:
+            return result_of(
+                {"": measure(subject)} if over is None else {w: measure(p) for w, p in over(subject)}, bound
+            )
 
+        assert name not in CLAIMS, f"there is already a claim {name!r}"
+        CLAIMS[name] = Claim(family, name, measured, tuple(axes), **options)
         return measure
 
     return add
+
+
+def result_of(found: Mapping[str, Any], bound: float = 0.0) -> Result | str:
+    """One result of what a claim's function returned, by the part that it was measured on."""
+    errors: dict[str, float] = {}
+    for where, each in found.items():
+        labelled = each.items() if isinstance(each, Mapping) else [("", each)]
+        errors |= {", ".join(filter(None, (where, label))): e for label, e in labelled if isinstance(e, float | int)}
+    faults = [
+        f"{where}: {fault}" if where else fault for where, e in found.items() if isinstance(e, list) for fault in e
+    ]
+    results = [(where, each) for where, each in found.items() if isinstance(each, Result)]
+    if results:
+        where, result = max(results, key=lambda pair: pair[1].severity)
+        detail = ": ".join(filter(None, (where, result.detail)))
+        return result._replace(detail=detail, instances=sum(each.instances for _, each in results))
+    if errors and not faults:
+        label, error = max(errors.items(), key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1])
+        return Result(error, bound, f"worst: {label}" if error > 0 and label else "", len(errors))
+    absent = [each for each in found.values() if isinstance(each, str)]
+    return absent[0] if absent and not faults else Result(len(faults), 0.0, "; ".join(faults[:3]))
 
 
 def choose(claims: Iterable[Claim], only: Sequence[str]) -> list[Claim]:
@@ -181,34 +182,15 @@ def raised(error: Exception) -> str:
     return f"raises {type(error).__name__}: {first}" + "".join(f" ({Path(f).name}, line {n})" for f, n in place)
 
 
-def faults(found: Sequence[str]) -> Result:
-    """A measurement that counts what is wrong, with the first few of them as its detail."""
-    return Result(len(found), 0.0, "; ".join(found[:3]))
-
-
-def worst(errors: Mapping[str, float], bound: float = 0.0) -> Result:
-    """The largest of some errors, with its label as the detail."""
-    label, error = max(errors.items(), key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1])
-    return Result(error, bound, f"worst: {label}" if error > 0 else "", len(errors))
-
-
 @dataclass(frozen=True)
 class Report(Showable):
-    """Results as a document, as a dictionary, or as an assertion; the exit code is 1 if one does not hold.
+    """Results as a document, as a dictionary, or as an assertion; the exit code is 1 if one does not hold."""
 
-    Attributes:
-        title: what was measured.
-        results: in order.
-        seed: of the random instances.
-        by: what the tables are: one per subject, or one per family.
-        waiting: names of the claims that were left out because one that they build on fails.
-    """
-
-    title: str
-    results: tuple[Result, ...]
-    seed: int = 0
-    by: Literal["subject", "family"] = "subject"
-    waiting: tuple[str, ...] = ()
+    title: str  # what was measured
+    results: tuple[Result, ...]  # in order
+    seed: int = 0  # of the random instances
+    by: Literal["subject", "family"] = "subject"  # what the tables are: one per subject, or one per family
+    waiting: tuple[str, ...] = ()  # names of the claims that were left out because one that they build on fails
 
     @property
     def failed(self) -> tuple[Result, ...]:

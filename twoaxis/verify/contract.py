@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,35 +22,23 @@ from twoaxis.depth.stream import Applied, Seen, State, Stream
 from twoaxis.depth.walk import visit
 from twoaxis.sequence.mixer import POINTS, LocalOperator
 from twoaxis.sequence.registry import mixer
-from twoaxis.verify.claim import (
-    Result,
-    between,
-    claim,
-    deviation,
-    disagreement,
-    each_run,
-    faults,
-    gradients,
-    raised,
-    random_tensors,
-    worst,
-)
+from twoaxis.verify.claim import between, claim, deviation, disagreement, gradients, raised, random_tensors
 from twoaxis.verify.depth import PLACEMENTS, ways_of
-from twoaxis.verify.subject import WIDTH, MixerSubject, Run, StreamSubject, Subject, tensors_of
+from twoaxis.verify.subject import WIDTH, MixerSubject, Run, StreamSubject, Subject, runs, tensors_of
 
 HOOKS = {
     Stream: ("_open", "_read", "_write", "_pack", "_unpack"),
-    LocalOperator: ("points", "step", "reset_parameters"),
+    LocalOperator: ("points", "step"),
 }
 """What a method has to fill in."""
 
 
 @claim("contract", "declarations", first=True)
-def declarations(subject: Subject) -> Result:
+def declarations(subject: Subject) -> list[str]:
     """Name, options and hooks are what the contract asks for, and one pass runs everywhere."""
     cls = subject.cls
-    if found := list(missing_hooks(cls)):
-        return faults(found)
+    if found := missing_hooks(cls):
+        return found
     if not isinstance(getattr(cls, "name", None), str):
         found.append("the class has no `name`")
     config = getattr(cls, "Config", None)
@@ -59,15 +47,15 @@ def declarations(subject: Subject) -> Result:
     if isinstance(subject, MixerSubject):
         made = mixer(subject.name, **subject.options)
         if not made.points or not set(made.points) <= set(POINTS):
-            return faults([f"it acts at {made.points}, the points are {', '.join(POINTS)}"])
+            return [f"it acts at {made.points}, the points are {', '.join(POINTS)}"]
         for point in set(POINTS) - set(made.points):
             found += _accepted(f"an operator at {point!r}, where the mixer does not act,", made.build, point, WIDTH)
     try:
         for run in subject.runs():
             found += [f"{run.where}: {fault}" for fault in _wrong_in(run)]
     except Exception as error:
-        return Result(float("inf"), detail=raised(error))
-    return faults(found)
+        return [raised(error)]
+    return found
 
 
 def missing_hooks(cls: type[Any]) -> list[str]:
@@ -115,19 +103,17 @@ def _accepted(what: str, call: Callable[..., Any], *arguments: Any) -> list[str]
 # Purity.
 
 
-@each_run("contract", "purity: a state reads the same twice", ["depth"])
+@claim("contract", "purity: a state reads the same twice", ["depth"], over=runs())
 @torch.no_grad()
 def reads_repeat(run: Run) -> float:
     """The same state read twice gives the same numbers."""
-    error = 0.0
-    for step in run.steps(run.input())[0]:
-        again, seen = ways_of(run.stream.read(step.before, step.site)), ways_of(step.seen)
-        same = again.keys() == seen.keys()
-        error = max(error, *(deviation(again[way], seen[way]) if same else float("inf") for way in seen))
-    return error
+    reads = [(ways_of(run.stream.read(s.before, s.site)), ways_of(s.seen)) for s in run.steps(run.input())[0]]
+    return max(
+        deviation(again[way], seen[way]) if way in again else float("inf") for again, seen in reads for way in seen
+    )
 
 
-@each_run("contract", "purity: passes interleave", ["depth"])
+@claim("contract", "purity: passes interleave", ["depth"], over=runs())
 @torch.no_grad()
 def passes_interleave(run: Run) -> float:
     """Two passes with different inputs, site by site in turn, equal two passes one after the other."""
@@ -138,7 +124,7 @@ def passes_interleave(run: Run) -> float:
     return max(deviation(run.end(state), out) for state, out in zip(states, alone, strict=True))
 
 
-@each_run("contract", "purity: nothing is kept on the module")
+@claim("contract", "purity: nothing is kept on the module", over=runs())
 def module_unchanged(run: Run) -> list[str]:
     """A pass leaves the module's parameters, buffers and attributes, and its class's, as they were."""
     before = _snapshot(run.method)
@@ -146,14 +132,19 @@ def module_unchanged(run: Run) -> list[str]:
     for parameter in run.parameters():
         parameter.grad = None
     with torch.no_grad():
-        run.composed.run(run.input(), keep=True) if run.composed is not None else run(run.input(offset=1))
+        run.composed.run(run.input(), keep=True) if isinstance(run.method, Stream) else run(run.input(offset=1))
     after = _snapshot(run.method)
-    return sorted(f"{key} changed" for key in after.keys() | before.keys() if after.get(key) != before.get(key))
+    same = {
+        key
+        for key, (held, *rest) in before.items()
+        if key in after and [held is after[key][0], *rest] == [True, *after[key][1:]]
+    }
+    return sorted(f"{key} changed" for key in (after.keys() | before.keys()) - same)
 
 
-def _snapshot(module: nn.Module) -> dict[str, Any]:
-    """Everything an attribute could hide a number in: by path, the leaves with their identity and version."""
-    found: dict[str, Any] = {}
+def _snapshot(module: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """Everything an attribute could hide a number in, by path: the objects themselves, and what they contain."""
+    found: dict[str, tuple[Any, ...]] = {}
     for name, part in module.named_modules():
         _describe(vars(part), name or type(module).__name__, found, 0)
     for cls in type(module).__mro__:
@@ -162,24 +153,25 @@ def _snapshot(module: nn.Module) -> dict[str, Any]:
     return found
 
 
-def _describe(value: Any, path: str, found: dict[str, Any], depth: int) -> None:
+def _describe(value: Any, path: str, found: dict[str, tuple[Any, ...]], depth: int) -> None:
+    """Add a value and, but for modules and functions, what is in it: an object, and numbers that are equal again."""
     if isinstance(value, Tensor):
-        found[path] = (id(value), value._version, value.detach().double().sum().item())
-    elif isinstance(value, nn.Module) or inspect.isroutine(value) or isinstance(value, type | property):
-        found[path] = id(value)
+        found[path] = value, value._version, value.detach().double().sum().item()
+    elif isinstance(value, nn.Module | type | property) or inspect.isroutine(value):
+        found[path] = (value,)
     elif isinstance(value, Mapping | list | tuple):
-        found[path] = len(value)
+        found[path] = None, len(value)
         for key, inside in value.items() if isinstance(value, Mapping) else enumerate(value):
             _describe(inside, f"{path}.{key}", found, depth + 1)
     elif isinstance(value, set | frozenset):
-        found[path] = frozenset(map(repr, value))
+        found[path] = None, frozenset(map(repr, value))
     elif depth < 4 and hasattr(value, "__dict__"):
         _describe(vars(value), path, found, depth + 1)
     else:
-        found[path] = value if isinstance(value, str | int | float | bool | None) else id(value)
+        found[path] = (None, value) if isinstance(value, str | int | float | bool | None) else (value,)
 
 
-@each_run("contract", "purity: inputs and old states are untouched", ["depth"])
+@claim("contract", "purity: inputs and old states are untouched", ["depth"], over=runs())
 @torch.no_grad()
 def inputs_unchanged(run: Run) -> list[str]:
     """A pass changes neither the embedding, nor an increment, nor a read, nor any earlier state."""
@@ -206,7 +198,7 @@ def inputs_unchanged(run: Run) -> list[str]:
     return [what for what, tensor, copied in held if not torch.equal(tensor, copied)]
 
 
-@each_run("contract", "purity: inputs and rings are untouched", ["sequence"])
+@claim("contract", "purity: inputs and rings are untouched", ["sequence"], over=runs())
 @torch.no_grad()
 def rings_unchanged(run: Run) -> float:
     """A step leaves its input and the ring as they were, and from one ring it gives the same numbers twice."""
@@ -220,7 +212,7 @@ def rings_unchanged(run: Run) -> float:
     return max(deviation(a, b) for a, b in [(again, first), *held])
 
 
-@each_run("contract", "purity: deep copies continue", ["depth"], few=True)
+@claim("contract", "purity: deep copies continue", ["depth"], over=runs(layouts="few"))
 @torch.no_grad()
 def deep_copies(run: Run) -> float:
     """A copy of the module continues from a copy of the state, mid-pass, to the same output."""
@@ -232,23 +224,20 @@ def deep_copies(run: Run) -> float:
 # Packing and recomputation.
 
 
-@claim("contract", "pack: continues after any block", ["depth"])
-def packing(subject: StreamSubject) -> Result:
+@claim("contract", "pack: continues after any block", ["depth"], over=runs(layouts="few"), bound=1e-12)
+def packing(run: Run) -> dict[str, float]:
     """Packed at any block boundary and unpacked in a copy of the stream, a pass ends in the same numbers and gradients.
 
     The packed tensors are cut off and the backward passes joined by hand, as between two pipeline stages.
     """
-    errors = {}
-    for run in subject.runs(few=True):
-        x = run.input(grad=True)
-        out = run(x)
-        (probe,) = random_tensors(run.seed, out.shape)
-        whole = gradients(out, [x, *run.parameters()], probe)
-        for boundary in (site for site in run.stream.layout.sites if site.first):
-            end, sums = _in_two_stages(run, boundary, probe)
-            where = f"{run.where}, before site {boundary.index}"
-            errors[where] = max(deviation(end, out), between(sums, whole, floor=1.0))
-    return worst(errors, 1e-12)
+    errors, x = {}, run.input(grad=True)
+    out = run(x)
+    (probe,) = random_tensors(run.seed, out.shape)
+    whole = gradients(out, [x, *run.parameters()], probe)
+    for boundary in (site for site in run.stream.layout.sites if site.first):
+        end, sums = _in_two_stages(run, boundary, probe)
+        errors[f"before site {boundary.index}"] = max(deviation(end, out), between(sums, whole, floor=1.0))
+    return errors
 
 
 def _in_two_stages(run: Run, boundary: Site, probe: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -271,17 +260,20 @@ def _in_two_stages(run: Run, boundary: Site, probe: Tensor) -> tuple[Tensor, lis
     return end, sums
 
 
-@claim("contract", "placement: packs anywhere", ["depth"])
-def packs_anywhere(subject: StreamSubject) -> Result:
+def _placed(subject: StreamSubject) -> Iterator[tuple[str, Run]]:
+    for number in (subject.number, subject.number + 3):
+        placement = PLACEMENTS[number % len(PLACEMENTS)]
+        for layout in ("mixers", "uneven"):
+            yield f"{placement!r}, {layout}", subject.run(layout, placement=placement)
+
+
+@claim("contract", "placement: packs anywhere", ["depth"], over=_placed, bound=1e-12)
+def packs_anywhere(run: Run) -> dict[str, float]:
     """Where some sites are switched off, packing still continues to the same output; two placements per variant."""
-    numbers = (subject.number, subject.number + 3)
-    placements = [PLACEMENTS[number % len(PLACEMENTS)] for number in numbers]
-    found = [(p, packing(dataclasses.replace(subject, number=1, placement=p))) for p in placements]
-    placement, measured = max(found, key=lambda pair: pair[1].severity)
-    return measured._replace(detail=f"{placement!r}, {measured.detail}")
+    return packing(run)
 
 
-@each_run("contract", "pack: structure depends on the site alone", ["depth"])
+@claim("contract", "pack: structure depends on the site alone", ["depth"], over=runs())
 @torch.no_grad()
 def packed_structure(run: Run) -> list[str]:
     """How many tensors pack gives, and their shapes, depend on the site alone; inside a block it raises."""
@@ -303,20 +295,19 @@ def packed_structure(run: Run) -> list[str]:
     return found
 
 
-@claim("contract", "activation checkpointing", ["depth"])
-def checkpointing(subject: StreamSubject) -> Result:
+@claim("contract", "activation checkpointing", ["depth"], over=runs(layouts="one"), bound=1e-12)
+def checkpointing(run: Run) -> float:
     """Blocks recomputed in the backward pass give the output and the gradients of blocks that are not."""
-    run = subject.run("uneven")
     method, x = run.stream, run.input(grad=True)
     state: Any = method.open(x)
     for number in range(method.layout.blocks):
         state = checkpoint(run.go, state, method.sites_of(number)[-1].index + 1, use_reentrant=False)
-    return Result(disagreement(method.close(state), run(x), run.leaves(x), run.seed), 1e-12)
+    return disagreement(method.close(state), run(x), run.leaves(x), run.seed)
 
 
 @claim("contract", "misuse is refused", ["depth"])
 @torch.no_grad()
-def misuse(subject: StreamSubject) -> Result:
+def misuse(subject: StreamSubject) -> list[str]:
     """A state of another stream, sites out of order and a wrong width are refused with a ValueError."""
     run, other = subject.run(), subject.stream("mixers")
     method, x = run.stream, run.input()
@@ -329,14 +320,14 @@ def misuse(subject: StreamSubject) -> Result:
     found += _accepted("a site read before its turn", method.read, step.before, sites[1])
     found += _accepted("a site read again after its write", method.read, after, sites[0])
     found += _accepted("a site written again", method.write, after, sites[0], step.y, *rest)
-    return faults(found + _accepted("closing before the last sub-layer", method.close, after))
+    return found + _accepted("closing before the last sub-layer", method.close, after)
 
 
 COMPILE = "torch.compile(fullgraph=True)"
 
 
-@claim("contract", COMPILE, slow=True)
-def compiles(subject: Subject) -> Result:
+@claim("contract", COMPILE, bound=1e-9, slow=True)
+def compiles(subject: Subject) -> dict[str, float]:
     """A whole pass and its backward, compiled: traced for all variants, built for the first."""
     errors = {}
     for run in [subject.run()] if isinstance(subject, StreamSubject) else subject.runs():
@@ -346,4 +337,4 @@ def compiles(subject: Subject) -> Result:
             compiled: Any = torch.compile(run, fullgraph=True, backend=backend)
             errors[f"{run.where}, {backend}"] = disagreement(compiled(x), run(x), run.leaves(x), run.seed)
     torch.compiler.reset()
-    return worst(errors, 1e-9)
+    return errors

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -16,23 +17,17 @@ from torch import Tensor
 
 from twoaxis.base.meter import Meter, storage_bytes
 from twoaxis.depth.compose import compose
-from twoaxis.depth.counts import count
+from twoaxis.depth.counts import count_kept, count_live, flops_of, on_meta
 from twoaxis.depth.stream import Stream
 from twoaxis.depth.walk import apply_nothing, visit
-from twoaxis.verify.claim import Result, claim, each_run, faults, worst
-from twoaxis.verify.subject import CHANNELS, Run, StreamSubject, Subject, tensors_of
-from twoaxis.verify.time import in_steps
+from twoaxis.verify.claim import Result, claim
+from twoaxis.verify.subject import CHANNELS, Run, StreamSubject, Subject, runs, tensors_of
 
 NARROW, WIDE = 64, 128
 DEPTHS = (6, 12, 24)
 
 
-def cost_of(method: Any) -> Any:
-    """What a stream or an operator says that it costs."""
-    return count(method) if isinstance(method, Stream) else method.cost()
-
-
-@each_run("costs", "parameter groups", ["depth"])
+@claim("costs", "parameter groups", ["depth"], over=runs())
 def groups(run: Run) -> list[str]:
     """Every parameter is in exactly one group of `parameter_groups`, and a group names nothing else."""
     names = [name for name, _ in run.stream.named_parameters()]
@@ -41,10 +36,11 @@ def groups(run: Run) -> list[str]:
     return found + [f"a group names {name}, which is no parameter" for name in set(grouped) - set(names)]
 
 
-@each_run("costs", "cost: parameters")
+@claim("costs", "cost: parameters", ["sequence"], over=runs())
 def parameters(run: Run) -> float:
-    """The counted parameters are the numbers the module learns."""
-    return abs(cost_of(run.method).parameters - sum(p.numel() for p in run.method.parameters()))
+    """The parameters an operator says are the numbers it learns; a stream's are read off the module."""
+    operator: Any = run.method
+    return abs(operator.cost().parameters - sum(p.numel() for p in operator.parameters()))
 
 
 def _slope(measure: Callable[[int, int], float]) -> float:
@@ -53,9 +49,9 @@ def _slope(measure: Callable[[int, int], float]) -> float:
     return wide - narrow
 
 
-@claim("costs", "cost: flops", ["depth"])
+@claim("costs", "cost: flops", ["depth"], bound=0.25)
 @torch.no_grad()
-def flops(subject: StreamSubject) -> Result:
+def flops(subject: StreamSubject) -> dict[str, float]:
     """The stated operations and the plain additions, against those counted inside open, read, write and close.
 
     Conventions differ by an operation here and there (does the first term of a sum count as an addition?), hence a
@@ -64,10 +60,10 @@ def flops(subject: StreamSubject) -> Result:
     errors = {}
     for layout in ("sequential", "parallel"):
         narrow, wide = methods = [subject.stream(layout, width=width) for width in (NARROW, WIDE)]
-        said = cost_of(wide).flops - cost_of(narrow).flops + (WIDE - NARROW) * len(wide.sites)
+        said = flops_of(wide) - flops_of(narrow) + (WIDE - NARROW) * len(wide.sites)
         counted = _slope(lambda tokens, width, pair=methods: _operations(pair[width == WIDE], tokens))
         errors[layout] = abs(counted / said - 1)
-    return worst(errors, 0.25)
+    return errors
 
 
 def _operations(method: Stream, tokens: int) -> int:
@@ -80,7 +76,7 @@ def _operations(method: Stream, tokens: int) -> int:
 
 @claim("costs", "cost: live", ["depth"])
 @torch.no_grad()
-def live(subject: StreamSubject) -> Result:
+def live(subject: StreamSubject) -> list[str]:
     """The live numbers per token against those that the states of a pass hold, distinct storage counted once.
 
     Derived state, which pack leaves out and unpack rebuilds, does not count. So live is at least what pack gives at
@@ -94,11 +90,11 @@ def live(subject: StreamSubject) -> Result:
         slopes = (sizes[0] - sizes[1] - sizes[2] + sizes[3]) // 8
         held, packed = slopes.amax(0).tolist()
         exact = bool(((slopes[:, 1] == 0) | (slopes[:, 1] == slopes[:, 0])).all())
-        said = cost_of(wide.stream).live - cost_of(narrow.stream).live
+        said = count_live(on_meta(wide.stream)) - count_live(on_meta(narrow.stream))
         if not (said == held if exact else packed <= said <= held):
             vectors = [n / (WIDE - NARROW) for n in (said, held if exact else packed, held)]
             found.append("{}: {:g} vectors are counted, the state holds {:g} to {:g}".format(layout, *vectors))
-    return faults(found)
+    return found
 
 
 def _holdings(run: Run, tokens: int) -> Tensor:
@@ -113,18 +109,19 @@ def _holdings(run: Run, tokens: int) -> Tensor:
 
 @claim("costs", "cost: kept")
 @torch.no_grad()
-def kept(subject: Subject) -> Result:
+def kept(subject: Subject) -> list[str]:
     """The counted memory is what is remembered between tokens, in a storage that is not much larger."""
     found = []
     for where, stepper in subject.steppers():
         if where not in CHANNELS and subject.axis == "sequence":
             continue  # the memory of a decoder is more than the mixer's
-        _, past = in_steps(stepper, x := stepper.inputs(subject.seed), (3, 1, x.shape[1] - 4))
-        said, held = cost_of(getattr(stepper.module, "stream", stepper.module)).kept, stepper.kept(past)
+        _, past = stepper.in_steps(x := stepper.inputs(), (3, 1, x.shape[1] - 4))
+        model, held = stepper.module, stepper.kept(past)
+        said = count_kept(on_meta(model.stream)) if subject.axis == "depth" else model.cost().kept
         stored = storage_bytes(tensors_of(past if subject.axis == "sequence" else past.stream)) // 16
         found += [f"{where}: {said} are counted, {held} are kept"] if said != held else []
         found += [f"{where}: {held} numbers are kept in a storage of {stored}"] if stored > 3 * max(held, 16) else []
-    return faults(found)
+    return found
 
 
 @claim("costs", "memory grows linearly with depth", ["depth"])
@@ -135,10 +132,8 @@ def memory_growth(subject: StreamSubject) -> Result:
     small numbers a read keeps per source are no vectors.
     """
     sizes = [_slope(lambda tokens, width, n=n: _remembered(subject, n, tokens, width)) for n in DEPTHS]
-    xs, ys = [math.log(n) for n in DEPTHS], [math.log(max(size, 1e-9)) for size in sizes]
-    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    covariance = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
-    exponent = covariance / sum((x - mean_x) ** 2 for x in xs)
+    logs = [[math.log(max(n, 1e-9)) for n in numbers] for numbers in (DEPTHS, sizes)]
+    exponent = statistics.linear_regression(*logs).slope
     vectors = ", ".join(f"{size / (WIDE - NARROW):.4g}" for size in sizes)
     return Result(exponent, 1.15, f"vectors remembered per token at {DEPTHS} blocks: {vectors}")
 

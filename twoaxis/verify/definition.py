@@ -18,8 +18,8 @@ from unittest import mock
 
 from twoaxis.depth.stream import Stream
 from twoaxis.sequence.mixer import LocalOperator
-from twoaxis.verify.claim import Result, claim, disagreement, faults, worst
-from twoaxis.verify.subject import Run, Subject
+from twoaxis.verify.claim import claim, disagreement
+from twoaxis.verify.subject import Run, runs
 
 PERTURB = 0.3
 BOUND = 1e-10
@@ -38,26 +38,21 @@ def from_definition(run: Run) -> float:
     return disagreement(run(x), run.definition(x), run.leaves(x), run.seed)
 
 
-@claim("definition", "definition: values and every gradient")
-def equals_definition(subject: Subject) -> Result | str:
+@claim("definition", "definition: values and every gradient", over=runs(perturb=PERTURB, width=8), bound=BOUND)
+def equals_definition(run: Run) -> float | str:
     """The method equals its definition everywhere: values, and the gradients of input and parameters."""
-    if not given(subject.cls):
-        return NONE_GIVEN
-    return worst({run.where: from_definition(run) for run in subject.runs(perturb=PERTURB, width=8)}, BOUND)
+    return from_definition(run) if given(type(run.method)) else NONE_GIVEN
 
 
-@claim("definition", "definition: independent of the fast form")
-def independent(subject: Subject) -> Result | str:
+@claim("definition", "definition: independent of the fast form", over=runs(layouts="one"))
+def independent(run: Run) -> list[str] | str:
     """The definition uses neither kernels nor what it is compared with, so that a fault cannot be in both."""
-    if not given(subject.cls):
+    cls, x = type(run.method), run.input()
+    if not given(cls):
         return NONE_GIVEN
-    run = next(subject.runs(perturb=PERTURB, width=8))
-    x, found = run.input(), []
-    with alone(subject.cls) as used:
-        with contextlib.suppress(UsedError):
-            run.definition(x)
-        found += [f"the definition uses {name}" for name in used]
-    return faults(found)
+    with alone(cls) as used, contextlib.suppress(UsedError):
+        run.definition(x)
+    return [f"the definition uses {name}" for name in used]
 
 
 class UsedError(Exception):

@@ -8,9 +8,9 @@ from torch import Tensor
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Applied, Seen, Stream
 from twoaxis.depth.walk import apply_nothing, visit
-from twoaxis.verify.claim import Result, claim, deviation, each_run, faults, worst
+from twoaxis.verify.claim import claim, deviation
 from twoaxis.verify.gradients import rows_at_fault
-from twoaxis.verify.subject import LAYOUTS, Run, StreamSubject
+from twoaxis.verify.subject import LAYOUTS, Run, StreamSubject, runs
 
 PLACEMENTS = ("attention", "0", "1-2/mlp+out", "0,2/attention+mlp", "1", "mlp+parallel", "out", "mixer+parallel")
 """Some sites on, some off, for three blocks and more: alone, at both ends, in the middle, the head's read alone."""
@@ -21,7 +21,7 @@ def ways_of(seen: Seen) -> dict[str, Tensor]:
     return {name: way for name in ("x", "q", "k", "v") if (way := getattr(seen, name)) is not None}
 
 
-@each_run("depth", "depth: every increment and the embedding arrive", ["depth"])
+@claim("depth", "depth: every increment and the embedding arrive", ["depth"], over=runs())
 def arrivals(run: Run) -> list[str]:
     """What must reach what along depth, by gradients, with increments that are free of the reads.
 
@@ -69,7 +69,7 @@ def _touched(read: Tensor, leaves: list[Tensor]) -> list[bool]:
     return [grad is not None and bool(grad.abs().max() > 0) for grad in found]
 
 
-@each_run("depth", "weights match sources", ["depth"])
+@claim("depth", "weights match sources", ["depth"], over=runs())
 @torch.no_grad()
 def weights(run: Run) -> list[str]:
     """Where `weights` says what a site reads, it is (B, T, W, S): finite, one column per name of `sources`."""
@@ -86,22 +86,18 @@ def weights(run: Run) -> list[str]:
     return found
 
 
-@claim("depth", "placement: none = standard", ["depth"])
+@claim("depth", "placement: none = standard", ["depth"], over=runs(placement="none"), bound=1e-12)
 @torch.no_grad()
-def placed_nowhere(subject: StreamSubject) -> Result:
+def placed_nowhere(run: Run) -> float | list[str]:
     """placement="none" equals the `standard` stream and has no parameters."""
-    errors, plain = {}, StreamSubject("standard", {}, subject.seed)
-    for layout in LAYOUTS:
-        run = subject.run(layout, placement="none")
-        left = sum(1 for _ in run.method.parameters())
-        if left:
-            return Result(float(left), 1e-12, f"{left} parameters are left where every site is switched off")
-        errors[layout] = deviation(run(run.input()), plain.run(layout)(run.input()))
-    return worst(errors, 1e-12)
+    if left := sum(1 for _ in run.method.parameters()):
+        return [f"{left} parameters are left where every site is switched off"]
+    plain = StreamSubject("standard", {}, run.seed).run(run.where)
+    return deviation(run(run.input()), plain(run.input()))
 
 
 @claim("depth", "placement: anywhere", ["depth"])
-def placed_anywhere(subject: StreamSubject) -> Result:
+def placed_anywhere(subject: StreamSubject) -> list[str]:
     """Any placement runs to finite numbers; a switched-off site has no parameters: all there are learn or are dead."""
     found = []
     for i, placement in enumerate(PLACEMENTS):
@@ -111,4 +107,4 @@ def placed_anywhere(subject: StreamSubject) -> Result:
             found += [f"{layout}, {placement!r}: {fault}" for fault in wrong]
             if not torch.isfinite(run(run.input())).all():
                 found.append(f"{layout}, {placement!r}: the output is not finite")
-    return faults(found)
+    return found

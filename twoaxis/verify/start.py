@@ -11,9 +11,9 @@ from twoaxis.depth.blend import Blend
 from twoaxis.depth.stream import Stream
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder, norm_name
-from twoaxis.verify.claim import Result, claim, deviation, each_run, faults, worst
+from twoaxis.verify.claim import Result, claim, deviation, result_of
 from twoaxis.verify.depth import ways_of
-from twoaxis.verify.subject import MixerSubject, Run, StreamSubject, Subject, build, stepping
+from twoaxis.verify.subject import MixerSubject, Run, StreamSubject, Subject, build, runs, stepping
 
 NEUTRAL_BOUND = {"bitwise": 0.0, "rounding": 1e-12, "scale": 1e-10}
 DTYPE_BOUND = {torch.float64: 0.0, torch.float32: 1e-3, torch.bfloat16: 0.15}
@@ -22,7 +22,7 @@ REFUSED = "refused, with the reason"
 """What the row of a method says that a blend cannot take."""
 
 
-@each_run("start", "start: every parameter is set")
+@claim("start", "start: every parameter is set", over=runs())
 @torch.no_grad()
 def starts(run: Run) -> list[str]:
     """reset_parameters sets every parameter, and to the same numbers for one generator."""
@@ -66,9 +66,9 @@ def share_weights(plain: Decoder, model: Decoder) -> None:
 
 @claim("neutral", "neutral class", ["depth"])
 @torch.no_grad()
-def neutral_class(subject: StreamSubject) -> Result | str:
+def neutral_class(subject: StreamSubject) -> Result | list[str] | str:
     """At its neutral parameters the method is as plain as its class says; a class of none has no such parameters."""
-    found: list[Result] = []
+    found: dict[str, Result] = {}
     for where, config in subject.configs():
         model = build(config, subject.seed, perturb=0.1)
         kind = model.stream.neutral
@@ -77,24 +77,22 @@ def neutral_class(subject: StreamSubject) -> Result | str:
                 model.stream.neutral_()
             except ValueError:
                 continue
-            return Result(1.0, detail="the neutral class is none but neutral_() raises no ValueError")
+            return ["the neutral class is none but neutral_() raises no ValueError"]
         if not all(map(model.stream.normed, model.stream.layout.sites)):  # it has the epsilon of the norms itself
-            config = dataclasses.replace(config, rms_norm_eps=model.stream.config.eps)
+            config = dataclasses.replace(config, rms_norm_eps=model.stream.config.eps or config.rms_norm_eps)
         if kind == "scale":  # equal up to the pre-norm's epsilon: without one it is equal to rounding
             config = dataclasses.replace(config, rms_norm_eps=1e-60)
             model = build(config, subject.seed, perturb=0.1)
         model.stream.neutral_()
-        plain, tokens = plain_of(config, subject.seed, mixer=False), stepping(model).inputs(subject.seed)
+        plain, tokens = plain_of(config, subject.seed, mixer=False), stepping(model, subject.seed).inputs()
         share_weights(plain, model)
-        found.append(Result(deviation(model(tokens), plain(tokens)), NEUTRAL_BOUND[kind], f"{where}: {kind}"))
-    if not found:
-        return "none declared"
-    return max(found, key=lambda m: m.severity)._replace(instances=len(found))
+        found[where] = Result(deviation(model(tokens), plain(tokens)), NEUTRAL_BOUND[kind], kind)
+    return result_of(found) if found else "none declared"
 
 
 @claim("neutral", "neutral mixer", ["sequence"])
 @torch.no_grad()
-def neutral_mixer(subject: MixerSubject) -> Result | str:
+def neutral_mixer(subject: MixerSubject) -> dict[str, float] | str:
     """At neutral parameters a decoder with the mixer is the one without it, to the last bit."""
     errors = {}
     for where, config in subject.configs():
@@ -106,15 +104,15 @@ def neutral_mixer(subject: MixerSubject) -> Result | str:
             return "none declared"
         for operator in operators:
             operator.neutral_()
-        plain, tokens = plain_of(config, subject.seed, mixer=True), stepping(model).inputs(subject.seed)
+        plain, tokens = plain_of(config, subject.seed, mixer=True), stepping(model, subject.seed).inputs()
         share_weights(plain, model)
         errors[where] = deviation(model(tokens), plain(tokens))
-    return worst(errors)
+    return errors
 
 
 @claim("blend", "blend: gate 0 = plain, gate 1 = the method", ["depth"])
 @torch.no_grad()
-def blend(subject: StreamSubject) -> Result | str:
+def blend(subject: StreamSubject) -> dict[str, float] | list[str] | str:
     """To the last bit the decoder is the plain one behind closed gates, and the method's behind open ones."""
     errors = {}
     for where, config in subject.configs():
@@ -124,33 +122,33 @@ def blend(subject: StreamSubject) -> Result | str:
                 Blend(method.stream)
             except ValueError:
                 return REFUSED
-            return Result(1.0, detail="the method says why it cannot be blended, and a blend takes it")
+            return ["the method says why it cannot be blended, and a blend takes it"]
         blended = build(dataclasses.replace(config, blend=True), subject.seed)
         assert isinstance(blended.stream, Blend)
         blended.stream.method.load_state_dict(method.stream.state_dict())
-        plain, tokens = plain_of(config, subject.seed, mixer=False), stepping(method).inputs(subject.seed)
+        plain, tokens = plain_of(config, subject.seed, mixer=False), stepping(method, subject.seed).inputs()
         share_weights(plain, blended)
         errors[f"{where}, gate 0"] = deviation(blended(tokens), plain(tokens))
         blended.stream.gate.fill_(1.0)
         share_weights(method, blended)
         errors[f"{where}, gate 1"] = deviation(blended(tokens), method(tokens))
-    return worst(errors)
+    return errors
 
 
 # Dtypes.
 
 
-@claim("start", "dtypes")
+@claim("start", "dtypes", bound=1.0)
 @torch.no_grad()
-def dtypes(subject: Subject) -> Result:
+def dtypes(subject: Subject) -> dict[str, float] | list[str]:
     """Reads and outputs keep the dtype of the input, and stay near float64's numbers; measured in parts of the bound.
 
     In bfloat16 twice: with every parameter in bfloat16, and with those in float32 that `parameter_groups` keeps there.
     """
     found, errors = [], {}
-    exact = {run.where: run(run.input()) for run in subject.runs(few=True)}
+    exact = {run.where: run(run.input()) for run in subject.runs(layouts="few")}
     for dtype, keeping in ((d, k) for d in DTYPE_BOUND for k in (False, True) if not k or d == torch.bfloat16):
-        for run in subject.runs(dtype=dtype, few=True):
+        for run in subject.runs(dtype=dtype, layouts="few"):
             x = run.input().to(dtype)
             if isinstance(run.method, Stream):
                 for name in (n for g in run.method.parameter_groups() if g.float32 and keeping for n in g.names):
@@ -164,10 +162,10 @@ def dtypes(subject: Subject) -> Result:
                 found.append(f"{run.where}: the output is {out.dtype} of {dtype}, or not finite")
             if DTYPE_BOUND[dtype]:
                 errors[f"{run.where}, {dtype}"] = deviation(out.double(), exact[run.where]) / DTYPE_BOUND[dtype]
-    return faults(found) if found else worst(errors, 1.0)
+    return found or errors
 
 
-@each_run("start", "bfloat16 autocast", bound=DTYPE_BOUND[torch.bfloat16], dtype=torch.float32, few=True)
+@claim("start", "bfloat16 autocast", over=runs(dtype=torch.float32, layouts="few"), bound=DTYPE_BOUND[torch.bfloat16])
 def autocast(run: Run) -> float:
     """Under bfloat16 autocast output and gradients are finite, and the output near float32's."""
     x = run.input().float().requires_grad_()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +57,11 @@ CHANNELS = {"site": WIDTH, "attention": WIDTH, "qkv": 32, "mlp": WIDTH, "hidden"
 """Channels of the tensor at each point of a block where a mixer acts."""
 
 
+def runs(**how: Any) -> Callable[[Subject], Iterator[tuple[str, Run]]]:
+    """What a claim is measured over: the runs of a subject, by where they are; takes what `Subject.runs` takes."""
+    return lambda subject: ((run.where, run) for run in subject.runs(**how))
+
+
 class Step(NamedTuple):
     """What happens at one site: the state before it, the read, the normalised read and the increment."""
 
@@ -72,46 +77,45 @@ class Run(nn.Module):
 
     Args:
         where: the layout or the point.
-        method: the stream or the operator.
-        composed: the stream with its sub-layers; None for an operator.
+        run: the stream with its sub-layers, or the operator.
         seed: of the inputs.
     """
 
-    def __init__(self, where: str, method: Stream | LocalOperator, composed: Composed | None, seed: int) -> None:
+    def __init__(self, where: str, run: Composed | LocalOperator, seed: int) -> None:
         super().__init__()
-        self.where, self.seed = where, seed
-        self.composed = composed
-        self.operator = method if composed is None else None  # a composed stream has its place in what was composed
+        self.where, self.run, self.seed = where, run, seed
 
     @property
-    def method(self) -> Stream | LocalOperator:
-        """The stream or the operator."""
-        method = self.operator if self.composed is None else self.composed.stream
-        assert method is not None
-        return method
+    def composed(self) -> Composed:
+        """The stream with its sub-layers, of a run along depth."""
+        assert isinstance(self.run, Composed)
+        return self.run
 
     @property
     def stream(self) -> Stream:
         """The method, of a run along depth."""
-        assert isinstance(self.method, Stream)
-        return self.method
+        return self.composed.stream
+
+    @property
+    def method(self) -> Stream | LocalOperator:
+        """The stream or the operator."""
+        return self.run.stream if isinstance(self.run, Composed) else self.run
 
     def forward(self, x: Tensor) -> Tensor:
         """The output for whole sequences."""
-        return (self.method if self.composed is None else self.composed)(x)
+        return self.run(x)
 
     def definition(self, x: Tensor) -> Tensor:
         """The same from the method's definition."""
-        method: Any = self.method
-        return method.definition(x) if self.composed is None else method.definition(x, self.act)
+        return self.run.definition(x) if isinstance(self.run, LocalOperator) else self.stream.definition(x, self.act)
 
     def input(self, *, time: int | None = None, batch: int = 2, offset: int = 0, grad: bool = False) -> Tensor:
         """A random input (B, T, C) in float64; an operator's is long enough for its window to move."""
-        along_depth = isinstance(self.method, Stream)
-        width = self.method.layout.width if isinstance(self.method, Stream) else self.method.channels
+        length, width = (
+            (24, self.run.channels) if isinstance(self.run, LocalOperator) else (5, self.stream.layout.width)
+        )
         generator = torch.Generator().manual_seed(1000 + self.seed + offset)
-        shape = (batch, time or (5 if along_depth else 24), width)
-        return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(grad)
+        return torch.randn(batch, time or length, width, generator=generator, dtype=torch.float64).requires_grad_(grad)
 
     def leaves(self, x: Tensor) -> list[Tensor]:
         """What gradients are taken in: the input and every parameter."""
@@ -119,14 +123,14 @@ class Run(nn.Module):
 
     def redrawn(self, draw: int) -> Run:
         """The same method with other sub-layers and other inputs."""
-        composed = None if self.composed is None else with_toy_sublayers(self.stream, self.seed + draw)
-        return Run(self.where, self.method, composed, self.seed + draw)
+        seed = self.seed + draw
+        again = self.run if isinstance(self.run, LocalOperator) else with_toy_sublayers(self.stream, seed)
+        return Run(self.where, again, seed)
 
     # Pieces of a pass along depth.
 
     def act(self, site: Site, seen: Seen) -> Applied:
         """The toy norm and sub-layer of a site."""
-        assert self.composed is not None
         return self.composed.sublayer(site, seen)
 
     def go(self, state: State, until: int | None = None, method: Stream | None = None) -> State:
@@ -153,21 +157,12 @@ class Run(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """One variant of a method.
+    """One variant of a method."""
 
-    Attributes:
-        name: what the registry calls it, for as long as the claims are measured.
-        options: its options.
-        seed: of parameters, inputs and toy sub-layers.
-        number: its number among the variants; the slowest claims are measured on the first alone.
-        placement: which sites use a stream, unless a claim says otherwise.
-    """
-
-    name: str
+    name: str  # what the registry calls it, for as long as the claims are measured
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    seed: int = 0
-    number: int = 0
-    placement: str | None = None
+    seed: int = 0  # of parameters, inputs and toy sub-layers
+    number: int = 0  # its number among the variants; the slowest claims are measured on the first alone
     axis: ClassVar[Axis]
     registry: ClassVar[Registry[Any]]
 
@@ -184,11 +179,11 @@ class Subject:
         """Whether it is the first of the variants."""
         return self.number == 0
 
-    def runs(self, *, few: bool = False, **how: Any) -> Iterator[Run]:
+    def runs(self, *, layouts: Literal["all", "few", "one"] = "all", **how: Any) -> Iterator[Run]:
         """The method everywhere it can stand, its parameters moved off their initial values.
 
         Args:
-            few: for expensive claims, later variants of a stream run where every kind of site is, and there alone.
+            layouts: for expensive claims, a stream runs where every kind of site is alone; "few": later variants do.
             **how: `perturb`, by how much times a normal draw; `dtype` of its parameters; `width` of a stream.
         """
         raise NotImplementedError
@@ -200,9 +195,9 @@ class Subject:
     def steppers(self) -> Iterator[tuple[str, Stepper]]:
         """What reads a sequence whole or in steps: these decoders, perturbed."""
         for where, config in self.configs():
-            yield where, stepping(build(config, self.seed, perturb=0.1))
+            yield where, stepping(build(config, self.seed, perturb=0.1), self.seed)
 
-    def _moved(self, method: Any, perturb: float, dtype: torch.dtype) -> Any:
+    def _moved(self, method: Any, perturb: float = 0.1, dtype: torch.dtype = torch.float64, **_: Any) -> Any:
         generator = torch.Generator().manual_seed(self.seed)
         method.reset_parameters(generator=generator)
         return perturbed(method.to(torch.float64), perturb, generator).to(dtype)
@@ -217,20 +212,19 @@ class StreamSubject(Subject):
     def stream(self, layout: str | Sequence[Sequence[str]] = "sequential", **how: Any) -> Stream:
         """The stream in a layout; takes what `runs` takes, and a placement."""
         kinds = LAYOUTS[layout] if isinstance(layout, str) else layout
-        placed, width = how.get("placement", self.placement), how.get("width", WIDTH)
+        placed, width = how.get("placement"), how.get("width", WIDTH)
         made = stream(self.name, blocks=len(kinds), width=width, kinds=kinds, placement=placed, **self.options)
-        return self._moved(made, how.get("perturb", 0.1), how.get("dtype", torch.float64))
+        return self._moved(made, **how)
 
     def run(self, layout: str | Sequence[Sequence[str]] = "sequential", **how: Any) -> Run:
         """The stream in a layout with toy sub-layers."""
-        method = self.stream(layout, **how)
-        return Run(
-            str(layout), method, with_toy_sublayers(method, self.seed, how.get("dtype", torch.float64)), self.seed
-        )
+        sublayers = with_toy_sublayers(self.stream(layout, **how), self.seed, how.get("dtype", torch.float64))
+        return Run(str(layout), sublayers, self.seed)
 
-    def runs(self, *, few: bool = False, **how: Any) -> Iterator[Run]:
+    def runs(self, *, layouts: Literal["all", "few", "one"] = "all", **how: Any) -> Iterator[Run]:
         """The stream in every layout."""
-        for layout in ("mixers", "uneven") if few and not self.first else LAYOUTS:
+        few = ("uneven",) if layouts == "one" else () if layouts == "all" or self.first else ("mixers", "uneven")
+        for layout in few or LAYOUTS:
             yield self.run(layout, **how)
 
     def configs(self) -> Iterator[tuple[str, ModelConfig]]:
@@ -252,13 +246,12 @@ class MixerSubject(Subject):
     axis = "sequence"
     registry = MIXERS
 
-    def runs(self, *, few: bool = False, **how: Any) -> Iterator[Run]:
+    def runs(self, **how: Any) -> Iterator[Run]:
         """The operator at every point of a block where the mixer acts."""
         made = mixer(self.name, **self.options)
         for point in made.points:
             operator = made.build(point, WIDTH, CHANNELS[point])
-            moved = self._moved(operator, how.get("perturb", 0.1), how.get("dtype", torch.float64))
-            yield Run(point, moved, None, self.seed)
+            yield Run(point, self._moved(operator, **how), self.seed)
 
     def configs(self) -> Iterator[tuple[str, ModelConfig]]:
         """Small decoders with the mixer."""
@@ -276,7 +269,7 @@ class MixerSubject(Subject):
             def draw(seed: int, batch: int, time: int, run: Run = run) -> Tensor:
                 return run.input(batch=batch, time=2 * time, offset=seed)  # a window that has moved
 
-            yield run.where, Stepper(run.method, draw, lambda ring: numbers_in([ring]))
+            yield run.where, Stepper(run.run, draw, lambda ring: numbers_in([ring]), self.seed)
         yield from super().steppers()
 
 
@@ -383,13 +376,13 @@ def numbers_in(rings: Iterable[Ring]) -> int:
     return sum(t.numel() // t.shape[0] for ring in rings for piece in ring.pieces for t in piece)
 
 
-def stepping(model: Decoder) -> Stepper:
+def stepping(model: Decoder, seed: int = 0) -> Stepper:
     """A decoder as a stepper; of its memory the stream's rings must not grow."""
 
     def draw(seed: int, batch: int, time: int) -> Tensor:
         return torch.randint(0, SMALL.vocab_size, (batch, time), generator=torch.Generator().manual_seed(seed))
 
-    return Stepper(model, draw, lambda past: numbers_in(past.stream))
+    return Stepper(model, draw, lambda past: numbers_in(past.stream), seed)
 
 
 def tensors_of(value: Any, _met: set[int] | None = None) -> list[Tensor]:

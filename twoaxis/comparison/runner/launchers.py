@@ -1,8 +1,7 @@
 """Launchers: what starts workers on machines that see the folder.
 
 A launcher starts `python -m twoaxis.comparison.runner.worker` and knows nothing of what the worker does; everything
-else goes through the files of the folder. One for another system is a class with the six methods of `Launcher`; its
-jobs call `serve`.
+else goes through the files of the folder. Jobs of a cluster call `serve`.
 
     local                                    one worker on this machine, several runs at once
     ray:address=ray://head:10001,gpus=1      a worker per run, as tasks of a Ray cluster
@@ -21,61 +20,86 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Any
 
 from twoaxis.base.machine import physical_cores
 from twoaxis.base.registry import did_you_mean
 from twoaxis.base.spec import parse
 
+End = tuple[int, str]
+"""Exit code of a worker, and the last line that it printed."""
 
-class Launcher(Protocol):
-    """Starts workers."""
 
-    def places(self, device: str | None) -> int:
-        """How many runs at once, unless the user says."""
-        ...
+class Launcher:
+    """Starts workers as jobs, and follows them until all have ended.
 
-    def start(self, work: str, folder: Path, jobs: int, use: Sequence[str] = ()) -> None:
-        """Have the work MODULE:CLASS done on a folder, `jobs` runs at once, with methods from the files `use`."""
-        ...
+    A job has the methods of `Worker`. One launcher for another cluster says how many `places` it has and submits jobs.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: Sequence[Any] = ()
+        self.end: End = (1, "nothing")
+
+    def places(self, device: str | None, processes: int = 1) -> int:
+        """How many runs of so many processes at once, unless the user says."""
+        raise NotImplementedError
+
+    def submit(self, work: str, folder: Path, jobs: int, use: tuple[str, ...], processes: int) -> Sequence[Any]:
+        """Jobs that do the work MODULE:CLASS on a folder; see `start`."""
+        raise NotImplementedError
+
+    def start(self, work: str, folder: Path, jobs: int, use: Sequence[str] = (), processes: int = 1) -> None:
+        """Have the work MODULE:CLASS done on a folder, so many runs at once, with methods of the files `use`.
+
+        The processes of a run are started by its worker, on the worker's machine.
+        """
+        self.jobs = self.submit(work, folder, jobs, tuple(str(Path(file).resolve()) for file in use), processes)
 
     def ended(self) -> int | None:
-        """Exit code of the worker; None while it runs."""
-        ...
+        """The exit code as soon as all jobs have ended; None before."""
+        if not self.jobs or not all(job.done() for job in self.jobs):
+            return None
+        ends: list[End] = []
+        for job in self.jobs:
+            try:
+                ends.append(job.result())
+            except Exception as error:  # a worker's own, or the cluster's about a process or node that died too often
+                ends.append((1, f"{type(error).__name__}: {error}"))
+        self.end = judge(ends)
+        return self.end[0]
+
+    def said(self) -> str:
+        """The last line of the worker that decided the exit code."""
+        return self.end[1]
 
     def stop(self, seconds: float = 60.0) -> None:
-        """Have the runs save and end; what takes longer is killed."""
-        ...
+        """Have the runs save and end; what takes longer is left to `close`."""
+        until = time.monotonic() + seconds
+        self.cancel(force=False)
+        while time.monotonic() < until and not all(job.done() for job in self.jobs):
+            time.sleep(0.1)
 
     def close(self) -> None:
         """End everything at once and give back what the launcher holds."""
-        ...
+        self.cancel(force=True)
 
-    def said(self) -> str:
-        """The last line that the worker printed."""
-        ...
+    def cancel(self, force: bool) -> None:
+        """Have the jobs end: after their runs have saved, or at once."""
+        for job in self.jobs:
+            job.cancel(force)
 
 
-class LocalLauncher:
-    """Starts one worker on this machine."""
+class Worker:
+    """The worker of this machine, which ends with this process, as its stdin does; arguments as `Launcher.start`'s."""
 
-    def __init__(self) -> None:
-        self.worker: subprocess.Popen[bytes] | None = None
-        self.output: IO[bytes] | None = None
-
-    def places(self, device: str | None) -> int:
-        """One per GPU, else one per physical core."""
-        return default_jobs(device)[0]
-
-    def start(self, work: str, folder: Path, jobs: int, use: Sequence[str] = ()) -> None:
-        """Start the worker; it ends with this process, as its stdin does."""
+    def __init__(self, work: str, folder: Path, jobs: int, use: Sequence[str]) -> None:
         environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # looking for GPUs must not open one before the fork
         environment.setdefault("OMP_NUM_THREADS", "1")  # the pool is made before a run can say how many it wants
         self.output = tempfile.TemporaryFile()  # noqa: SIM115  it stays open while the worker runs
         files = [word for file in use for word in ("--use", file)]
         module = "twoaxis.comparison.runner.worker"
-        self.worker = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-m", module, work, str(folder), "--jobs", str(jobs), *files],
             stdin=subprocess.PIPE,
             stdout=self.output,
@@ -84,46 +108,45 @@ class LocalLauncher:
             env=environment,
         )
 
-    def ended(self) -> int | None:
-        """Exit code of the worker; None while it runs."""
-        return None if self.worker is None else self.worker.poll()
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self.process.poll() is not None
 
-    def stop(self, seconds: float = 60.0) -> None:
-        """SIGTERM, which the worker passes on."""
-        if self.worker is not None:
-            self.worker.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.worker.wait(seconds)
-
-    def close(self) -> None:
-        """Kill the worker's process group: whatever it started is in it."""
-        if self.worker is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.worker.pid, signal.SIGKILL)
-            self.worker.wait()
-            assert self.worker.stdin is not None
-            self.worker.stdin.close()
-        if self.output is not None:
-            self.output.close()
-
-    def said(self) -> str:
-        """The last line that the worker printed."""
-        if self.output is None or self.output.closed:
-            return "nothing"
-        size = self.output.seek(0, os.SEEK_END)
-        self.output.seek(max(0, size - 4096))
+    def result(self) -> End:
+        """Its exit code and last line, when it has ended."""
+        self.output.seek(max(0, self.output.seek(0, os.SEEK_END) - 4096))
         lines = self.output.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "nothing"
+        return self.process.returncode, lines[-1] if lines else "nothing"
+
+    def cancel(self, force: bool) -> None:
+        """SIGTERM, which it passes on; by force its process group is killed: whatever it started is in it."""
+        if not force:
+            self.process.send_signal(signal.SIGTERM)
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.output.close()
 
 
-def serve(work: str, folder: Path, use: Sequence[str] = (), launcher: LocalLauncher | None = None) -> tuple[int, str]:
+class LocalLauncher(Launcher):
+    """Starts one worker on this machine."""
+
+    def places(self, device: str | None, processes: int = 1) -> int:
+        """One per GPU, else one per physical core, or per group of them."""
+        return default_jobs(device, processes)[0]
+
+    def submit(self, work: str, folder: Path, jobs: int, use: tuple[str, ...], processes: int) -> Sequence[Worker]:
+        """One worker for all runs."""
+        return [Worker(work, folder, jobs, use)]
+
+
+def serve(work: str, folder: Path, use: Sequence[str] = (), launcher: LocalLauncher | None = None) -> End:
     """Run a worker of one run at once to its end, as a job of a cluster does; its exit code and its last line.
 
-    Args:
-        work: MODULE:CLASS.
-        folder: which this machine shares with the others.
-        use: files with methods.
-        launcher: to start it with, for whoever wants to stop it.
+    Whoever wants to stop it gives the launcher to start it with.
     """
     if not folder.is_dir():
         raise ValueError(f"{socket.gethostname()} does not see {folder}: share the folder between the machines")
@@ -141,40 +164,37 @@ def serve(work: str, folder: Path, use: Sequence[str] = (), launcher: LocalLaunc
 def find_launcher(spelling: str | None) -> Launcher:
     """The launcher called NAME[:option=value,...]; None is local."""
     name, options = parse(spelling or "local")
-    if name == "ray":
-        from twoaxis.comparison.runner.ray_launcher import RayLauncher, RayOptions
+    if name in ("ray", "slurm"):
+        from twoaxis.comparison.runner import clusters
 
-        return RayLauncher(RayOptions.from_dict(options))
-    if name == "slurm":
-        from twoaxis.comparison.runner.slurm_launcher import SlurmLauncher, SlurmOptions
-
-        return SlurmLauncher(SlurmOptions.from_dict(options))
+        if name == "ray":
+            return clusters.RayLauncher(clusters.RayOptions.from_dict(options))
+        return clusters.SlurmLauncher(clusters.SlurmOptions.from_dict(options))
     if name != "local" or options:
         hint = did_you_mean(name, ("local", "ray", "slurm"))
         raise ValueError(f"unknown launcher {spelling!r}{hint}; give local, ray[:...] or slurm[:...]")
     return LocalLauncher()
 
 
-def judge(ends: Sequence[tuple[int, str] | BaseException]) -> tuple[int, str]:
+def judge(ends: Sequence[End]) -> End:
     """What several workers come to: the work is at its end as soon as one of them says so."""
-    for end in ends:
-        if not isinstance(end, BaseException) and end[0] == 0:
-            return end
-    codes = [(1, f"{type(end).__name__}: {end}") if isinstance(end, BaseException) else end for end in ends]
-    return codes[0] if codes else (1, "no worker was started")
+    return next((end for end in ends if end[0] == 0), ends[0])
 
 
-def default_jobs(device: str | None) -> tuple[int, list[str | None]]:
-    """How many runs at once, and the devices they take turns on: one per GPU, else one per physical core.
+def default_jobs(device: str | None, processes: int = 1) -> tuple[int, list[str | None]]:
+    """How many runs at once, and the devices they take turns on: a GPU per process, else a physical core.
 
-    Args:
-        device: what the user asked for; None is a GPU if there is one.
+    None is a GPU if there is one. The device of a run of several processes is cuda:0,1,..., one for each.
     """
     import torch
 
-    if device is None and torch.cuda.is_available():
-        gpus: list[str | None] = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-        return len(gpus), gpus
+    several = processes > 1 and device == "cuda"
+    if (device is None or several) and torch.cuda.is_available():
+        numbers = range(torch.cuda.device_count() // processes)
+        if not numbers:
+            raise ValueError(f"a run of {processes} processes needs a GPU for each; {torch.cuda.device_count()} here")
+        groups = [range(n * processes, (n + 1) * processes) for n in numbers]
+        return len(groups), ["cuda:" + ",".join(map(str, group)) for group in groups]
     if device is not None and torch.device(device).type != "cpu":
         return 1, [device]
-    return physical_cores(), [device]
+    return max(1, physical_cores() // processes), [device]

@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from twoaxis.base.files import LEASE, PARTIAL, Claimed, FileError, file_errors, read_json, write_json
 from twoaxis.base.interrupt import allow, deferred
@@ -55,31 +55,14 @@ Beat = Callable[[float, str], None]
 """How a run tells the part of its work that is done, and a note."""
 
 
-class Unit(Protocol):
+class Unit(NamedTuple):
     """A run that has a folder; finished when its result is there."""
 
-    @property
-    def folder(self) -> Path:
-        """Where it leaves everything; one process at a time claims it."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        ...
-
-    @property
-    def size(self) -> float:
-        """Its work, in a unit that all of them share."""
-        ...
-
-    def outcome(self) -> str | None:
-        """How it ended, in words; None while it is not finished."""
-        ...
-
-    def perform(self, beat: Beat, slot: int) -> None:
-        """Carry it out, in a process of its own, as number `slot` of those that run at once."""
-        ...
+    folder: Path  # where it leaves everything; one process at a time claims it
+    name: str  # for people
+    size: float  # its work, in a unit that all of them share
+    outcome: Callable[[], str | None]  # how it ended, in words; None while it is not finished
+    perform: Callable[[Beat, int], None]  # carries it out, in a process of its own, as a number of those at once
 
 
 class Work(Protocol):
@@ -129,7 +112,9 @@ def work(name: str, folder: Path, jobs: int) -> int:
     looked, refused = 0.0, False
     while True:
         now = time.monotonic()
-        after = {folder: moment for folder, moment in after.items() if moment > now}
+        if any(moment <= now for moment in after.values()):
+            after = {folder: moment for folder, moment in after.items() if moment > now}
+            looked = 0.0  # else nothing would be left to wait for, and the worker would end with these runs open
         while slots and not stop.heard and now - looked >= LOOK:
             busy = {unit.folder for unit, _ in running.values()} | set(after)
             unit = _next(todo, busy, tries)
@@ -175,7 +160,7 @@ def _next(todo: Work, busy: Collection[Path], tries: Counter[Path]) -> Unit | No
     """The next unit to start: new ones first, then those that failed once, then those that somebody else may have."""
     left = [unit for unit in todo.units() if unit.folder not in busy and unit.outcome() is None]
     for unit in left:  # another worker's attempts count
-        tries[unit.folder] = max(tries[unit.folder], failed_tries(unit.folder))
+        tries[unit.folder] = max(tries[unit.folder], read_failure(unit.folder)[1])
     open_units = (unit for unit in left if tries[unit.folder] < TRIES)
     return min(open_units, key=lambda unit: (_leased(unit), tries[unit.folder]), default=None)
 
@@ -185,11 +170,12 @@ def _leased(unit: Unit) -> bool:
     return (unit.folder / LEASE).exists()
 
 
-def failed_tries(folder: Path) -> int:
-    """How often a run was tried that failed, as its folder says."""
+def read_failure(folder: Path) -> tuple[str, int]:
+    """Why a run failed, as its folder says, and how often it was tried; 0 while the worker has not looked at it."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        return int(read_json(folder / FAILED)["tries"]) if (folder / FAILED).exists() else 0
-    return 0
+        said = read_json(folder / FAILED) if (folder / FAILED).exists() else {}
+        return str(said["message"]), int(said.get("tries", 0))
+    return "", 0
 
 
 def become_run(unit: Unit, slot: int, life_line: int, held: int) -> NoReturn:
@@ -197,7 +183,7 @@ def become_run(unit: Unit, slot: int, life_line: int, held: int) -> NoReturn:
     code = 1
     try:
         os.close(held)
-        threading.Thread(target=_end_with, args=(life_line,), daemon=True).start()
+        end_with(life_line)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         allow()
@@ -220,13 +206,20 @@ def become_run(unit: Unit, slot: int, life_line: int, held: int) -> NoReturn:
         code = DISK_REFUSED if isinstance(error, FileError) else 1
         traceback.print_exc()
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        with contextlib.suppress(Exception):
-            write_json(unit.folder / FAILED, {"message": f"{kind}{error}"})
+        tell_failure(unit.folder, f"{kind}{error}")
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)  # the worker's clean-up is the worker's
+
+
+def tell_failure(folder: Path, message: str) -> None:
+    """Leave word why a run failed; of its processes the first one that fails knows, the others only miss it."""
+    with contextlib.suppress(Exception):
+        said, tries = read_failure(folder)
+        if tries or not said:  # of the attempt before
+            write_json(folder / FAILED, {"message": message})
 
 
 def in_child(function: Callable[[], Any]) -> Any:
@@ -240,7 +233,7 @@ def in_child(function: Callable[[], Any]) -> Any:
         code = 1
         try:
             os.close(held)
-            threading.Thread(target=_end_with, args=(life_line,), daemon=True).start()
+            end_with(life_line)
             import faulthandler
 
             faulthandler.disable()
@@ -257,24 +250,24 @@ def in_child(function: Callable[[], Any]) -> Any:
     try:
         with os.fdopen(answer) as told:
             text = told.read()
+        _, status = os.waitpid(pid, 0)  # before the life line ends, which would kill a child that has answered
     finally:
         os.close(held)
-        _, status = os.waitpid(pid, 0)
     return json.loads(text) if status == 0 else None
 
 
-def _end_with(life_line: int) -> None:
-    """End this process when whoever started it is gone."""
-    os.read(life_line, 1)
-    os.kill(os.getpid(), signal.SIGKILL)
+def end_with(life_line: int) -> None:
+    """End this process when whoever holds the other end of a pipe is gone."""
+
+    def wait() -> None:
+        os.read(life_line, 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 class Progress:
-    """Callback that notes how far a run is, now and then; the coordinator reads it.
-
-    Args:
-        folder: of the run.
-    """
+    """Callback that notes in a run's folder how far it is, now and then; the coordinator reads it."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.first, self.told = folder / PROGRESS, None, 0.0
@@ -293,14 +286,10 @@ class Progress:
 
 def note_failure(folder: Path, code: int, tries: int) -> None:
     """Write down why a run ended and how often it was tried; on a full disk the exit code alone says it."""
-    said = folder / FAILED
-    message = ""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        message = read_json(said)["message"] if said.exists() and code in (1, DISK_REFUSED) else ""
-    message = message or explain(code, folder / OUTPUT)
-    tries = TRIES if code == DISK_REFUSED else tries
+    said = read_failure(folder)[0] if code in (1, DISK_REFUSED) else ""
+    message, tries = said or explain(code, folder / OUTPUT), TRIES if code == DISK_REFUSED else tries
     with contextlib.suppress(FileError):
-        write_json(said, {"message": message, "tries": tries})
+        write_json(folder / FAILED, {"message": message, "tries": tries})
     print(message.splitlines()[0], flush=True)
 
 
@@ -327,21 +316,13 @@ def stdin_ended(seconds: float) -> bool:
     return bool(ready) and not os.read(0, 4096)
 
 
-def only_gpu(device: str) -> str:
-    """Hide all GPUs but one from this process, which has opened none yet; what that one is called then."""
-    number = int(device.removeprefix("cuda:"))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
-    return "cuda:0"
-
-
 def main(arguments: Sequence[str]) -> int:
     """Command line of a worker."""
     parser = argparse.ArgumentParser(prog="python -m twoaxis.comparison.runner.worker")
     parser.add_argument("work", metavar="MODULE:CLASS")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--use", action="append", default=[], help="Python file with methods of one's own; it is run")
+    parser.add_argument("--use", action="append", default=[], help="Python file with methods of your own; it is run")
     given = parser.parse_args(arguments)
     try:
         use_files(given.use)

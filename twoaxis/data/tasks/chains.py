@@ -56,12 +56,7 @@ class Chains(Lookup):
         return np.concatenate([np.zeros((count, 0), np.int64), *targets], 1)
 
     def follow(self, links: Tokens, asked: Tokens) -> Tokens:
-        """Look up one fact after the other; what has no fact stays.
-
-        Args:
-            links: (N, F, 2) entities and what they lead to.
-            asked: (N, Q).
-        """
+        """Look up one fact after the other, for `asked` (N, Q) in `links` (N, F, 2); what has no fact stays."""
         now = asked
         for _ in range(self.hops):
             same_NQF = now[:, :, None] == links[:, None, :, 0]

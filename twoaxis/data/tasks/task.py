@@ -46,15 +46,10 @@ END = 0
 
 
 class Examples(NamedTuple):
-    """Examples of a task.
+    """Examples of a task."""
 
-    Attributes:
-        input_ids: (N, T) tokens.
-        labels: (N, T) what is to be predicted from the tokens before, `UNSCORED` where nothing is.
-    """
-
-    input_ids: Tokens
-    labels: Tokens
+    input_ids: Tokens  # (N, T) tokens
+    labels: Tokens  # (N, T) what is to be predicted from the tokens before, `UNSCORED` where nothing is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,11 +139,7 @@ class Task(Options, ABC):
     def examples(self, seed: int, start: int, count: int, *, held_out: bool = False) -> Examples:
         """Examples `start` to `start + count - 1` of a seed, the same however they are batched.
 
-        Args:
-            seed: names the sequence of examples.
-            start: number of the first.
-            count: how many.
-            held_out: from the randomness that no training example comes from.
+        Those of `held_out` come from randomness that no training example comes from.
         """
         check_type("seed", seed, Annotated[int, at_least(0)])
         check_type("start", start, Annotated[int, at_least(0)])
@@ -183,17 +174,12 @@ class Task(Options, ABC):
 
 
 class Plan(NamedTuple):
-    """What an example of a `Lookup` consists of.
+    """What an example of a `Lookup` consists of."""
 
-    Attributes:
-        facts: tokens of the facts.
-        stated: independent values among them, any of which may be asked; None where the facts are no such thing.
-        asked: tokens of a question.
-    """
-
-    facts: int
+    facts: int  # tokens of the facts
+    # independent values among them, any of which may be asked; None where the facts are no such thing
     stated: int | None = None
-    asked: int = 1
+    asked: int = 1  # tokens of a question
 
 
 class Lookup(Task):
@@ -260,14 +246,7 @@ def task_names() -> tuple[str, ...]:
 
 
 def make_task(name: str, **options: Any) -> Task:
-    """A diagnostic task by name.
-
-        make_task("recall", context=64, pairs=8)
-
-    Args:
-        name: one of `task_names()`.
-        **options: fields of the task's class.
-    """
+    """A diagnostic task by name, with fields of its class: `make_task("recall", context=64, pairs=8)`."""
     return TASKS.find(name).from_dict(options, name)
 
 

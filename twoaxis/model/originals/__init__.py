@@ -7,8 +7,9 @@
     to_original(stream), original_config(stream)        # the original's names and settings again
 
 A whole model's state dict may be given: keys that are not the method's are passed over, and `found.consumed` names
-those that were taken. Each family has a table of names, `FAMILIES[name].rows`, which docs/checkpoints.md prints. A key
-of the method's own that is missing, left over or of another shape is a ValueError that names it.
+those that were taken. Each family has a table of names, `FAMILIES[name].rows`, which
+docs/howto/foreign_checkpoints.md prints. A key of the method's own that is missing, left over or of another shape is a
+ValueError that names it.
 """
 
 from __future__ import annotations
@@ -20,21 +21,9 @@ from torch import Tensor
 
 from twoaxis.depth.blend import Blend
 from twoaxis.depth.stream import Stream
-from twoaxis.model.originals.attention_residuals import KimiK3
-from twoaxis.model.originals.deep_delta import DeepDeltaRepository
-from twoaxis.model.originals.denseformer import DenseFormerExperiments, DenseFormerPackage
-from twoaxis.model.originals.family import Family, ReadStream
-from twoaxis.model.originals.hyper_connections import (
-    DeepSeekV4,
-    Glm5Next,
-    HyperConnectionsPackage,
-    HyperConnectionsPaper,
-    HyV4,
-)
-from twoaxis.model.originals.keys import Keys
-from twoaxis.model.originals.muddformer import MuddFormerReleased
-from twoaxis.model.originals.streams import MuseSpark, Nanochat, Qwen4Exp, Zaya
-from twoaxis.model.originals.table import REQUIRED, Row, Setting
+from twoaxis.model.originals.convert import Keys, ReadStream, read, write
+from twoaxis.model.originals.families import FAMILIES
+from twoaxis.model.originals.table import REQUIRED, Family, Row, Setting
 
 __all__ = [
     "FAMILIES",
@@ -47,27 +36,6 @@ __all__ = [
     "read_stream",
     "to_original",
 ]
-
-FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (
-        KimiK3(),
-        DeepSeekV4(),
-        Glm5Next(),
-        HyV4(),
-        MuddFormerReleased(),
-        DenseFormerPackage(),
-        DenseFormerExperiments(),
-        DeepDeltaRepository(),
-        HyperConnectionsPaper(),
-        HyperConnectionsPackage(),
-        Qwen4Exp(),
-        Nanochat(),
-        MuseSpark(),
-        Zaya(),
-    )
-}
-"""Every family of names, by the name `like` takes; of several for one stream the first is what `to_original` writes."""
 
 
 def read_stream(
@@ -91,7 +59,7 @@ def read_stream(
         like = _recognise(tensors, prefix)
     if like not in FAMILIES:
         raise ValueError(f"unknown family {like!r}; the families are {', '.join(FAMILIES)}")
-    return FAMILIES[like].read(Keys(FAMILIES[like], tensors, prefix), config, options)
+    return read(Keys(FAMILIES[like], tensors, prefix), config, options)
 
 
 def to_original(stream: Stream, like: str | None = None, *, prefix: str = "") -> dict[str, Tensor]:
@@ -116,17 +84,15 @@ def _write(stream: Stream, like: str | None) -> tuple[dict[str, Tensor], dict[st
         raise ValueError(f"a blend has gates that no original knows; write its method: {stream.method.name}")
     able = {name: f for name, f in FAMILIES.items() if f.writes and f.stream == stream.name}
     if not able:
-        streams = sorted({f.stream for f in FAMILIES.values() if f.writes})
-        raise ValueError(f"no original's names are known for {stream.name}; they are for {', '.join(streams)}")
-    if like is None:
-        like = next(iter(able))
-    if like not in able:
+        known = ", ".join(sorted({f.stream for f in FAMILIES.values() if f.writes}))
+        raise ValueError(f"no original's names are known for {stream.name}; they are for {known}")
+    if like is not None and like not in able:
         raise ValueError(f"{stream.name} can be written like {', '.join(able)}, not like {like!r}")
-    return able[like].write(stream)
+    return write(able[like or next(iter(able))], stream)
 
 
 def _recognise(tensors: Mapping[str, Tensor], prefix: str) -> str:
-    fitting = [name for name, family in FAMILIES.items() if family.detect(Keys(family, tensors, prefix))]
+    fitting = [name for name, family in FAMILIES.items() if Keys(family, tensors, prefix).recognised]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:

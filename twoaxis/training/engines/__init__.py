@@ -1,1 +1,1 @@
-"""How a step is computed: `place` says which process this is, `engine` trains a model or replicas of it."""
+"""How a step is computed: `processes` shares it out, `engine` trains replicas, `parted` models in parts."""

@@ -1,8 +1,8 @@
 """The engine: one process, or several that each hold a replica of the model and train on a part of every batch.
 
 Everything that knows about processes is in this room. The loop asks an engine for a step's gradients and never for a
-forward or a backward pass, because a pipeline schedules the passes of all micro-batches itself. The engines of sharded
-and pipelined models override what they do otherwise: building, exchanging gradients, clipping, whole weights.
+forward or a backward pass, because a pipeline schedules the passes of all micro-batches itself. The engines of models
+in parts override what they do otherwise: building, exchanging gradients, clipping, whole weights.
 """
 
 from __future__ import annotations
@@ -11,33 +11,28 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from twoaxis.model.loss import IGNORED, auxiliary_loss, labelled, score, summed_loss
-from twoaxis.model.running import logits_of
+from twoaxis.model.loss import IGNORED, auxiliary_loss, labelled, logits_of, score, summed_loss
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.engines.place import Place
+from twoaxis.training.engines.processes import Place
 from twoaxis.training.tensors import save_model, weights
 
+Said = TypeVar("Said")
 Batch = dict[str, Tensor]
 """Tensors of a forward pass, and `labels`."""
 
 
 class Losses(NamedTuple):
-    """Losses of a step in one process; their means over all processes are those of the step.
+    """Losses of a step in one process; their means over all processes are those of the step."""
 
-    Attributes:
-        tokens: per labelled token.
-        auxiliary: of the model itself, such as the balance of experts; None where it has none.
-    """
-
-    tokens: Tensor
-    auxiliary: Tensor | None
+    tokens: Tensor  # per labelled token
+    auxiliary: Tensor | None  # of the model itself, such as the balance of experts; None where it has none
 
 
 def autocast(run: TrainConfig, device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -51,56 +46,43 @@ def load_batch(examples: Any, numbers: range, device: torch.device) -> Batch:
     return {name: torch.stack([item[name] for item in items]).to(device) for name in items[0]}
 
 
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """Numbers of a model, and how many of them learn."""
+    counts = [(p.numel(), p.numel() * p.requires_grad) for p in model.parameters()]
+    return sum(count for count, _ in counts), sum(count for _, count in counts)
+
+
 class Scores(NamedTuple):
-    """Sums over the labelled tokens of held-out examples, of all processes.
+    """Sums over the labelled tokens of held-out examples, of all processes."""
 
-    Attributes:
-        nats: of their losses.
-        right: tokens predicted right.
-        tokens: labelled.
-        rows: mean loss of each example; None where nothing of it is labelled.
-    """
-
-    nats: float
-    right: float
-    tokens: float
-    rows: tuple[float | None, ...]
+    nats: float  # of their losses
+    right: float  # tokens predicted right
+    tokens: float  # labelled
+    rows: tuple[float | None, ...]  # mean loss of each example; None where nothing of it is labelled
 
 
 class Engine:
-    """A model on its device, with a replica in every process (DistributedDataParallel).
+    """A model on its device, with a replica in every process (DistributedDataParallel)."""
 
-    Args:
-        run: the run.
-        place: this process.
-
-    Attributes:
-        model: the model itself; its parameters are what the optimiser and checkpoints see.
-        share, shares: the part of every batch that this process has, and how many there are.
-        counts: whether this process speaks for its share, which others may have too.
-        sharded: whether a process has other parameters, or parts of them, than the others.
-    """
-
-    model: Any
-    sharded = False
+    model: Any  # the model itself; its parameters are what the optimiser and checkpoints see
+    parameters: tuple[int, int]  # numbers of the whole model, and how many of them learn
+    sharded = False  # whether a process has other parameters, or parts of them, than the others
+    background: Any = None  # the processes of a sharded model once more, for what a thread exchanges
 
     def __init__(self, run: TrainConfig, place: Place) -> None:
         self.run = run
         self.rank, self.world, self.device = place
-        self.share, self.shares, self.counts = self.rank, self.world, True
-        self._set_size()
+        self._share(self.rank, self.world, True)
 
-    def _set_size(self) -> None:
-        self.size, rest = divmod(self.run.batch, self.run.accumulate * self.shares)
-        if rest:
-            raise ValueError(
-                f"batch ({self.run.batch}) is the batch of all processes: accumulate ({self.run.accumulate}) times the "
-                f"{self.shares} processes must divide it"
-            )
+    def _share(self, share: int, shares: int, counts: bool) -> None:
+        self.share, self.shares = share, shares  # which part of every batch this process has, of how many
+        self.counts = counts  # whether it speaks for its part, which others may have too
+        self.size = self.run.batch // (self.run.accumulate * shares)
 
     def build(self, make: Callable[[], Any]) -> Any:
         """Make the model and put it where it is trained."""
         self.model = make().to(self.device)
+        self.parameters = count_parameters(self.model)
         return self.model
 
     def start(self, examples: Any) -> None:
@@ -110,7 +92,7 @@ class Engine:
         their arrival in all later ones. From three processes on that changes last bits, and a resumed run would not
         repeat an uninterrupted one: one pass that nobody uses comes first.
         """
-        if self.run.compile:
+        if self.run.compiles:
             self.model.compile()
         self.replica = self.model
         if self.world > 1:
@@ -131,12 +113,7 @@ class Engine:
         return self._sum(torch.stack([labelled(batch["labels"]) for batch in micro_batches]).sum() * self.counts)
 
     def gradients(self, micro_batches: Sequence[Batch], tokens: Tensor) -> Losses:
-        """Leave a step's gradients in the parameters.
-
-        Args:
-            micro_batches: of this process.
-            tokens: labelled tokens of the step, of all processes: what the loss is divided by.
-        """
+        """Leave a step's gradients in the parameters; its loss is divided by the labelled tokens of all processes."""
         self.model.train()
         total, auxiliary = torch.zeros((), device=self.device), None
         for number, batch in enumerate(micro_batches, start=1):
@@ -196,12 +173,6 @@ class Engine:
         with autocast(self.run, self.device):
             return logits_of(self.model(**batch, use_cache=False))
 
-    @property
-    def parameters(self) -> tuple[int, int]:
-        """Numbers of the whole model, and how many of them learn."""
-        counts = [(p.numel(), p.numel() * p.requires_grad) for p in self.model.parameters()]
-        return sum(count for count, _ in counts), sum(count for _, count in counts)
-
     def weights(self) -> dict[str, Tensor]:
         """Every weight whole, by name, in the first process; all of them take part."""
         return weights(self.model)
@@ -216,19 +187,12 @@ class Engine:
         numbers = [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values]
         return (self._sum(torch.stack(numbers)) / self.world).tolist()
 
-    def from_first(self, number: int) -> int:
-        """The number that the first process gives, in all of them."""
-        shared = torch.tensor(number, device=self.device)
+    def from_first(self, said: Said) -> Said:
+        """What the first process says, in all of them."""
+        listed = [said]
         if self.world > 1:
-            dist.broadcast(shared, 0)
-        return int(shared)
-
-    def say(self, text: str) -> str:
-        """The text that the first process gives, in all of them."""
-        said = [text]
-        if self.world > 1:
-            dist.broadcast_object_list(said, 0)
-        return said[0]
+            dist.broadcast_object_list(listed, 0)
+        return listed[0]
 
     def any(self, found: dict[str, bool]) -> dict[str, bool]:
         """By name, whether something was found in one of the processes."""

@@ -1,0 +1,1 @@
+"""Programs of others that train models with our streams: transformers' Trainer, torchtitan."""
