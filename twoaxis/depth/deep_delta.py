@@ -107,10 +107,6 @@ REGIMES = (
 """What a gate does to kᵀX - v: keeps nine tenths of it or more, shrinks it, leaves a tenth at most, turns its sign."""
 
 
-_REWRITE = ("gate_in", "gate_weight", "gate_bias", "value_weight", "value_bias", "key_map")
-"""Parameters of the rewrite, with a row per site."""
-
-
 class DeepDelta(ParallelStreams):
     """Rank-one rewrites of a vector or matrix state."""
 
@@ -200,7 +196,8 @@ class DeepDelta(ParallelStreams):
 
     def tables(self) -> dict[str, Tensor]:
         """The parameters of the rewrite, and the folded compressor of each site."""
-        found = {name: widen(table) for name in _REWRITE if (table := getattr(self, name)) is not None}
+        names = ("gate_in", "gate_weight", "gate_bias", "value_weight", "value_bias", "key_map")
+        found = {name: widen(table) for name in names if (table := getattr(self, name)) is not None}
         if self.wide and self.used:
             found["compress"] = self.fold(self.compress_weight, self.compress_read)[self.compressors]
         return found
@@ -230,10 +227,6 @@ class DeepDelta(ParallelStreams):
 
     def split(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, tuple[Ring, ...]]:
         """Copies, or EC's columns."""
-        if self.memory_windows() and x.dim() != 3:
-            raise ValueError(f"a stream that mixes tokens needs (batch, time, width), got {x.dim()} dimensions")
-        if tokens.past and len(tokens.past) != (want := len(self.memory_windows())):
-            raise ValueError(f"past has {len(tokens.past)} rings, this stream keeps {want}")
         if not self.expands:
             return super().split(x, tokens)
         history, ring = with_history(x, tokens.past[0] if tokens.past else None, self.config.expand_taps)

@@ -320,6 +320,11 @@ class Stream(Declared):
             raise ValueError(
                 f"the embedding has width {x.shape[-1]}, the stream was built for width {self.layout.width}"
             )
+        if windows := self.memory_windows():
+            if x.dim() != 3:
+                raise ValueError(f"a stream that mixes tokens needs (batch, time, width), got {x.dim()} dimensions")
+            if past and len(past) != len(windows):
+                raise ValueError(f"past has {len(past)} rings, this stream keeps {len(windows)}")
         return State(self._number, 0, self._open(x, Tokens(tuple(past), reach, keep)))
 
     def read(self, state: State, site: Site) -> Seen:
