@@ -288,10 +288,18 @@ def test_sampled_and_assisted_text(method: str) -> None:
 # Training.
 
 
+@pytest.mark.filterwarnings("ignore:.*_checkpointing.* is deprecated:FutureWarning")
 def test_reentrant_checkpointing_is_refused_by_name() -> None:
+    """Under both names that transformers has had for it."""
     model = grafted("llama", "denseformer").train()
-    with pytest.raises(ValueError, match="use_reentrant=True would lose"):
-        model.activation_checkpointing_enable({"use_reentrant": True})
+    for name in ("activation", "gradient"):
+        with pytest.raises(ValueError, match="use_reentrant=True would lose"):
+            getattr(model, f"{name}_checkpointing_enable")({"use_reentrant": True})
+        getattr(model, f"{name}_checkpointing_enable")()
+        assert model.recomputes
+        assert getattr(model, f"is_{name}_checkpointing")
+        getattr(model, f"{name}_checkpointing_disable")()
+        assert not model.recomputes
     for layer in model.backbone.model.layers:  # behind the model's back, as tools do
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=True)

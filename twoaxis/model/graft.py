@@ -458,9 +458,9 @@ def graft(
     return made
 
 
-for word in ("enable", "disable"):  # what transformers before 5.23 calls otherwise
-    if not hasattr(PreTrainedModel, name := f"activation_checkpointing_{word}"):
-        setattr(TwoAxisPreTrainedModel, name, getattr(PreTrainedModel, f"gradient_checkpointing_{word}"))
+for name in ("activation_checkpointing_enable", "activation_checkpointing_disable", "is_activation_checkpointing"):
+    if not hasattr(PreTrainedModel, name):  # transformers before 5.23 calls it otherwise
+        setattr(TwoAxisPreTrainedModel, name, getattr(PreTrainedModel, name.replace("activation", "gradient")))
 AutoConfig.register(TwoAxisConfig.model_type, TwoAxisConfig, exist_ok=True)
 AutoModel.register(TwoAxisConfig, TwoAxisModel, exist_ok=True)
 AutoModelForCausalLM.register(TwoAxisConfig, TwoAxisForCausalLM, exist_ok=True)

@@ -54,16 +54,18 @@ class Source:
         if self.model is not None:
             return self.model
         import torch
-        from transformers import AutoModelForCausalLM, GgufConfig
+        import transformers
 
         more: dict[str, Any] = {"use_safetensors": True}
         if self.kind == "gguf":
-            more = {"gguf_file": self.files[0].name, "quantization_config": GgufConfig(dequantize=True)}
+            more = {"gguf_file": self.files[0].name}
+            if hasattr(transformers, "GgufConfig"):  # versions without it know plain weights alone
+                more["quantization_config"] = transformers.GgufConfig(dequantize=True)
             dtype = dtype or torch.float32  # of a file that has several
         if self.ours:
             more |= {"config": self.config, "key_mapping": {r"^backbone\.": ""}}
         try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 self.files[0].parent,
                 dtype="auto" if dtype is None else dtype,
                 local_files_only=True,
