@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import io
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -61,6 +62,12 @@ def run(argv: Sequence[str]) -> int:
         return 141
     except ValueError as error:
         print(f"twoaxis: {error}", file=sys.stderr)
+        return 2
+    except (MemoryError, RuntimeError) as error:  # torch raises a bare RuntimeError where the CPU has too little
+        first = str(error).partition("\n")[0]
+        if isinstance(error, RuntimeError) and not re.search(r"can't allocate memory|out of memory", first):
+            raise
+        print(f"twoaxis: not enough memory ({first}); make the model, batch or context smaller", file=sys.stderr)
         return 2
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

@@ -132,3 +132,31 @@ def test_mistakes_end_in_a_message_not_a_traceback(arguments: tuple[str, ...], m
 def test_of_several_processes_the_first_one_speaks() -> None:
     assert run("methods", "standard", env={"RANK": "0"}).out
     assert run("methods", "standard", env={"RANK": "1"}) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MemoryError("Unable to allocate 9 TiB"), 2),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes\nmore"), 2),
+        (RuntimeError("another fault"), None),
+    ],
+)
+def test_too_little_memory_is_one_line(
+    error: Exception, code: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fault of the program is not taken for it, and keeps its traceback."""
+    from twoaxis import cli
+
+    def fail(argv: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_run", fail)
+    if code is None:
+        with pytest.raises(RuntimeError, match="another fault"):
+            cli.run(["train"])
+        return
+    assert cli.run(["train"]) == code
+    said = capsys.readouterr().err
+    assert said.startswith("twoaxis: not enough memory (")
+    assert said.count("\n") == 1

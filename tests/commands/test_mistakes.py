@@ -68,6 +68,18 @@ MISTAKES = [
     (("--mixer", "conf"), "unknown mixer 'conf' (did you mean 'conv'?)"),
     (("--stream", ""), "names no method"),
     (("--preset", "nanoo"), "did you mean 'nano'"),
+    (("--batch", "100000000000"), "batch must be at most 1048576, got 100000000000"),
+    (("--context", "999999999999"), "context must be at most 16777216, got 999999999999"),
+    (("--eval-examples", "100000000000000"), "eval_examples must be at most 16777216, got 100000000000000"),
+    (("--tokenizer", ""), "tokenizer is empty"),
+    (("--tokenizer", "bpe:0"), "tokenizer 'bpe:0' is too small"),
+    (("--tokenizer", f"bpe:{DIGITS}"), "is too large: a model has at most 134217728 tokens"),
+    (("--data", ""), "data names nothing"),
+    (("--data", "task:recall:name=3"), "recall has no option 'name'"),
+    (("--data", "task:recall:summary=3"), "its options are context, pairs, values, keys, key_length"),
+    (("--data", "task:recall:key_length=100000"), "key_length must be at most 12, got 100000"),
+    (("--data", "task:local:symbols=10000000000"), "symbols must be at most 1048576, got 10000000000"),
+    (("--out", ""), "it names no folder"),
 ]
 
 

@@ -20,12 +20,12 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.data.text_samples import text
 from twoaxis.data import tokenizer as tokenizing
+from twoaxis.data.options import bpe_size
 from twoaxis.data.tokenizer import (
     END,
     Bytes,
     Pretrained,
     Tokenizer,
-    bpe_size,
     exact_sizes,
     load_tokenizer,
     need_transformers,

@@ -196,11 +196,12 @@ def check_type(name: str, value: object, hint: Any) -> None:
 @cache
 def field_types(options: type) -> dict[str, Any]:
     """Annotation of each field with its bounds; nothing where they cannot be evaluated, as in a class in a function."""
+    names = {field.name for field in dataclasses.fields(options)} if dataclasses.is_dataclass(options) else set()
     try:
         hints = get_type_hints(options, include_extras=True)
     except NameError:
-        return {name: Any for name in getattr(options, "__dataclass_fields__", ())}
-    return {name: hint for name, hint in hints.items() if name in getattr(options, "__dataclass_fields__", ())}
+        hints = dict.fromkeys(names, Any)
+    return {name: hint for name, hint in hints.items() if name in names}
 
 
 @cache

@@ -39,7 +39,13 @@ def word(metavar: str, read: Callable[[str], Any] = str) -> Any:
     )
 
 
-Folder = Annotated[str, arg(metavar="DIR")]
+def _named(text: str) -> str:
+    if not text:
+        raise ValueError("it names no folder")  # an empty path would be the current one
+    return text
+
+
+Folder = Annotated[str, word("DIR", _named)]
 SavedFolder = Annotated[str, Positional, arg(metavar="DIR")]
 File = Annotated[str | None, arg(metavar="FILE")]
 Shape = arg(metavar="NAME|config.json")

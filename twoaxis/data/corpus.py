@@ -29,8 +29,9 @@ import numpy as np
 
 from twoaxis.base.files import atomic_folder, claim, file_sha256, remove_partial, short_hash, write_json
 from twoaxis.base.machine import versions
+from twoaxis.data.options import bpe_size
 from twoaxis.data.survey import Entry, Findings, Memory, read_again, read_sealed, sealed, survey
-from twoaxis.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, train_bpe
+from twoaxis.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -46,18 +46,6 @@ TextStream = Callable[[int | None], str]
 """Called with tokens as they come, returns the text that each completes; with None at the end, what was held back."""
 
 
-def bpe_size(spec: str) -> int | None:
-    """The size if `spec` is `bpe:SIZE`, None if it is another tokenizer; a size that cannot be is an error."""
-    kind, colon, size = spec.partition(":")
-    if kind != "bpe":
-        return None
-    if not colon or not size.isdecimal():
-        raise ValueError(f"tokenizer {spec!r} has no size; write bpe:SIZE, such as bpe:2048")
-    if int(size) < 257:
-        raise ValueError(f"tokenizer {spec!r} is too small: 256 bytes and the end-of-text token are 257")
-    return int(size)
-
-
 def load_tokenizer(spec: str | Path, vocab_size: int | None = None) -> Tokenizer:
     """A tokenizer that needs no training: `bytes`, or that of a folder or hub name.
 

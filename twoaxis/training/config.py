@@ -47,7 +47,7 @@ class OptimiserOptions(Options):
     """Optimiser steps, 0 to measure the model as it starts; or give tokens."""
     tokens: Count | None = None
     """Training tokens, rounded up to whole steps; or give steps."""
-    batch: Count = 8
+    batch: Annotated[int, between(1, 2**20)] = 8
     """Examples per optimiser step."""
     accumulate: Count = 1
     """Passes a step is made of; it must divide batch."""

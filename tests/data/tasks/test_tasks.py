@@ -220,7 +220,7 @@ def test_examples_are_ones_own() -> None:
 )
 def test_mistakes(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        make_task(**options)
+        make_task(options["name"], **{name: value for name, value in options.items() if name != "name"})
     assert message in str(caught.value)
 
 

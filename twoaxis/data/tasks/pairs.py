@@ -11,13 +11,14 @@ to be put together before it can be looked up.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from twoaxis.base.options import Count
+from twoaxis.base.options import Count, between
 from twoaxis.data.tasks.task import Lookup, Plan, Several, Tokens, shuffled
 
-MOST_KEYS = 4096
+MOST_KEYS = 2**12
 
 
 class Pairs(Lookup):
@@ -47,7 +48,7 @@ class Recall(Pairs):
     """Different values."""
     keys: Several = 16
     """Different tokens that keys are made of."""
-    key_length: Count = 1
+    key_length: Annotated[int, between(1, 12)] = 1
     """Tokens of a key."""
 
     def validate(self) -> None:

@@ -30,12 +30,12 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twoaxis.base.options import Count, Options, at_least, check_type
+from twoaxis.base.options import Count, Options, at_least, between, check_type
 from twoaxis.base.registry import Registry
 
 Tokens = NDArray[np.int64]
-Several = Annotated[int, at_least(2)]
-"""A number of things to choose from."""
+Several = Annotated[int, between(2, 2**20)]
+"""A number of things to choose from, each of them a token."""
 
 UNSCORED = -100
 """Label where nothing is scored, the one transformers ignores."""
@@ -245,7 +245,7 @@ def task_names() -> tuple[str, ...]:
     return TASKS.names()
 
 
-def make_task(name: str, **options: Any) -> Task:
+def make_task(name: str, /, **options: Any) -> Task:
     """A diagnostic task by name, with fields of its class: `make_task("recall", context=64, pairs=8)`."""
     return TASKS.find(name).from_dict(options, name)
 
