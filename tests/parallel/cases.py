@@ -17,14 +17,14 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from twoaxis.depth.registry import STREAMS, stream_names
 from twoaxis.model.config import ModelConfig
@@ -166,10 +166,16 @@ def mine(x: Tensor, part: int, parts: int) -> Tensor:
     return x.chunk(parts)[part]
 
 
+@cache
+def mesh_of(**degrees: int) -> DeviceMesh:
+    """A mesh of these dimensions, made once: every new one has groups whose threads wake up until the process ends."""
+    return init_device_mesh("cpu", tuple(degrees.values()), mesh_dim_names=tuple(degrees))
+
+
 def check_shard(fields: Mapping[str, Any], *, recompute: int = 0, meta: bool = False) -> dict[str, Any]:
     """FSDP2 over all processes, twice, so that what a first pass leaves is seen."""
     model, world, rank = make(fields), dist.get_world_size(), dist.get_rank()
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = mesh_of(data=world)
     sharded = copy.deepcopy(model)
     if meta:
         with torch.device("meta"):
@@ -187,7 +193,7 @@ def check_shard(fields: Mapping[str, Any], *, recompute: int = 0, meta: bool = F
 def check_tensor(fields: Mapping[str, Any], *, data: int = 1) -> dict[str, Any]:
     """Tensor parallelism over all processes, or over halves of them with FSDP2 between."""
     model, world = make(fields), dist.get_world_size()
-    mesh = init_device_mesh("cpu", (data, world // data), mesh_dim_names=("data", "tensor"))
+    mesh = mesh_of(data=data, tensor=world // data)
     spread = copy.deepcopy(model)
     norms = spread_tensors(spread, mesh["tensor"])
     if data > 1:
@@ -204,7 +210,7 @@ def check_pipeline(
     blocks = max(4, dist.get_world_size() // data * virtual)
     model, world = make(dict(fields) | {"num_hidden_layers": blocks}), dist.get_world_size()
     stages = world // data
-    mesh = init_device_mesh("cpu", (stages, data), mesh_dim_names=("pipeline", "data"))
+    mesh = mesh_of(pipeline=stages, data=data)
 
     cut = copy.deepcopy(model)
     pipeline = Pipeline(

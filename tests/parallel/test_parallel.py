@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from torch import nn
 
+from tests.parallel.cases import SHAPE
 from tests.support.processes import environment
+from twoaxis.depth.registry import stream_names
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
+from twoaxis.model.stages import boundaries, plan
 from twoaxis.parallel.pipeline import check_pipeline
 from twoaxis.parallel.shard import find_blocks
 from twoaxis.parallel.tensor import spread_tensors
@@ -116,6 +120,17 @@ def test_an_ordinary_trainer(tmp_path: Path) -> None:
     for number in range(2):  # written by both processes at once, ten times
         model = TwoAxisForCausalLM.from_pretrained(tmp_path / f"several-{number}")
         assert model.config.stream == "attention_residuals"
+
+
+@pytest.mark.parametrize("name", stream_names())
+def test_a_boundary_lists_every_tensor_of_the_state(name: str) -> None:
+    """A state may have one tensor in two places, as that of `scaled` has at the block whose output it takes out."""
+    with torch.device("meta"):
+        model = Decoder(ModelConfig(**SHAPE, stream=name))
+    packed = boundaries(model)
+    for boundary in plan(model, stages=4).boundaries:
+        assert len(boundary.tensors) == len(packed[boundary.block])
+        assert len(set(boundary.sent)) == len(boundary.sent)
 
 
 def test_what_cannot_be_cut_is_refused() -> None:

@@ -29,8 +29,8 @@ class Boundary(NamedTuple):
 
     Attributes:
         block: the first one of the receiving chunk.
-        tensors: of the packed state, by numbers that stay the same where the tensor does.
-        sent: those the receiver does not have.
+        tensors: of the packed state, by numbers that stay the same where the tensor does; it may be there twice.
+        sent: those the receiver does not have, each once.
         whole: bytes per token of the whole state.
         cached: bytes per token of what the receiver does not have.
     """
@@ -85,8 +85,9 @@ def plan(model: Any, stages: int, virtual: int = 1) -> Pipeline:
     """The transfers of a model cut into `stages` times `virtual` chunks of equally many blocks."""
     packed, chunks = boundaries(model), stages * virtual
     per = model.stream.layout.blocks // chunks
-    numbers: dict[tuple[int, int], int] = {}
-    entering = [_sizes(packed[chunk * per], numbers) for chunk in range(chunks + 1)]
+    numbers: dict[tuple[int, int, tuple[int, ...]], int] = {}
+    listed = [_numbers(packed[chunk * per], numbers) for chunk in range(chunks + 1)]
+    entering = [dict(zip(own, map(extent, packed[n * per]), strict=True)) for n, own in enumerate(listed)]
     has: list[dict[int, int]] = [{} for _ in range(stages)]
     received: list[dict[int, int]] = [{} for _ in range(stages)]
     found = []
@@ -95,17 +96,17 @@ def plan(model: Any, stages: int, virtual: int = 1) -> Pipeline:
         if chunk:
             missing = {number: size for number, size in state.items() if number not in has[stage]}
             sizes = (sum(state.values()), sum(missing.values()))
-            found.append(Boundary(chunk * per, (chunk - 1) % stages, stage, tuple(state), tuple(missing), *sizes))
+            found.append(Boundary(chunk * per, (chunk - 1) % stages, stage, listed[chunk], tuple(missing), *sizes))
             received[stage] |= missing
         has[stage] |= state | entering[chunk + 1]
     held = tuple(sum(tensors.values()) for tensors in received)
     return Pipeline(stages, virtual, tuple(found), held)
 
 
-def _sizes(tensors: tuple[Tensor, ...], numbers: dict[tuple[int, int], int]) -> dict[int, int]:
-    """Bytes of one token by the tensor's number; the tensors are alive as long as the list they came in."""
-    keys = [(t.untyped_storage()._cdata, int(t.storage_offset())) for t in tensors]
-    return {numbers.setdefault(key, len(numbers)): extent(t) for key, t in zip(keys, tensors, strict=True)}
+def _numbers(tensors: tuple[Tensor, ...], numbers: dict[tuple[int, int, tuple[int, ...]], int]) -> tuple[int, ...]:
+    """The numbers of tensors, which are alive as long as the list they came in."""
+    keys = [(t.untyped_storage()._cdata, int(t.storage_offset()), tuple(t.shape)) for t in tensors]
+    return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
 
 
 @torch.no_grad()
