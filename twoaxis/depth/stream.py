@@ -202,8 +202,8 @@ class Stream(Declared):
             state = stream.write(state, site, sublayer[site](c), seen, c)
         x = stream.close(state)
 
-    Subclasses fill in `_open`, `_read`, `_write`, `_pack`, `_unpack` and `definition`, mostly through one of the families
-    `HistoryStream` and `ParallelStreams` (docs/howto/write_a_stream.md).
+    Subclasses fill in `_open`, `_read`, `_write`, `_pack`, `_unpack` and `definition`, mostly through one of the
+    families `HistoryStream` and `ParallelStreams` (docs/howto/write_a_stream.md).
     """
 
     remedy = "its neutral class is none; use Blend"
