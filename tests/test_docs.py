@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import re
 import tokenize
@@ -103,7 +104,9 @@ def test_readme_names_every_method() -> None:
 
 def test_the_public_names() -> None:
     for name in twoaxis._HOMES:
-        assert getattr(twoaxis, name) is not None
+        said = inspect.getdoc(getattr(twoaxis, name)) or ""
+        assert len(said) > 20, name
+        assert "the module's docstring" not in said, f"help(twoaxis.{name}) does not show that one"
     with pytest.raises(AttributeError, match="no attribute 'streem'"):
         twoaxis.streem  # noqa: B018
 

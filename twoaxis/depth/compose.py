@@ -108,12 +108,16 @@ class Composed(nn.Module):
 
 
 def compose(stream: Stream, sublayers: Sequence[Sublayer]) -> Composed:
-    """Join `sublayers` by `stream`; see the module's docstring.
+    """A module that runs `sublayers` joined by `stream`, and owns both.
+
+        run = twoaxis.compose(stream, [("attention", norm_1, attn_1), ("mlp", norm_2, mlp_1), ...])
+        y = run(x, mask=mask)  # a keyword reaches every function that takes it
 
     Args:
         stream: built for as many sub-layers of the same kinds.
-        sublayers: (kind, norm, function) or (kind, norm, function, keywords) in order. A norm of None passes the read
-            on as it is, which is also what a stream asks for that normalises its reads itself.
+        sublayers: (kind, norm, function) or (kind, norm, function, keywords) in order. The function gets the normalised
+            read, or one for each of `stream.ways(site)`, and returns the increment without its residual. A norm of
+            None passes the read on as it is, which is also what a stream asks for that normalises its reads itself.
     """
     _watch_registration()
     return Composed(stream, sublayers)

@@ -193,7 +193,18 @@ class Layout(NamedTuple):
 
 
 class Stream(Declared):
-    """A residual-stream method. Subclasses fill in the underscored methods; see the module's docstring."""
+    """A residual-stream method: what sub-layers read along depth, and what becomes of what they write.
+
+        state = stream.open(embedding)
+        for site in stream.sites:
+            seen = stream.read(state, site)
+            c = norm[site](seen)
+            state = stream.write(state, site, sublayer[site](c), seen, c)
+        x = stream.close(state)
+
+    Subclasses fill in `_open`, `_read`, `_write`, `_pack`, `_unpack` and `definition`, mostly through one of the
+    families `HistoryStream` and `ParallelStreams` (docs/howto/write_a_stream.md).
+    """
 
     remedy = "its neutral class is none; use Blend"
     alike: ClassVar[bool] = False

@@ -110,7 +110,12 @@ class Trace:
 
 @contextmanager
 def trace(model: nn.Module, *, tokens: Tokens = None) -> Iterator[Trace]:
-    """Record every pass of `model` inside the `with` block; see the module's docstring.
+    """Record every pass of `model` inside the `with` block; its outputs stay the same to the last bit.
+
+        with twoaxis.trace(model) as seen:
+            model(ids)
+        seen[3].weights  # (B, T, W, S): what site 3 read from which source
+        seen[3].probes["gate"].value  # what the method shows of itself
 
     Args:
         model: a `Decoder`, `TwoAxisModel`, `TwoAxisForCausalLM`, or any module with one stream inside it.

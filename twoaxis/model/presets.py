@@ -162,7 +162,14 @@ def preset_fields(name: str) -> dict[str, Any]:
 
 
 def preset(name: str, **changes: Any) -> ModelConfig:
-    """The configuration of a named shape."""
+    """The configuration of a named shape.
+
+        preset("nano", stream="deep_delta", num_hidden_layers=6)
+
+    Args:
+        name: one of `preset_names()`.
+        **changes: fields of `ModelConfig` that are to be others.
+    """
     return ModelConfig.from_dict(preset_fields(name) | changes, "a model")
 
 

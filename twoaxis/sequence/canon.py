@@ -80,7 +80,7 @@ class CanonConfig(Options):
 
 
 class Canon(ShortConv):
-    """One of the layers A, B, C and D: which one is a matter of the point where it stands."""
+    """The operator of one layer: `Canon(768, kernel=4)`. Where it stands in a block makes it the layer A, B, C or D."""
 
     name = "canon"
     Config = CanonConfig

@@ -96,7 +96,7 @@ class ShortConvConfig(Options):
 
 
 class ShortConv(LocalOperator):
-    """The operator: `ShortConv(768, kernel=3, activation="none")`."""
+    """The depthwise convolution over the last tokens: `ShortConv(768, kernel=3, activation="none")`."""
 
     name = "short_conv"
     Config = ShortConvConfig

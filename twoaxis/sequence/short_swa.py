@@ -94,7 +94,7 @@ def _thin(width: int) -> dict[str, int]:
 
 
 class ShortSWA(LocalOperator):
-    """The operator: `ShortSWA(768, window=16, heads=2, head_width=32)`."""
+    """Attention over the last few tokens: `ShortSWA(768, window=16, heads=2, head_width=32)`."""
 
     name = "short_swa"
     Config = ShortSWAConfig
