@@ -80,6 +80,8 @@ MISTAKES = [
     (("--data", "task:recall:key_length=100000"), "key_length must be at most 12, got 100000"),
     (("--data", "task:local:symbols=10000000000"), "symbols must be at most 1048576, got 10000000000"),
     (("--out", ""), "it names no folder"),
+    (("--stream", "gated_streams:rank=1099511627776"), "rank must be at most 65536, got 1099511627776"),
+    (("--mixer", "dynamic_conv:rank=1099511627776"), "rank must be at most 65536, got 1099511627776"),
 ]
 
 
@@ -92,6 +94,13 @@ def test_a_mistake_is_one_line_and_leaves_nothing(arguments: tuple[str, ...], me
     assert done.out == ""
     assert "Traceback" not in done.err
     assert not place.exists()
+
+
+def test_a_probe_of_nothing_leaves_nothing(tmp_path: Path) -> None:
+    done = run("probe", "nowhere", "--out", str(tmp_path / "probe"))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("twoaxis: there is no folder or file nowhere")
+    assert not (tmp_path / "probe").exists()
 
 
 NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([0, 1, 2, 3, 4, 2**31, 2**63, 10**30, -1, 0.5]))

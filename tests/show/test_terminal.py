@@ -32,6 +32,19 @@ def test_everything_fits_and_says_the_same_words_at_every_width(width: int) -> N
         assert cell.text in shown
 
 
+def test_a_path_can_be_copied_and_other_long_words_fold() -> None:
+    path = "runs/" + "a-long-folder/" * 6 + "model"
+    facts = Facts((("model", path), ("next", f"twoaxis generate {path} --prompt Hello"), ("key", "x" * 100)))
+    assert lines(facts) == [
+        f"model  {path}",
+        "next   twoaxis generate",
+        f"       {path}",
+        "       --prompt Hello",
+        "key    " + "x" * 73,
+        "       " + "x" * 27,
+    ]
+
+
 def test_a_table_that_fits_is_aligned() -> None:
     shown = lines(table(("name", "some number", Column("why", number=False)), [("a", "1", "x y"), ("long", "23", "z")]))
     assert shown == [

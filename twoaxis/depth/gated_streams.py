@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.base.method import Normal, Suggestion, parallel_card
-from twoaxis.base.options import Count, Options, Positive, between
+from twoaxis.base.options import Options, Positive, between
 from twoaxis.depth.parallel import ParallelStreams, Route, Streams
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Apply, Layout, Row, Seen
@@ -49,7 +49,7 @@ class GatedStreamsConfig(Options):
 
     streams: Annotated[int, between(1, 256)] = 4
     """n."""
-    rank: Count = 320
+    rank: Annotated[int, between(1, 2**16)] = 320
     """Of the gate."""
     eps: Positive | None = None
     """Inside the norm's root; None is that of the model's own norms, whose place it takes."""

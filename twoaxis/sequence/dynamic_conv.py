@@ -54,7 +54,7 @@ class DynamicConvConfig(Options):
 
     kernel: Annotated[int, between(1, 4096)] = 4
     """k: tokens seen, the current one included."""
-    rank: Count = 15
+    rank: Annotated[int, between(1, 2**16)] = 15
     """R: numbers that filters are made of; the released kernels want a power of two less one."""
     heads: Count | None = None
     """Groups of channels that share filters, which are then made without a low rank; None gives each its own."""

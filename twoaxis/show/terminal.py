@@ -43,7 +43,7 @@ def show(document: Document, width: int | None = None) -> None:
 
 
 def render(document: Document, width: int = WIDTH, *, colour: bool = False) -> str:
-    """The document as text; only code may be wider than `width`."""
+    """The document as text; only code, and a path in a list, may be wider than `width`."""
     from rich.console import Console
     from rich.text import Text
 
@@ -100,16 +100,27 @@ def _words(text: str) -> Text:
 
 
 def _list(console: Console, pairs: list[tuple[str, str]], width: int) -> None:
-    """Names and words beside them, each wrapped under itself."""
-    from rich.table import Table as Grid
+    """Names and words beside them, each wrapped under itself; a path stays in one piece, so that it can be copied."""
     from rich.text import Text
 
-    grid = Grid.grid(padding=(0, 1 if pairs[0][0] == "-" else GAP, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    indent = max(len(name) for name, _ in pairs) + (1 if pairs[0][0] == "-" else GAP)
     for name, words in pairs:
-        grid.add_row(Text(name, "" if name == "-" else "bright_black"), _words(words))
-    console.print(grid, width=width)
+        text = _words(words)
+        for number, line in enumerate(text.divide(_starts(text.plain, width - indent))):
+            line.rstrip()
+            head = Text(("" if number else name).ljust(indent), "" if name == "-" else "bright_black")
+            console.print(head + line, soft_wrap=True)
+
+
+def _starts(text: str, width: int) -> list[int]:
+    """Where the second and later lines of a text begin: at words, and inside a word that is longer and no path."""
+    starts, start = [], 0
+    for word in re.finditer(r"\S+", text):
+        if start < word.start() and word.end() - start > width:
+            starts.append(start := word.start())
+        while word.end() - start > width and "/" not in word[0]:
+            starts.append(start := start + width)
+    return starts
 
 
 # Tables.
