@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +21,9 @@ pytest.importorskip("transformers")
 
 from tests.support.processes import alive, children, environment, wait_for
 from tests.training.runs import SHAPE, Uneven, numbers, processes, small
+from twoaxis.base.files import claim
 from twoaxis.training.checkpoint import checkpoints
+from twoaxis.training.engines import processes as launching
 from twoaxis.training.engines.engine import Engine
 from twoaxis.training.engines.processes import Place
 from twoaxis.training.results import load_log, load_result
@@ -137,6 +141,24 @@ def test_nobody_trains_on_without_the_launcher(parallel: str, tmp_path: Path) ->
     wait_for(lambda: not any(map(alive, workers)), seconds=120)
     assert checkpoints(tmp_path / "run" / "checkpoints")
     assert load_result(tmp_path / "run") is None
+
+
+def test_processes_whose_launcher_is_gone_do_not_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Killed before its processes opened their group, torchrun would have been waited for, with the folder claimed."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    there = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    for name, value in {**there, "TORCHELASTIC_RUN_ID": "gone", "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launching, "FIND", datetime.timedelta(seconds=1))
+    monkeypatch.setattr(launching, "_end_with_launcher", lambda number: None)  # it would be that of the tests
+    with pytest.raises(ValueError, match="start it again: it goes on from its last checkpoint"):
+        train(small(**RUN), tmp_path / "run")
+    with claim(tmp_path / "run"):
+        capfd.readouterr()  # what torch says of its retries
 
 
 @pytest.mark.slow

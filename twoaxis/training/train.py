@@ -83,8 +83,8 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
         if place.rank == 0:
             stack.enter_context(folder.claimed())
         stack.enter_context(reproducible(run.threads))
-        join_processes(place)
         stack.enter_context(lost_processes())
+        join_processes(place)
         engine = make_engine(run, place)
         result, checkpoint = _where(run, folder, engine)
         if result is not None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 TIMEOUT = datetime.timedelta(minutes=30)
 """How long a process waits for the others before the run fails."""
+FIND = datetime.timedelta(minutes=1)
+"""How long it looks for torchrun, which is there before the processes it starts, or is gone."""
 
 
 class Place(NamedTuple):
@@ -78,28 +80,37 @@ def join_processes(place: Place) -> None:
     """
     import torch
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     if place.world == 1 or dist.is_initialized():
         return
     cuda = place.device.type == "cuda"
     if cuda:
         torch.cuda.set_device(place.device)  # before anything opens a context on the first GPU
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=TIMEOUT)
+    backend, started = "nccl" if cuda else "gloo", "TORCHELASTIC_RUN_ID" in os.environ
+    if started:
+        _end_with_launcher(signal.SIGKILL)  # nothing is to be saved yet, and opening a group hears no other signal
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store, rank, world = next(rendezvous("env://", timeout=FIND))
+        store.set_timeout(TIMEOUT)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+    else:  # the first process answers, when it has read its data
+        dist.init_process_group(backend, timeout=TIMEOUT)
     atexit.register(dist.destroy_process_group)
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        _end_with_launcher()
+    if started:
+        _end_with_launcher(signal.SIGTERM)  # upon which a run saves and ends
 
 
-def _end_with_launcher() -> None:
-    """Have the system send SIGTERM, upon which a run saves and ends, when torchrun is killed, which ends nobody.
+def _end_with_launcher(number: signal.Signals) -> None:
+    """Have the system send a signal to this process when torchrun is killed, which ends nobody.
 
     Only Linux can do this; elsewhere they train on to the end.
     """
     if sys.platform == "linux":
         launcher = os.getppid()
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
         if os.getppid() != launcher:  # it died in between
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
 
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "Timed out", "timed out", "NCCL", "connectFullMesh")
