@@ -151,7 +151,7 @@ def claim(folder: str | Path, *, wait: bool = False, beside: bool = False) -> It
     longer than it lasts.
 
     Args:
-        folder: created if it is not there, and removed again if it is empty at the end.
+        folder: created if it is not there.
         wait: for the process that has it, instead of refusing.
         beside: claim the place of a folder that is still to be made; the lease then lies beside it.
     """
@@ -160,7 +160,6 @@ def claim(folder: str | Path, *, wait: bool = False, beside: bool = False) -> It
     folder = Path(folder)
     lease = folder.with_name(f".{folder.name}{LEASE}") if beside else folder / LEASE
     with file_errors(folder):
-        made = not lease.parent.exists()
         lease.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.SoftFileLease(lease, lease_duration=LEASE_SECONDS, thread_local=False)
         # A dead holder is recognised at the second look, so even a claim that does not wait looks for a second.
@@ -178,8 +177,6 @@ def claim(folder: str | Path, *, wait: bool = False, beside: bool = False) -> It
     finally:
         with contextlib.suppress(OSError):  # the folder may be gone, and the lease with it
             lock.release()
-            if made:  # a folder in which nothing was written is not left behind
-                lease.parent.rmdir()
 
 
 def _holder(lease: Path) -> str:

@@ -175,6 +175,8 @@ def compare(
     launcher = LocalLauncher() if launcher is None else launcher
     with contextlib.ExitStack() as stack:
         joined = False
+        if not out.exists():
+            stack.callback(_remove_empty, out)
         try:
             stack.enter_context(claim(out))
         except Claimed:
@@ -220,6 +222,12 @@ def compare(
             stack.enter_context(claim(out))
         work.keep_rates()
     return work.outcome(failures)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Take back a folder that was made for a comparison which was refused."""
+    with contextlib.suppress(OSError):  # it has a plan, or another process has it
+        folder.rmdir()
 
 
 def _left(plan: Plan, out: Path, jobs: int) -> str | None:
