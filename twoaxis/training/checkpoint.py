@@ -62,7 +62,7 @@ def save_checkpoint(job: Job) -> None:
     engine = job.engine
     if engine.rank != 0:
         if engine.sharded:
-            job.saving = tensors.write_parts(Path(engine.from_first("")), _all_tensors(job), engine.background)
+            job.saving = tensors.write_parts(Path(engine.gather("")[0]), _all_tensors(job), engine.background)
         return
     job.folder.check_claim()
     random = {"torch": torch.get_rng_state()}
@@ -77,7 +77,7 @@ def save_checkpoint(job: Job) -> None:
         if engine.sharded:
             (place / SHARDS).mkdir()
             parts = tensors.write_parts(
-                Path(engine.from_first(str(place / SHARDS))), _all_tensors(job), engine.background
+                Path(engine.gather(str(place / SHARDS))[0]), _all_tensors(job), engine.background
             )
             job.saving = _THREAD.submit(_complete, job, place, stack.pop_all(), parts)
         else:
