@@ -13,8 +13,9 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from tests.parallel.cases import SHAPE, cases, grafts
+from tests.parallel.cases import SHAPE, backward, batch, cases, grafts, make
 from tests.support.processes import environment
 from twoaxis.depth.registry import stream_names
 from twoaxis.model.config import ModelConfig
@@ -130,6 +131,33 @@ def test_an_ordinary_trainer(tmp_path: Path) -> None:
     for number in range(2):  # written by both processes at once, ten times
         model = TwoAxisForCausalLM.from_pretrained(tmp_path / f"several-{number}")
         assert model.config.stream == "attention_residuals"
+
+
+@pytest.mark.slow
+def test_what_a_process_holds_and_sends() -> None:
+    """The benchmark in small: weights, gradients and moments are halved, and boundaries carry what is planned."""
+    (found,) = run(2, "memory", "boundaries", "throughput", "--quick", module="benchmarks.parallel")
+    assert found["memory"]["sharded"]["kept"] == pytest.approx(found["memory"]["one"]["kept"] / 2, rel=0.01)
+    whole, cached = found["boundaries"]
+    assert [whole["measured"], cached["measured"]] == [whole["planned"], cached["planned"]]
+    assert sum(cached["measured"]) < sum(whole["measured"])
+    assert found["throughput"]["cpu"] > 0
+
+
+@pytest.mark.parametrize("name", stream_names())
+def test_nobody_changes_a_state_in_place(name: str) -> None:
+    """FSDP2 warns of views that units return: an operation in place on one would take its hook away."""
+    model, seen = make({"stream": name}), []
+    for block in model.layers:
+        block.register_forward_hook(lambda _, args, out: seen.append((out[0], versions(out[0]))))
+    backward(model, batch())
+    assert len(seen) == len(model.layers)
+    assert all(versions(state) == before for state, before in seen)
+
+
+def versions(state: Any) -> list[int]:
+    """How often each tensor of a state was changed in place."""
+    return [leaf._version for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
 
 
 @pytest.mark.parametrize("name", stream_names())
