@@ -149,7 +149,7 @@ MUTATIONS: list[tuple[tuple[str, ...], Any, str]] = [
     (("placement",), "", "placement"),
     (("placement",), "9", "placement (is .9.|names block 9)"),
     (("mixer_blocks",), [9], "mixer_blocks|mixer"),
-    (("survey", "width"), "x", "width must be an integer, got 'x'"),
+    (("survey", "width"), "x", "width (is|must be an integer, got) 'x'"),
     (("survey", "layers"), [7], "survey"),
 ]
 
