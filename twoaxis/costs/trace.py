@@ -144,7 +144,8 @@ class Runner:
     def train(self, ids: Tensor, meter: Meter, recompute: Recompute) -> Tensor:
         """Logits of all tokens."""
         again = functools.partial(checkpoint, use_reentrant=False) if recompute == "block" else None
-        out = self.model.run(self.model.embed(ids), self.model.info(ids), recompute=again)
+        info = self.model.info(ids)  # before anything runs: the positions belong to no part
+        out = self.model.run(self.model.embed(ids), info, recompute=again)
         meter.part = self.head
         return self.model.logits(out)
 
