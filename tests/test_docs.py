@@ -17,7 +17,7 @@ from docs._make.fill import DOCS
 from tests.support.commands import registries_restored, run_line
 from tests.support.processes import ROOT
 from twoaxis import cli
-from twoaxis.base.extras import install
+from twoaxis.base.machine import install
 from twoaxis.guide import map as methods_map
 from twoaxis.show.document import slug
 
