@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from twoaxis.commands.signature import AsBytes, SavedFolder, plain
+from twoaxis.commands.parsing import AsBytes, SavedFolder, plain
 from twoaxis.show.document import Code, Document, Facts, Showable, Shown
 
 if TYPE_CHECKING:
