@@ -113,9 +113,9 @@ class Stage(nn.Module):
                 have = shelf | dict(zip(self.came.sent, lent, strict=True))
                 packed = [have[n] for n in self.came.tensors]
                 state = self.stream.unpack(packed, self.stream.sites_of(self.blocks.start)[0], reach=reach)
-            info = self.decoder.info(x, 0, reach, x.dtype)
+            info = self.decoder.info(x, None, reach, x.dtype)
             for block in self.layers:
-                state, _ = block(self.stream, state, None, info)
+                state = block(self.stream, state, info)
             if self.goes is None:
                 out = [self.decoder.logits(self.decoder.norm(self.stream.close(state)))]
             else:
