@@ -16,7 +16,8 @@ import inspect
 import io
 import re
 import types
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypedDict, Union, get_args, get_origin, get_type_hints
 
 import tyro
@@ -98,13 +99,25 @@ def parse(command: Callable[..., Any], name: str, args: Sequence[str]) -> tuple[
             arguments, common = tyro.cli(typed, args=list(args), prog=f"twoaxis {name}", config=config)
     except SystemExit as ended:
         if ended.code:
-            raise ValueError(_one_line(box.getvalue())) from ended
+            raise ValueError(_one_line(box.getvalue(), name)) from ended
         raise  # after the help
+    in_groups = [each for made, _ in groups.values() for each in made.__annotations__.items()]
+    _once(name, args, {**notes, **dict(in_groups)})
     typed_of = {each: made.from_dict(arguments.pop(each)) for each, made in made_of.items() if arguments[each]}
     return {each: value for each, value in arguments.items() if each not in made_of} | typed_of, common
 
 
-def _one_line(box: str) -> str:
+def _once(name: str, args: Sequence[str], notes: Mapping[str, Any]) -> None:
+    """Refuse an option that is given twice and takes one value: the parser would silently take the last."""
+    given = Counter(arg.partition("=")[0].removeprefix("--").replace("-", "_") for arg in args if arg.startswith("--"))
+    for option, note in notes.items():
+        several = tyro.conf.UseAppendAction in get_args(note)
+        if given[option] > 1 and not several:
+            more = "; twoaxis compare takes several" if name == "train" and option in ("stream", "mixer") else ""
+            raise ValueError(f"--{option.replace('_', '-')} is given {given[option]} times; give it once{more}")
+
+
+def _one_line(box: str, name: str) -> str:
     """What tyro draws a box around: what is wrong, what may have been meant, and where to read more."""
     parts: list[list[str]] = [[]]
     for line in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines()[1:-1]:
@@ -113,7 +126,14 @@ def _one_line(box: str) -> str:
             parts.append([])
         elif not inside.startswith(" " * 8):  # where the help of an option stands
             parts[-1].append(inside.strip())
-    return ". ".join(" ".join(part).rstrip(".") for part in parts if part and part[0] != "Argument helptext:")
+    text = ". ".join(" ".join(part).rstrip(".") for part in parts if part and part[0] != "Argument helptext:")
+    if alone := re.match(r"Unrecognized options: ([^-,. ][^,]*?)(?=[,.] |$)", text):
+        return f"{alone[1]!r} stands alone; options are --NAME VALUE, see twoaxis {name} --help"
+    choices = re.search(r"Expected one of \((.*?)\)", text)
+    if choices is None:
+        return text
+    names = sorted(set(re.findall(r"'(.*?)'", choices[1])) - {"None"})
+    return text.replace(choices[0], f"Expected one of {', '.join(names)}")
 
 
 def spelled(hint: Any) -> Any:

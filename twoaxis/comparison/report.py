@@ -231,17 +231,20 @@ def is_task(section: Section) -> bool:
 
 
 NAME = Col("contender", lambda e, s: Cell(flagged(e), href=_model(e, s, min(e.results, default=None))), words=True)
+SPREAD = Col("sd", lambda entry, section: number(entry.spread, unsigned))
 LOSS = (
     Col("loss", mean("loss", loss)),
-    Col("sd", lambda entry, section: number(entry.spread, unsigned)),
+    SPREAD,
     Col("difference", difference("mean", signed)),
     Col("95% interval", _interval, words=True),
 )
+VERDICT = Col("verdict", _verdict, words=True)
 MAIN = (
+    *(column for column in LOSS if column is not SPREAD),
+    VERDICT,
     Col("seeds", _seeds),
-    *LOSS,
+    SPREAD,
     Col("p", difference("corrected_p", lambda p: "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0"))),
-    Col("verdict", _verdict, words=True),
     Col("resolvable", difference("detectable", unsigned)),
     Col("minus LoRA's", _beyond, lambda section: bool(section.beyond)),
     Col("accuracy", mean("accuracy", percent), is_task),

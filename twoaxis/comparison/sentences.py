@@ -19,6 +19,8 @@ from twoaxis.training.results import MODEL
 
 CLOCK = "in CPU time of the process where a run has one thread of a CPU, else by the clock"
 """How `base.timer` measures."""
+WARNING = "**Warning:**"
+"""Begins a paragraph of its own."""
 
 
 def headline(found: Comparison) -> str:
@@ -77,7 +79,9 @@ def _next(found: Comparison) -> list[tuple[str, str]]:
 def closing(found: Comparison) -> list[str]:
     """Paragraphs in plain language: what is resolved, what is not, under which conditions."""
     said = [_verdicts(section, several=len(found.sections) > 1) for section in found.sections]
-    return [*said, " ".join(filter(None, (sentence(found) for sentence in SENTENCES)))]
+    rest = list(filter(None, (sentence(found) for sentence in SENTENCES)))
+    warnings = [text for text in rest if text.startswith(WARNING)]
+    return [*said, *warnings, " ".join(text for text in rest if text not in warnings)]
 
 
 def _verdicts(section: Section, *, several: bool) -> str:
@@ -89,8 +93,12 @@ def _verdicts(section: Section, *, several: bool) -> str:
             parts.append(f"resolved as {word} than {base}: {', '.join(named)}")
     if equal := [entry.label for entry in section.contenders if entry.verdict == EQUIVALENT]:
         parts.append(f"equivalent within {section.plan.margin:g} nats per token: {', '.join(equal)}")
-    if rest := [_open(e, e.difference) for e in section.contenders if e.difference and e.verdict == OPEN]:
-        parts.append(f"not resolved at this scale and with these seeds: {', '.join(rest)}")
+    still_open = [(e, e.difference) for e in section.contenders if e.difference and e.verdict == OPEN]
+    if rest := [_open(entry, difference) for entry, difference in still_open]:
+        known = any(difference.detectable and not difference.diverged for _, difference in still_open)
+        goal = "half of it" if section.plan.margin is None else "the margin"
+        brackets = f" (in brackets: what would have been, with {POWER:.0%} probability, and what {goal} needs)"
+        parts.append(f"not resolved at this scale and with these seeds{brackets if known else ''}: {', '.join(rest)}")
     if not parts:
         return f"{where}there is nothing but {base} to compare."
     for axis, name in NAMES.items():
@@ -120,14 +128,13 @@ def _open(entry: Entry, found: Difference) -> str:
     elif found.low is None:
         reasons.append("one seed tells nothing of chance")
     elif found.detectable and not found.diverged:
-        reasons.append(f"{unsigned(found.detectable)} or more would have been, with a probability of {POWER:.0%}")
+        reasons.append(unsigned(found.detectable))
         if entry.power is not None:
-            effect, needed, took = entry.power
+            _, needed, took = entry.power
             if needed is None:
-                reasons.append(f"for {unsigned(effect)} more held-out rows are needed")
+                reasons.append("more held-out rows")
             elif needed > len(found.seeds):
-                minutes = "" if took is None else f", about {seconds(took)} at the throughput in the table,"
-                reasons.append(f"{needed} seeds{minutes} would do for {unsigned(effect)}")
+                reasons.append(f"{needed} seeds{'' if took is None else f', about {seconds(took)}'}")
     return f"{entry.label} ({'; '.join(reasons)})" if reasons else entry.label
 
 
@@ -141,7 +148,7 @@ def counting_sentence(found: Comparison) -> str:
     if not short:
         return ""
     return (
-        f"**Warning:** the baseline has learned less than a table of counts over the same tokens ({'; '.join(short)}): "
+        f"{WARNING} the baseline has learned less than a table of counts over the same tokens ({'; '.join(short)}): "
         "differences say how fast contenders begin to learn; train longer to see what they come to."
     )
 
@@ -157,7 +164,7 @@ def recipe_sentence(found: Comparison) -> str:
         smaller = [label for label, it in others if it and it.resolved and abs(it.mean or 0.0) < moved]
         words = f"{check.label} moves the loss by {signed(check.difference.mean)}"
         if smaller:
-            words = f"**Warning:** {words}, more than the difference of {', '.join(smaller)}: the recipe may explain it"
+            words = f"{WARNING} {words}, more than the difference of {', '.join(smaller)}: the recipe may explain it"
         said.append(words + ".")
     return " ".join(said)
 
@@ -171,7 +178,7 @@ def unmoved_sentence(found: Comparison) -> str:
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             said.append(f"{entry.label} (no gradient: {', '.join(names[:3])}{more})")
-    return f"**Warning:** methods of which something did not learn: {'; '.join(said)}." if said else ""
+    return f"{WARNING} methods of which something did not learn: {'; '.join(said)}." if said else ""
 
 
 def source_sentence(found: Comparison) -> str:
