@@ -23,7 +23,7 @@ from twoaxis.comparison.plan import Run
 from twoaxis.comparison.results import Comparison
 from twoaxis.comparison.statistics import BETTER, OPEN, WORSE
 from twoaxis.show import markdown
-from twoaxis.training.results import Result, load_result
+from twoaxis.training.folder import Result, load_result
 
 
 def load(folder: Path, **options: Any) -> Any:

@@ -28,7 +28,7 @@ from twoaxis.comparison.run import WORK, Runs, prepare
 from twoaxis.comparison.runner.launchers import LocalLauncher, default_jobs
 from twoaxis.comparison.runner.watch import Watch, failure, read_progress
 from twoaxis.comparison.runner.worker import FAILED, OUTPUT, PROGRESS, Progress, explain, in_child
-from twoaxis.training.results import load_result
+from twoaxis.training.folder import load_result
 from twoaxis.training.train import train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from twoaxis.commands.signature import AsBytes, SavedFolder, plain
+from twoaxis.commands.parsing import AsBytes, SavedFolder, plain
 from twoaxis.show.document import Code, Document, Facts, Showable, Shown
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def open_model(folder: str, device: str | None, as_bytes: bool) -> tuple[Model, 
     """The model of a folder and its tokenizer."""
     from twoaxis.data.tokenizer import has_tokenizer, load_tokenizer
     from twoaxis.model import load
-    from twoaxis.training.results import trained_on_bytes
+    from twoaxis.training.folder import trained_on_bytes
 
     model: Any = load.load_model(folder, device)
     as_bytes = as_bytes or (not has_tokenizer(folder) and trained_on_bytes(folder))

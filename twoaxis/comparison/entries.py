@@ -21,7 +21,7 @@ from twoaxis.comparison.decisions import loss_sample
 from twoaxis.comparison.plan import Plan, Row
 from twoaxis.comparison.scaling import Interval
 from twoaxis.comparison.statistics import Difference, Sample, mean_of_all, spread_of
-from twoaxis.training.results import LARGEST, LOG, MODEL, Result, load_log, load_result
+from twoaxis.training.folder import LARGEST, LOG, MODEL, Result, load_log, load_result
 
 if TYPE_CHECKING:
     from twoaxis.model.variant import Contender

@@ -26,7 +26,7 @@ from twoaxis.comparison.scaling import NEEDS_SIZES, Scaling, find_law
 from twoaxis.comparison.sections import Section, make_section
 from twoaxis.comparison.statistics import LEVEL
 from twoaxis.show.document import Document, Saved, Showable
-from twoaxis.training.results import RUN
+from twoaxis.training.folder import RUN
 
 FORMAT = 1
 """Version of table.json."""

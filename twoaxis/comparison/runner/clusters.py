@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from twoaxis.base.extras import needs
+from twoaxis.base.machine import needs
 from twoaxis.base.options import Count, NotNegative, Options, Positive, at_least
 from twoaxis.comparison.runner.launchers import End, Launcher, LocalLauncher, serve
 

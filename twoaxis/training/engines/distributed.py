@@ -18,10 +18,10 @@ from twoaxis.model.loss import summed_loss
 from twoaxis.parallel.pipeline import Pipeline
 from twoaxis.parallel.shard import find_blocks, materialise, prepare_blocks, shard, total_norm, units, whole_tensor
 from twoaxis.parallel.tensor import add_partial, spread_tensors
+from twoaxis.training.checkpoint import load_weights, save_model, weights
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.engines.engine import Batch, Engine, Losses, Scores, autocast, count_parameters
 from twoaxis.training.engines.processes import TIMEOUT, Degrees, Place
-from twoaxis.training.tensors import load_weights, save_model, weights
 
 
 class ShardedEngine(Engine):

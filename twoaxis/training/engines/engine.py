@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from twoaxis.model.loss import IGNORED, auxiliary_loss, labelled, logits_of, score, summed_loss
+from twoaxis.training.checkpoint import save_model, weights
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.engines.processes import Place
-from twoaxis.training.tensors import save_model, weights
 
 Said = TypeVar("Said")
 Batch = dict[str, Tensor]
