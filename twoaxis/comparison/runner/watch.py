@@ -127,7 +127,7 @@ class Watch:
                 self._look(bar)
                 time.sleep(LOOK)
             self._look(bar)
-        left, said = [unit for unit in self.units if unit.folder not in self.done], launcher.said()
+        left, said = [unit for unit in self.units if unit.folder not in self.done], launcher.said
         if code == DISK_REFUSED and not any(map(failure, left)):
             raise ValueError(f"the system refuses files: {said}. What was finished is kept; start again")
         if code not in (0, DISK_REFUSED):
