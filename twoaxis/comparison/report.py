@@ -179,7 +179,8 @@ def _to_target(what: str, entry: Entry) -> Cell:
     goal = entry.section.baseline.end
     tokens = None if goal is None else entry.row.tokens if entry.baseline else entry.tokens_to(goal)
     if tokens is None:
-        return Cell("never" if entry.losses else NOTHING)
+        ended = entry.end is not None and goal is not None and entry.end > goal
+        return Cell("never" if ended else NOTHING)  # else its first evaluation was below already
     return number(tokens * entry.row.steps / entry.row.tokens, whole) if what == "steps" else number(tokens, count)
 
 
@@ -274,8 +275,9 @@ COST = (
 
 def equal_columns(section: Section) -> list[Col]:
     """Differences at equal tokens, operations and time."""
-    match = section.plan.match
-    return [Col(f"at equal {name}{' (matched)' * (it == match)}", partial(_equal, it)) for it, name in NAMES.items()]
+    match, known = section.plan.match, {axis for entry in section.contenders for axis in entry.equal}
+    names = {axis: f"at equal {name}{' (matched)' * (axis == match)}" for axis, name in NAMES.items() if axis in known}
+    return [Col(name, partial(_equal, axis)) for axis, name in names.items()]
 
 
 def seed_columns(section: Section) -> list[Col]:
@@ -325,7 +327,8 @@ def speed_notes(section: Section) -> list[str]:
         exponent = with_ends(law.alpha, section.scaling.exponent, "{:.4g}".format)
         notes.append(f"Speed-up by the law L = {law.l_inf:.4g} + A C^-alpha, alpha {exponent}; {section.scaling.note}.")
     elif not any(entry.worth for entry in section.entries):
-        return [*notes, f"Speed-up: {section.scaling.note}, or --exchange."]
+        from_scratch = section.plan.base.source is None  # a source has one size
+        return [*notes, f"Speed-up: {section.scaling.note}, or --exchange."] if from_scratch else notes
     said: dict[str, list[str]] = {}
     for entry in section.contenders:
         said.setdefault(entry.worth_note, []).append(entry.label)
@@ -382,7 +385,13 @@ def rate_notes(section: Section) -> list[str]:
 
 TABLES = (
     TableOf("Result", RESULT, result_notes),
-    TableOf("Loss minus the baseline's at equal budgets", equal_columns, equal_notes, lambda s: s.contenders),
+    TableOf(
+        "Loss minus the baseline's at equal budgets",
+        equal_columns,
+        equal_notes,
+        lambda section: section.contenders,
+        has(lambda entry: entry.equal),
+    ),
     TableOf("Loss of every seed", seed_columns),
     TableOf("Speed", SPEED, speed_notes),
     TableOf("Cost", COST, cost_notes),

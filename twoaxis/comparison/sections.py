@@ -343,6 +343,8 @@ class Section:
         found = judge(theirs, ours, **self.rules)
         for entry in (entry for entry in self.contenders if entry.key in found):
             difference, (budget, *parts) = found[entry.key], read[entry.key]
+            if difference.mean is None:  # no curve reaches there
+                continue
             early = "contender" if _early(entry, parts[0]) else "baseline" if _early(base, parts[1]) else ""
             unsure = axis == "time" and axis != self.plan.match and entry.throughput_unsure
             doubts = [EARLY] if difference.verdict == {"contender": WORSE, "baseline": BETTER}.get(early) else []
