@@ -35,9 +35,8 @@ from twoaxis.comparison.options import FIELDS, SET_HERE, merge, parse_seeds, par
 from twoaxis.comparison.plan import Plan
 from twoaxis.comparison.run import read_options
 from twoaxis.model.variant import make_contender
-from twoaxis.training.config import TrainConfig
-from twoaxis.training.fields import SharedFields
-from twoaxis.training.results import Result
+from twoaxis.training.config import SharedFields, TrainConfig
+from twoaxis.training.folder import Result
 from twoaxis.training.setup import make_model
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}

@@ -28,7 +28,7 @@ from twoaxis.comparison.run import WORK, Runs, prepare
 from twoaxis.comparison.runner.launchers import LocalLauncher, default_jobs
 from twoaxis.comparison.runner.watch import Watch, read_progress
 from twoaxis.comparison.runner.worker import FAILED, OUTPUT, PROGRESS, Progress, explain, in_child, read_failure
-from twoaxis.training.results import load_result
+from twoaxis.training.folder import load_result
 from twoaxis.training.train import train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
@@ -75,7 +75,7 @@ def test_a_worker_does_what_train_does_and_says_how_others_end(place: Path) -> N
             assert launcher.ended() is None  # it waits for the folder
             assert load_result(units["denseformer"].folder) is None
         assert wait_for(lambda: launcher.ended() is not None)
-        assert launcher.ended() == 0, launcher.said()
+        assert launcher.ended() == 0, launcher.said
     finally:
         launcher.close()
     for how, message in crashes.items():
@@ -146,8 +146,8 @@ def test_a_refused_file_ends_everything(place: Path) -> None:
     launcher = launched(out, jobs=1)
     try:
         wait_for(lambda: launcher.ended() is not None)
-        assert launcher.ended() == 74, launcher.said()
-        assert "run.json cannot be read: Is a directory" in launcher.said()
+        assert launcher.ended() == 74, launcher.said
+        assert "run.json cannot be read: Is a directory" in launcher.said
     finally:
         launcher.close()
     assert read_failure(units[0].folder).tries == 2  # it is not tried again

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import tyro
 
-from twoaxis.commands.signature import File, Folder, Launcher, Names, Numbers, Rates, plain, word
+from twoaxis.commands.parsing import File, Folder, Launcher, Names, Numbers, Rates, plain, word
 from twoaxis.comparison.options import COMPARED, Match, Until
-from twoaxis.training.fields import SharedFields
+from twoaxis.training.config import SharedFields
 
 if TYPE_CHECKING:
     from twoaxis.comparison.forecast import Forecast

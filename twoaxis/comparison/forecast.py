@@ -13,7 +13,7 @@ from twoaxis.comparison.contenders import TIMED
 from twoaxis.comparison.plan import Plan, Row, Run
 from twoaxis.show.document import Column, Document, Items, Prose, Showable, table
 from twoaxis.show.numbers import seconds, si, whole
-from twoaxis.training.results import RESULT
+from twoaxis.training.folder import RESULT
 
 START = 2.0
 """Seconds a run takes to start and to end."""

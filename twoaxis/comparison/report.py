@@ -25,7 +25,7 @@ from twoaxis.comparison.statistics import EQUIVALENT, POWER, Difference
 from twoaxis.show.document import Block, Cell, Column, Document, Facts, Heading, Items, Prose, Table
 from twoaxis.show.numbers import NOTHING, count, loss, percent, si, whole
 from twoaxis.show.numbers import difference as signed
-from twoaxis.training.results import MODEL
+from twoaxis.training.folder import MODEL
 
 
 def document(found: Comparison) -> Document:

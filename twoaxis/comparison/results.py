@@ -22,7 +22,7 @@ from twoaxis.comparison.scaling import Scaling, find_law
 from twoaxis.comparison.sections import Entry, Section
 from twoaxis.comparison.statistics import LEVEL
 from twoaxis.show.document import Document, Saved, Showable
-from twoaxis.training.results import RUN
+from twoaxis.training.folder import RUN
 
 FORMAT = 1
 """Version of table.json."""

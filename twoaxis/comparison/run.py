@@ -40,7 +40,7 @@ from twoaxis.comparison.runner.worker import Beat, Unit, in_child
 from twoaxis.pretrained.model_for_training import hold, release, source_digest
 from twoaxis.show.numbers import seconds
 from twoaxis.training.engines.processes import Degrees
-from twoaxis.training.results import Result, load_result
+from twoaxis.training.folder import Result, load_result
 
 if TYPE_CHECKING:
     from twoaxis.data.load import Data

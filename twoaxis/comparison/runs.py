@@ -14,7 +14,7 @@ import numpy as np
 
 from twoaxis.comparison.plan import Plan
 from twoaxis.comparison.statistics import mean_of_all
-from twoaxis.training.results import LARGEST, LOG, MODEL, Result, load_log, load_result
+from twoaxis.training.folder import LARGEST, LOG, MODEL, Result, load_log, load_result
 
 SPIKE = 4.0
 """Times the median of a run's gradient norms from which one is a spike."""

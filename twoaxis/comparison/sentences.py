@@ -14,7 +14,7 @@ from twoaxis.comparison.sections import Entry, Section
 from twoaxis.comparison.statistics import BETTER, EQUIVALENT, OPEN, POWER, WORSE, Difference
 from twoaxis.show.numbers import difference as signed
 from twoaxis.show.numbers import loss, seconds
-from twoaxis.training.results import MODEL
+from twoaxis.training.folder import MODEL
 
 CLOCK = "in CPU time of the process where a run has one thread of a CPU, else by the clock"
 """How `base.timer` measures."""

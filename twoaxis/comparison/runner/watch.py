@@ -117,11 +117,11 @@ class Watch:
                 time.sleep(LOOK)
             self._look(bar)
         if code == DISK_REFUSED and not self._failures():
-            raise ValueError(f"the system refuses files: {launcher.said()}. What was finished is kept; start again")
+            raise ValueError(f"the system refuses files: {launcher.said}. What was finished is kept; start again")
         if code not in (0, DISK_REFUSED):
             raise ValueError(
                 f"the process that starts the runs has ended with {code}; start again, finished runs are kept. It "
-                f"said: {launcher.said()}"
+                f"said: {launcher.said}"
             )
 
     def _look(self, bar: Progress) -> None:
