@@ -78,15 +78,14 @@ def check_origins(folder: str | Path, known: Iterable[str]) -> None:
     if not path.is_file():
         return
     there = set(known)
-    for name, where in read_json(path)["methods"].items():
-        if name in there:
-            continue
+    missing = {name: where for name, where in read_json(path)["methods"].items() if name not in there}
+    for name, where in missing.items():
         if "package" in where:
             raise ValueError(f"{folder} has the method {name!r} of the package {where['package']}: install it")
-        raise ValueError(
-            f"{folder} has the method {name!r} of the file {where['file']}, which is not known here: add --use "
-            f"{where['file']} (twoaxis.use in Python)"
-        )
+    if missing:
+        files = list(dict.fromkeys(where["file"] for where in missing.values()))
+        names, use = " and ".join(map(repr, missing)), " ".join(f"--use {file}" for file in files)
+        raise ValueError(f"{folder} has the method {names}, which is not known here: add {use} (twoaxis.use in Python)")
 
 
 def use_files(paths: Iterable[str | Path]) -> None:
