@@ -291,7 +291,7 @@ def read_entries(folder: Path, plan: Plan) -> list[Entry]:
             if result is not None and curve.tokens and curve.tokens[-1] == result.tokens:
                 curve = curve.on_rows(result.row_losses or (), plan.base.eval_examples)
             record = RunRecord(run.folder, result, curve, training, spikes, (home / MODEL).is_dir())
-            runs[run.row.folder][run.seed] = record
+            runs[run.row.folder] |= dict.fromkeys(plan.seeds if plan.is_seedless(run.row) else (run.seed,), record)
     entries = []
     for row in plan.rows:
         contender = plan.contender(row.contender)
