@@ -21,12 +21,13 @@ from twoaxis.depth.registry import STREAMS
 from twoaxis.model.presets import preset
 from twoaxis.model.variant import make_contender
 from twoaxis.sequence.registry import MIXERS
-from twoaxis.training.config import TrainConfig
-from twoaxis.training.fields import merge, parse_model, read_fields
+from twoaxis.training.config import TrainConfig, merge, parse_model, read_fields
 from twoaxis.training.setup import resolve
 
 DIGITS = "9" * 400
 MISTAKES = [
+    (("--stream", "deep_delta", "--stream", "denseformer"), "--stream is given 2 times; give it once"),
+    (("--save-model", "--lr", "1", "--no-save-model"), "--save-model is given 2 times; give it once"),
     (("--stream", "deep_delta:blocks=3"), "deep_delta has no option 'blocks'"),
     (("--stream", "deep_delta:width=3"), "deep_delta has no option 'width'"),
     (("--stream", "deep_delta:kinds=3"), "deep_delta has no option 'kinds'"),
@@ -88,7 +89,9 @@ MISTAKES = [
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda v: str(v)[:60])
 def test_a_mistake_is_one_line_and_leaves_nothing(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
     place = tmp_path / "run"
-    done = run("train", "--out", str(place), "--data", "task:recall", "--steps", "1", *arguments)
+    usual = {"--out": str(place), "--data": "task:recall", "--steps": "1"}
+    rest = [part for option, value in usual.items() if option not in arguments for part in (option, value)]
+    done = run("train", *rest, *arguments)
     assert done.code == 2, done.err
     assert message in " ".join(done.err.replace("│", " ").split())
     assert done.out == ""

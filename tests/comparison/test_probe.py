@@ -26,7 +26,7 @@ from twoaxis.comparison.retrofit_rates import GRID, find_rate
 from twoaxis.comparison.run import load_all, prepare
 from twoaxis.comparison.statistics import BETTER, OPEN
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.results import RUN
+from twoaxis.training.folder import RUN
 from twoaxis.training.setup import make_model
 
 PROBE: dict[str, Any] = {"tokenizer": "bytes", "context": 64, "batch": 4, "steps": 30, "final_examples": 48, "seeds": 4}

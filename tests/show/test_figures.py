@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from tests.show.samples import CONTENDERS, Sample, bars, curves, everything, heat, intervals
-from twoaxis.base.extras import needs
+from twoaxis.base.machine import needs
 from twoaxis.show import figures
 from twoaxis.show.charts import COLOURS, PALETTE, Axis, Chart, Line, Mark, Panel, Row, legend
 from twoaxis.show.document import Document

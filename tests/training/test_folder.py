@@ -20,9 +20,9 @@ from tests.training.runs import SHAPE, Broken, Uneven, small, stop_at
 from twoaxis.model.load import load_model
 from twoaxis.model.save import save_decoder
 from twoaxis.pretrained.retrofit import retrofit
+from twoaxis.training.checkpoint import weights
 from twoaxis.training.folder import ABOUT
 from twoaxis.training.setup import make_optimizer
-from twoaxis.training.tensors import weights
 from twoaxis.training.train import train
 
 VALUES = st.recursive(

@@ -28,7 +28,7 @@ from twoaxis.base.files import LEASE, FileError, JsonLines
 from twoaxis.base.interrupt import Interrupted
 from twoaxis.training import checkpoint as saving
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.results import Result, load_result
+from twoaxis.training.folder import Result, load_result
 from twoaxis.training.train import train
 
 RUN: dict[str, Any] = {

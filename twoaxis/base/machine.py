@@ -127,6 +127,16 @@ def reproducible(threads: int | None) -> Iterator[None]:
         settings.fill_uninitialized_memory = filled
 
 
+def install(extra: str = "lab") -> str:
+    """The command, run in a clone, that adds an extra of this package; `lab` has what most people need."""
+    return f'pip install -e ".[{extra}]" (in a clone of twoaxis)'
+
+
+def needs(what: str, package: str, extra: str = "lab") -> str:
+    """A message: what is asked for, the package that it needs, and how it is installed."""
+    return f"{what} needs the package {package}, which is not installed: {install(extra)}"
+
+
 @contextlib.contextmanager
 def quiet_logger(name: str) -> Iterator[None]:
     """Context manager in which a library's logger tells errors only, and no warnings are shown."""

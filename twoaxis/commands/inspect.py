@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from twoaxis.commands.models import open_model, read_prompt
-from twoaxis.commands.signature import AsBytes, SavedFolder, plain
+from twoaxis.commands.parsing import AsBytes, SavedFolder, plain
 
 if TYPE_CHECKING:
     from twoaxis.inspection.inspection import Inspection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from twoaxis.commands.signature import AsBytes, SavedFolder, plain
+from twoaxis.commands.parsing import AsBytes, SavedFolder, plain
 from twoaxis.show.document import Code, Document, Facts, Showable, Shown
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Continuation(Showable):
         else:
             self.__dict__["made"] = self.make(lambda piece: print(piece, end="", flush=True))
         made = self.made
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() or _in_one_file():
             print(flush=True)
         kept = ", ".join(f"{part} {size:,}" for part, size in made.cache_bytes.items() if size)
         time = f"{made.tokens:,} tokens in {made.seconds:.2f} s ({made.rate:,.1f} tokens/s)"
@@ -102,6 +103,14 @@ class Continuation(Showable):
     def document(self) -> Document:
         """The text."""
         return Document("", (Code((self.prompt if self.echo else "") + self.text),))
+
+
+def _in_one_file() -> bool:
+    """Whether what goes to stdout and what goes to stderr end up together."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError):  # a stream that is no file
+        return False
 
 
 def read_prompt(prompt: str) -> str:

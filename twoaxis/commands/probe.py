@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import tyro
 
 from twoaxis.base.plugins import used
-from twoaxis.commands.signature import File, Folder, Launcher, Names, Numbers, Rates, plain, word
+from twoaxis.commands.parsing import File, Folder, Launcher, Names, Numbers, Rates, plain, word
 from twoaxis.comparison.options import Until
-from twoaxis.training.fields import CommonFields
+from twoaxis.training.config import CommonFields
 
 if TYPE_CHECKING:
     from twoaxis.comparison.results import Comparison

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from twoaxis.commands.signature import Folder, Name, plain
+from twoaxis.commands.parsing import Folder, Name, plain
 
 if TYPE_CHECKING:
     from twoaxis.pretrained.retrofit import Retrofitted

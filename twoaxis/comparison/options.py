@@ -36,8 +36,7 @@ from twoaxis.base.spec import parse_value, split
 from twoaxis.comparison.contenders import make_contenders
 from twoaxis.model.config import SHORT
 from twoaxis.model.variant import Contender, make_contender
-from twoaxis.training.config import TrainConfig
-from twoaxis.training.fields import parse_model
+from twoaxis.training.config import TrainConfig, parse_model
 from twoaxis.training.setup import with_family
 
 Match = Literal["tokens", "flops", "time"]

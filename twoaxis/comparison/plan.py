@@ -69,6 +69,11 @@ class Row(Options):
     lr_edge: bool = False  # whether the chosen rate is the smallest or largest: a better one may lie beyond
 
     @property
+    def flops(self) -> float:
+        """Training operations of a whole run."""
+        return float(self.tokens) * self.flops_per_token
+
+    @property
     def folder(self) -> Path:
         """Its place in the comparison's folder, which follows from labels and key and is never read from a file."""
         return Path("runs", folder_name(self.data), folder_name(self.size), self.contender)
@@ -93,11 +98,6 @@ class Run(NamedTuple):
         """For messages."""
         rate = f", lr {self.lr!r}" if self.choosing else ""
         return f"{self.label}, {self.row.data}, {self.row.size}{rate}, seed {self.seed}"
-
-    @property
-    def flops(self) -> float:
-        """Training operations of the whole run."""
-        return float(self.row.tokens) * self.row.flops_per_token
 
 
 @dataclass(frozen=True, kw_only=True)

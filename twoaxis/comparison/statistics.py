@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twoaxis.base.extras import needs
+from twoaxis.base.machine import needs
 
 BETTER, WORSE, OPEN, EQUIVALENT = "resolved (better)", "resolved (worse)", "not resolved", "equivalent"
 """The verdicts; the last one for an interval inside a margin that was given."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from twoaxis.base.extras import needs
+from twoaxis.base.machine import needs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

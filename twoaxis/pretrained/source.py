@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.base.extras import needs
 from twoaxis.base.files import file_sha256
+from twoaxis.base.machine import needs
 from twoaxis.base.registry import did_you_mean
 from twoaxis.data.tokenizer import has_tokenizer
 from twoaxis.model.family import GRAFT

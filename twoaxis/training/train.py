@@ -30,9 +30,8 @@ from twoaxis.training.engines.processes import (
     warn,
     world,
 )
-from twoaxis.training.folder import RunFolder
-from twoaxis.training.loggers import check_loggers, make_loggers
-from twoaxis.training.results import Result
+from twoaxis.training.folder import Result, RunFolder
+from twoaxis.training.log import check_loggers, make_loggers
 from twoaxis.training.setup import check, make_model, make_optimizer, resolve
 
 if TYPE_CHECKING:
@@ -110,7 +109,8 @@ def _where(run: TrainConfig, folder: RunFolder, engine: Engine) -> tuple[Result 
     if engine.rank == 0:
         result = folder.finished(run)
         checkpoint = None if result is not None else newest_checkpoint(folder.checkpoints, run.key, warn)
-    step = engine.from_first(FINISHED if result is not None else 0 if checkpoint is None else checkpoint.step)
+    own = FINISHED if result is not None else 0 if checkpoint is None else checkpoint.step
+    step = engine.gather(own)[0]
     if engine.rank > 0:
         result = folder.finished(run)
         path = folder.checkpoints / f"step-{step:08d}"
@@ -128,10 +128,9 @@ def _prepare(
 
     from twoaxis.model.flops import training_flops
     from twoaxis.pretrained.model_for_training import source_digest
-    from twoaxis.training.checkpoint import load_checkpoint, remove_after
-    from twoaxis.training.counters import Counters
+    from twoaxis.training.checkpoint import learned, load_checkpoint, remove_after, weights_digest
+    from twoaxis.training.log import Counters
     from twoaxis.training.loop import Job
-    from twoaxis.training.tensors import learned, weights_digest
 
     model = engine.build(lambda: make_model(run, data.vocab_size, data.end))
     initial = weights_digest(learned(model, engine.weights()))  # the source's digest stands for the rest
@@ -262,8 +261,8 @@ def _train(job: Job, data: Data) -> Result:
 
 def _measure(job: Job, data: Data) -> dict[str, Any]:
     """The fields of a result that are about the final model; it is safe to be killed before they are written."""
+    from twoaxis.training.checkpoint import learned, weights_digest
     from twoaxis.training.loop import evaluate
-    from twoaxis.training.tensors import learned, weights_digest
 
     engine = job.engine
     # a run that goes on behind its last step has evaluated nothing yet
