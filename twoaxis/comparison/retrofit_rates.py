@@ -125,7 +125,6 @@ def _best_below(run: TrainConfig, model: Any, most: float, loss: Loss) -> float:
     """Of a rate and smaller ones, as long as they are better, the one after whose trial the loss is lowest."""
     import torch
 
-    from twoaxis.training.schedule import rate as part
     from twoaxis.training.setup import make_optimizer
 
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -142,7 +141,7 @@ def _best_below(run: TrainConfig, model: Any, most: float, loss: Loss) -> float:
             if run.clip:
                 torch.nn.utils.clip_grad_norm_(learning, run.clip)
             for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * part(short, step)
+                group["lr"] = group["peak_lr"] * short.rate(step)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
