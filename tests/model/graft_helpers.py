@@ -26,6 +26,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "lime": {"stream": "lime:over=heads,kv_heads=2"},
     "short_swa": {"mixer": "short_swa:window=4,heads=2,head_width=8"},
     "canon": {"mixer": "canon:start=zero"},
+    "rings of both": {
+        "stream": "deep_delta:value_channels=2,expand=conv",
+        "blend": True,
+        "mixer": "canon:start=zero",
+        "mixer_blocks": [0, 2],
+    },
     "two axes": {"stream": "muddformer", "mixer": "canon:start=zero,set=AB", "mixer_blocks": [0, 2]},
 }
 TOKENS = 13

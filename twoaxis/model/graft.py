@@ -431,7 +431,7 @@ def graft(
         raise Refused(f"{type(model).__name__} is spread by a device map; graft first, load the saved folder with it")
     tokens, was = sample(model), model.training
     before = model.eval()(tokens, use_cache=False).logits
-    found = examine(model)
+    found = examine(model, before)
     config = TwoAxisConfig(
         # a copy: a live configuration would get this one's choices handed down
         text_config=copy.deepcopy(model.config),

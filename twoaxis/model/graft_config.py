@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from twoaxis.base.options import Positive, between, check_type
 from twoaxis.base.registry import did_you_mean
@@ -128,6 +129,13 @@ def as_fields(methods: Methods) -> dict[str, Any]:
         found[name] = dict(found[name]) or None
     blocks = found["mixer_blocks"]
     return {**found, "mixer_blocks": None if blocks is None else list(blocks)}
+
+
+def check_family(family: Any) -> None:
+    """Refuse what transformers has no causal language model for; the nearest name is suggested."""
+    if not isinstance(family, str) or family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        hint = did_you_mean(str(family), sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+        raise ValueError(f"transformers has no family {family!r} of causal language models{hint}; mend model_type")
 
 
 def family_config(document: dict[str, Any]) -> PreTrainedConfig:

@@ -337,16 +337,18 @@ def _tuples(value: Any) -> Any:
 
 
 @torch.no_grad()
-def examine(model: nn.Module) -> Architecture:
-    """Make the layers of a model able to carry a stream and prove it, against logits taken before it is touched."""
+def examine(model: nn.Module, before: Tensor | None = None) -> Architecture:
+    """Make the layers of a model able to carry a stream and prove it, against the logits of `sample` that were taken
+    before it was touched; None takes them here."""
     tokens, was = sample(model), model.training
     try:
-        before = model.eval()(tokens, use_cache=False).logits
-        if not bool(before.isfinite().all()):
+        model.eval()
+        plain: Tensor = model(tokens, use_cache=False).logits if before is None else before
+        if not bool(plain.isfinite().all()):
             raise ValueError("the logits are not finite: the model overflows in this dtype; choose another")
         layers = grafted.attach(model, kind_of)
         found = survey(model)
-        exact = prove(model, found.forms, found.width, before)
+        exact = prove(model, found.forms, found.width, plain)
         packs = _packs(model, tokens)
         return Architecture(tuple(found.forms), found.width, exact, packs, digest(layers), found.final)
     finally:

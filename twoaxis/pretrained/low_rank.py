@@ -37,11 +37,6 @@ class LowRank(nn.Module):
         return F.linear(F.linear(x, self.down), self.up)
 
 
-def low_rank_size(model: Any) -> int:
-    """Parameters of additions of rank 1."""
-    return sum(sum(module.weight.shape) for _, module in _linears(model))
-
-
 def add_low_rank(model: Any, rank: int, seed: int) -> list[str]:
     """Put additions of a rank beside the linear layers of a retrofit; the names of their parameters."""
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
