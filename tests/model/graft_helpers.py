@@ -10,7 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from tests.model.tiny_families import tiny
 from twoaxis.model.config import ModelConfig
-from twoaxis.model.family import family_fields
+from twoaxis.model.decoder_as_graft import family_fields
 from twoaxis.model.graft import graft
 
 METHODS: dict[str, dict[str, Any]] = {

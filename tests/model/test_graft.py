@@ -20,12 +20,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, LlamaConfig, StaticCache
 
-import twoaxis.model.survey as survey_module
+import twoaxis.model.graft_survey as survey_module
 from tests.model.graft_helpers import gradients, grafted, logits, tokens
 from tests.model.tiny_families import tiny, tiny_config
-from twoaxis.model.cache import check_packed, find_reach
 from twoaxis.model.graft import Refused, TwoAxisConfig, TwoAxisForCausalLM, TwoAxisModel, graft
-from twoaxis.model.survey import difference
+from twoaxis.model.graft_cache import check_packed, find_reach
+from twoaxis.model.graft_survey import difference
 
 MIXING = "rings of both"
 """A stream that mixes tokens, and a mixer: all kinds of rings."""

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 from tests.model.graft_helpers import METHODS, gradients
 from tests.model.tiny_families import causal_types, limit, tiny
 from twoaxis.model.graft import Refused, graft
-from twoaxis.model.survey import difference, sample
+from twoaxis.model.graft_survey import difference, sample
 
 BITWISE = ("llama", "qwen3", "gemma3_text", "gemma4_text", "olmo2", "granite", "phi3", "mixtral", "gpt2", "qwen3_next")
 BITWISE = (*BITWISE, "deepseek_v3", "gpt_neox", "doge", "opt", "bloom", "mamba")

@@ -13,8 +13,8 @@ pytest.importorskip("transformers")
 
 from tests.model.graft_helpers import grafted, logits, tokens
 from tests.model.tiny_families import tiny
-from twoaxis.model.cache import RingLayer, ring_layer
-from twoaxis.model.survey import difference
+from twoaxis.model.graft_cache import RingLayer, ring_layer
+from twoaxis.model.graft_survey import difference
 
 METHOD = "rings of both"
 NEW = 8

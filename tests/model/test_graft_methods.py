@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from tests.model.graft_helpers import METHODS, TOKENS, gradients, grafted, logits, tokens
 from tests.model.tiny_families import tiny
 from twoaxis.model.graft import graft
-from twoaxis.model.survey import difference
+from twoaxis.model.graft_survey import difference
 
 FAMILIES = ("llama", "qwen3", "gemma3_text", "olmo2", "granite", "phi3", "mixtral", "qwen3_moe", "cohere", "gpt2")
 FAMILIES = (*FAMILIES, "qwen3_next", "deepseek_v3", "gpt_neox")

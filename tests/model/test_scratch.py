@@ -16,12 +16,12 @@ from tests.model.graft_helpers import to_family
 from tests.model.tiny_families import tiny
 from twoaxis.model.config import Methods, ModelConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.family import family_fields, graft_key
+from twoaxis.model.decoder_as_graft import family_fields, graft_key
 from twoaxis.model.flops import count
 from twoaxis.model.graft import TwoAxisForCausalLM
 from twoaxis.model.graft_config import TwoAxisConfig, as_fields
-from twoaxis.model.scratch import from_scratch, on_meta, read_family, scratch_config
-from twoaxis.model.survey import difference, examine, narrow, survey_of
+from twoaxis.model.graft_from_scratch import from_scratch, on_meta, read_family, scratch_config
+from twoaxis.model.graft_survey import difference, examine, narrow, survey_of
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 DATA = {"vocab_size": 61, "max_position_embeddings": 64, "eos_token_id": 7}

@@ -15,8 +15,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from twoaxis.base.options import Positive, between, check_type
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import Methods
-from twoaxis.model.family import FORMAT, GRAFT, METHODS
-from twoaxis.model.survey import Architecture
+from twoaxis.model.decoder_as_graft import FORMAT, GRAFT, METHODS
+from twoaxis.model.graft_survey import Architecture
 
 ALSO = {
     "num_hidden_layers": ("num_layers", "decoder_layers"),

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from twoaxis.base.files import read_json
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import ModelConfig
-from twoaxis.model.family import GRAFT
+from twoaxis.model.decoder_as_graft import GRAFT
 from twoaxis.model.family_shape import FamilyShape
 from twoaxis.model.save import is_decoder, read_config
 

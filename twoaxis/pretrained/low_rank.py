@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.model.grafted import find_layers
+from twoaxis.model.graft_layers import find_layers
 from twoaxis.model.initialise import named_generator
 
 NAME = "twoaxis_lora"

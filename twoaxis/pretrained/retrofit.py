@@ -190,7 +190,7 @@ def _convert(
 ) -> tuple[TwoAxisForCausalLM, int, Difference]:
     """The model, the number of the source's parameters, and how far it is from the source."""
     from twoaxis.model.graft import graft
-    from twoaxis.model.survey import TOLERANCE
+    from twoaxis.model.graft_survey import TOLERANCE
     from twoaxis.pretrained.measure import difference, logits
 
     theirs: Any = source.load(dtype)

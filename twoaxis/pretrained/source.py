@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from twoaxis.base.files import file_sha256
 from twoaxis.base.machine import needs
 from twoaxis.data.tokenizer import has_tokenizer
-from twoaxis.model.family import GRAFT
+from twoaxis.model.decoder_as_graft import GRAFT
+from twoaxis.model.graft_survey import first_line
 from twoaxis.model.load import KINDS, weight_files
-from twoaxis.model.survey import first_line
 
 if TYPE_CHECKING:
     import torch

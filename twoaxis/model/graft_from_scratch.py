@@ -27,7 +27,7 @@ from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import SHORT, Methods, ModelConfig
 from twoaxis.model.graft import TwoAxisForCausalLM
 from twoaxis.model.graft_config import ALSO, EXPERTS, PASSED_ON, TwoAxisConfig, as_fields, check_family, family_config
-from twoaxis.model.survey import survey_of
+from twoaxis.model.graft_survey import survey_of
 
 IN_PROPORTION = (
     *(EXPERTS, "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size"),
