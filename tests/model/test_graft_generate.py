@@ -152,7 +152,7 @@ def test_nothing_is_remembered_while_layers_are_recomputed() -> None:
     out.loss.backward()
 
 
-@pytest.mark.parametrize("method", ["hyper_connections", "short_swa"])
+@pytest.mark.parametrize("method", ["hyper_connections", pytest.param("short_swa", marks=pytest.mark.slow)])
 def test_a_compiled_forward_generates_the_same_text(method: str) -> None:
     model, given = grafted("llama", method), tokens(2, 6)
     expected = grow(model, given)
