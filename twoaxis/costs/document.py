@@ -59,7 +59,7 @@ class CostTable(Showable):
         return found._replace(blocks=(*found.blocks, Heading("Charts"), *chart(self.costs), *self.charts))
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row of numbers for each method: the fields of `to_dict`, inner ones behind a dot, without those of sites."""
+        """A row of numbers for each method: the fields of `to_dict`, inner ones behind a dot, sites left out."""
         return [dict(_flat(row_json(row))) for row in self.costs]
 
     def to_dict(self) -> dict[str, Any]:
