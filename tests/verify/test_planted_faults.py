@@ -470,7 +470,7 @@ def begins_anew(self: Any, x: Tensor, past: Ring, *, reach: Tensor | None = None
 
 
 def keeps_all(self: Any, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> tuple[Tensor, Ring]:
-    y, _ = Shift.step(self, x, Shift.start(self)._replace(pieces=past.pieces), reach=reach)
+    y, _ = Shift.step(self, x, Shift.start(self)._replace(kept=past.kept), reach=reach)
     return y, past.append(x)
 
 

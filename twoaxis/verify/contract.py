@@ -205,7 +205,7 @@ def rings_unchanged(run: Run) -> float:
     operator, x = run.method, run.input()
     assert isinstance(operator, LocalOperator)
     _, ring = operator.step(x[:, :10], operator.start(2))
-    held = [(t, t.clone()) for t in (x, *tensors_of(ring.pieces))]
+    held = [(t, t.clone()) for t in (x, *ring.kept)]
     first, _ = operator.step(x[:, 10:], ring)
     operator.step(run.input(offset=1), operator.start())
     again, _ = operator.step(x[:, 10:], ring)
