@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from twoaxis.base.meter import tensors_in
 from twoaxis.depth.plan import Plan, attention_sites, qkv_ways
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Layout, Seen, Stamp, State, Stream, Tokens
+from twoaxis.depth.stream import Apply, Layout, Seen, State, Stream, Tokens
 from twoaxis.kernels.history import query_read, rms_logits, softmax_read, weighted_sum
 from twoaxis.kernels.precision import widen
 
@@ -85,7 +85,6 @@ class History(NamedTuple):
         waiting: ways for an attention that is not the first of its block.
         inside: what `onward` keeps inside a block: a NamedTuple of vectors, None between blocks.
         own: what `prepare` made.
-        stamp: of the parameters and the gradient mode that `own` and the sources' `derived` were made under.
     """
 
     x: Tensor | None
@@ -96,7 +95,6 @@ class History(NamedTuple):
     waiting: Waiting | None = None
     inside: Any = None
     own: Any = None
-    stamp: Any = None
 
 
 class View(NamedTuple):
@@ -261,7 +259,7 @@ class HistoryStream(Stream):
         if read is None:
             x = self.inner(value, site)
             return Seen(x) if value.waiting is None or site != attention else Seen(x, *value.waiting)
-        view = self.view(self._now(value, site.index), site)
+        view = self.view(value, site)
         mixed = zip(read.ways, self.mix(view, site), strict=True)
         ways = {way: self.enter(way, x, view, site) for way, x in mixed}
         x = ways["x"] if "x" in ways else self._residual(view.state, site)
@@ -276,7 +274,7 @@ class HistoryStream(Stream):
 
     def _exchange(self, value: History, site: Site, q: Tensor, k: Tensor, v: Tensor) -> Exchanged:
         there = self.plan.reads[site.index] is not None
-        return self.exchange(q, k, v, self.view(self._now(value, site.index), site) if there else None, site)
+        return self.exchange(q, k, v, self.view(value, site) if there else None, site)
 
     def ways(self, site: Site) -> tuple[str, ...]:
         """q, k and v at the attention of a block that reads them separately; a parallel one also has its MLP's x."""
@@ -289,11 +287,11 @@ class HistoryStream(Stream):
 
     def _open(self, x: Tensor, tokens: Tokens) -> History:
         running = x if self._needs_x(0) else None
-        h = History(running, x if self._last_plain >= 0 else None, own=self.prepare(), stamp=Stamp.of(self._used()))
+        h = History(running, x if self._last_plain >= 0 else None, own=self.prepare())
         return self._push(h, x, 0) if 0 in self.plan.born else h
 
     def _write(self, value: History, site: Site, y: Tensor, seen: Seen, c: Seen) -> History:
-        after, plan, h = site.index + 1, self.plan, self._now(value, site.index)
+        after, plan, h = site.index + 1, self.plan, value
         waiting = h.waiting if seen.aux is None else seen.aux
         if waiting is not None:
             waiting = None if site == self.attention[site.block] else waiting.plus(y)
@@ -354,14 +352,8 @@ class HistoryStream(Stream):
             used += p.values() if isinstance(p, nn.ParameterDict) else () if p is None else (p,)
         return used
 
-    def _now(self, h: History, boundary: int) -> History:
-        """`h` with what is made of parameters made anew, where it is stale."""
-        if not self.derives or torch.compiler.is_compiling() or h.stamp.holds(self._used()):
-            return h
-        return self._remade(h, boundary)._replace(stamp=Stamp.of(self._used()))
-
-    def _remade(self, h: History, boundary: int) -> History:
-        own, birth = self.prepare(), self.plan.birth
+    def _remade(self, value: History, boundary: int) -> History:
+        h, own, birth = value, self.prepare(), self.plan.birth
         numbered = zip(self.plan.alive(boundary), h.kept, strict=True)
         # as when the source was complete: a product of another size would round in another way
         kept = tuple(s._replace(derived=self.derive(s.x, n, birth[n], own)) for n, s in numbered)
@@ -392,7 +384,7 @@ class HistoryStream(Stream):
         x, plain, rest, part = (next(queue) if there else None for there in alone)
         own = self.prepare()
         kept = [self._make(tuple(next(queue) for _ in range(self.tensors)), n, i, own) for n in older]
-        h = History(x, plain, tuple(kept), rest, part, own=own, stamp=Stamp.of(self._used()))
+        h = History(x, plain, tuple(kept), rest, part, own=own)
         return self._push(h, x, i) if newest else h
 
     def rescale(self, state: State, factor: Tensor | float) -> State:
@@ -430,7 +422,7 @@ class HistoryStream(Stream):
         """(..., W, S) as `route` gives them, with heads (..., H, S); weights per channel as their mean."""
         if self.plan.reads[site.index] is None or self.source == "kv":  # those are the attention's business
             return None
-        view = self.view(self._now(value, site.index), site)
+        view = self.view(value, site)
         weights, sources = self.route(view, site), view.sources
         if isinstance(weights, Softmax):
             logits = weights.logits

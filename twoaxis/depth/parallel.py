@@ -168,7 +168,7 @@ class ParallelStreams(RowStream):
 
     def routed(self, h: Tensor, row: int) -> Route:
         """The route of the site with row `row` for streams `h`, for looking at it."""
-        p = self.row(row)
+        p = self.row_of(self.used[row], self.take_apart())
         z, h = self.logits(self.sliced(h), self.project(p))
         return self.route(z, h, p)
 

@@ -168,8 +168,8 @@ class AheadStream(HistoryStream):
         by_heads = [s.x.unflatten(-1, (heads, -1)) for s in finished]
         return GroupReads(tuple(read.flatten(-2) for read in weighted_sum(by_heads, token=weights)), lse)
 
-    def _remade(self, h: History, boundary: int) -> History:
-        return self._first_phase(super()._remade(h, boundary), boundary)
+    def _remade(self, value: History, boundary: int) -> History:
+        return self._first_phase(super()._remade(value, boundary), boundary)
 
     def _open(self, x: Tensor, tokens: Tokens) -> History:
         return self._first_phase(super()._open(x, tokens), 0)
