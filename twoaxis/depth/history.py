@@ -60,41 +60,24 @@ class Waiting(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A source that a site ahead reads.
+    """A source that a site ahead reads."""
 
-    Attributes:
-        x: what sums run over.
-        also: what else `store` keeps of it.
-        derived: what `derive` made of it; never packed.
-    """
-
-    x: Tensor
-    also: tuple[Tensor, ...] = ()
-    derived: Any = None
+    x: Tensor  # what sums run over
+    also: tuple[Tensor, ...] = ()  # what else `store` keeps of it
+    derived: Any = None  # what `derive` made of it; never packed
 
 
 class History(NamedTuple):
-    """The state of every history stream. It holds no numbers, so that a compiler has none to guard on.
+    """The state of every history stream. It holds no numbers, so that a compiler has none to guard on."""
 
-    Attributes:
-        x: the running residual, where a site ahead needs it.
-        plain: the plain sum, where sources are increments and a site ahead reads plainly.
-        kept: the sources of `Plan.alive`, oldest first.
-        rest: the sum of those that left the window.
-        part: what was added since the last boundary.
-        waiting: ways for an attention that is not the first of its block.
-        inside: what `onward` keeps inside a block: a NamedTuple of vectors, None between blocks.
-        own: what `prepare` made.
-    """
-
-    x: Tensor | None
-    plain: Tensor | None
-    kept: tuple[Source, ...] = ()
-    rest: Tensor | None = None
-    part: Tensor | None = None
-    waiting: Waiting | None = None
-    inside: Any = None
-    own: Any = None
+    x: Tensor | None  # the running residual, where a site ahead needs it
+    plain: Tensor | None  # the plain sum, where sources are increments and a site ahead reads plainly
+    kept: tuple[Source, ...] = ()  # the sources of `Plan.alive`, oldest first
+    rest: Tensor | None = None  # the sum of those that left the window
+    part: Tensor | None = None  # what was added since the last boundary
+    waiting: Waiting | None = None  # ways for an attention that is not the first of its block
+    inside: Any = None  # what `onward` keeps inside a block: a NamedTuple of vectors, None between blocks
+    own: Any = None  # what `prepare` made
 
 
 class View(NamedTuple):
@@ -110,35 +93,21 @@ class View(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """A weighted sum of the sources; see `twoaxis.kernels.history.weighted_sum`. Whichever are given add.
+    """A weighted sum of the sources; see `twoaxis.kernels.history.weighted_sum`. Whichever are given add."""
 
-    Attributes:
-        static: (W, S).
-        token: (..., W, S), or (..., H, W, S) with `heads` groups of channels.
-        channel: (W, S, D).
-        heads: H.
-    """
-
-    static: Tensor | None = None
-    token: Tensor | None = None
-    channel: Tensor | None = None
-    heads: int = 1
+    static: Tensor | None = None  # (W, S)
+    token: Tensor | None = None  # (..., W, S), or (..., H, W, S) with `heads` groups of channels
+    channel: Tensor | None = None  # (W, S, D)
+    heads: int = 1  # H
 
 
 class Softmax(NamedTuple):
-    """A softmax average of the sources, of one way; logits, or the query that makes them.
+    """A softmax average of the sources, of one way; logits, or the query that makes them."""
 
-    Attributes:
-        logits: of each source, (..., H).
-        query: (H, D/H), with the key norm's scale folded in.
-        eps: inside the keys' mean square; None leaves them un-normalised.
-        scale: of the average.
-    """
-
-    logits: Sequence[Tensor] | None = None
-    query: Tensor | None = None
-    eps: float | None = None
-    scale: float = 1.0
+    logits: Sequence[Tensor] | None = None  # of each source, (..., H)
+    query: Tensor | None = None  # (H, D/H), with the key norm's scale folded in
+    eps: float | None = None  # inside the keys' mean square; None leaves them un-normalised
+    scale: float = 1.0  # of the average
 
 
 Exchanged = tuple[Tensor, Tensor, tuple[Tensor, ...]]
