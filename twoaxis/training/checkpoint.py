@@ -65,7 +65,7 @@ def save_checkpoint(job: Job) -> None:
     engine = job.engine
     if engine.rank != 0:
         if engine.sharded:
-            job.saving = write_parts(Path(engine.from_first("")), _all_tensors(job), engine.background)
+            job.saving = write_parts(Path(engine.gather("")[0]), _all_tensors(job), engine.background)
         return
     job.folder.check_claim()
     random = {"torch": torch.get_rng_state()}
@@ -79,7 +79,7 @@ def save_checkpoint(job: Job) -> None:
         write_json(place / STATE, state)
         if engine.sharded:
             (place / SHARDS).mkdir()
-            parts = write_parts(Path(engine.from_first(str(place / SHARDS))), _all_tensors(job), engine.background)
+            parts = write_parts(Path(engine.gather(str(place / SHARDS))[0]), _all_tensors(job), engine.background)
             job.saving = _THREAD.submit(_complete, job, place, stack.pop_all(), parts)
         else:
             save_tensors(place / WEIGHTS, weights(engine.model, frozen=False))

@@ -109,7 +109,8 @@ def _where(run: TrainConfig, folder: RunFolder, engine: Engine) -> tuple[Result 
     if engine.rank == 0:
         result = folder.finished(run)
         checkpoint = None if result is not None else newest_checkpoint(folder.checkpoints, run.key, warn)
-    step = engine.from_first(FINISHED if result is not None else 0 if checkpoint is None else checkpoint.step)
+    own = FINISHED if result is not None else 0 if checkpoint is None else checkpoint.step
+    step = engine.gather(own)[0]
     if engine.rank > 0:
         result = folder.finished(run)
         path = folder.checkpoints / f"step-{step:08d}"
@@ -298,7 +299,7 @@ def _keep(job: Job, data: Data) -> None:
             from twoaxis.pretrained.retrofit import make_record
 
             begun: Any = getattr(engine.model, "begun", None)  # a retrofit stays one: what is new in it is known
-            made = begun and make_record(begun.source, begun.start, engine.model, begun.parameters, begun.seed)
+            made = begun and make_record(begun, engine.model)
             if (record := made or read_record(run.source)) is not None:
                 write_record(record, place)
 
