@@ -534,7 +534,7 @@ def test_a_folder_grows_and_does_not_change() -> None:
     assert all(row in new for row in old)
     changes: dict[str, Any] = {
         "batch": 8,
-        "model": {},
+        "model": {"hidden_size": 64},
         "steps": 101,
         "match": "flops",
         "baseline": "deep_delta",

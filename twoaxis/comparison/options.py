@@ -41,10 +41,15 @@ from twoaxis.training.setup import with_family
 
 Match = Literal["tokens", "flops", "time"]
 Until = Literal["resolved"]
-FLAGS = ("grid", "controls", "recipe_check", "exchange")
-"""Options that are said or not."""
-LR_SEED = 1000
-"""First of the seeds on which learning rates are chosen."""
+KINDS = {
+    **dict.fromkeys(("grid", "controls", "recipe_check", "exchange"), bool),
+    "baseline": str,
+    "match": Match,
+    "until": Until,
+}
+"""Options that are taken as they are said, and what they may be."""
+FIRST_SEEDS = {"seeds": 0, "lr_seeds": 1000}
+"""First of the seeds that are compared, and of those on which learning rates are chosen."""
 SET_HERE = {
     "stream": "contenders (--stream)",
     "mixer": "contenders (--mixer)",
@@ -126,36 +131,30 @@ def parse(options: Mapping[str, Any]) -> dict[str, Any]:
         if name in SET_HERE and name not in COMPARED:
             raise ValueError(f"a comparison has no option {name!r} of its own; it has {SET_HERE[name]}")
     check_names(options, dict.fromkeys((*COMPARED, *FIELDS)), "a comparison")
-    kinds = {**dict.fromkeys(FLAGS, bool), "baseline": str | None, "match": Match | None, "until": Until | None}
-    for name, kind in kinds.items():
-        check_type(name, options.get(name, False if kind is bool else None), kind)
+    asked = {name: value for name, value in options.items() if name in COMPARED and value is not None}
+    for name in KINDS.keys() & asked.keys():
+        check_type(name, asked[name], KINDS[name])
     base = {name: value for name, value in options.items() if name in FIELDS}
     if "model" in base:
         base["model"] = _model(base["model"])
-    base = with_family(base)
-    said: dict[str, Any] = {"base": base}
-    grid = options.get("grid", False)
-    named = make_contenders(_texts(options, "stream"), _texts(options, "mixer"), grid=grid)
-    said["contenders"] = named + tuple(map(_contender, _listed(options.get("contenders", ()))))
-    said["data"] = tuple(map(_data, _listed(options.get("data", ()))))
-    said["data"] += tuple((f"task:{task}",) for task in _texts(options, "task"))
-    said["use"] = tuple(dict.fromkeys(str(Path(file).resolve()) for file in _texts(options, "use")))
-    said |= {name: options[name] for name in ("baseline", "match", "until") if options.get(name) is not None}
-    if (label := said.get("baseline")) and label not in {contender.label for contender in said["contenders"]}:
+    named = make_contenders(_texts(asked, "stream"), _texts(asked, "mixer"), grid=asked.get("grid", False))
+    tasks = tuple((f"task:{task}",) for task in _texts(asked, "task"))
+    said: dict[str, Any] = {
+        "base": with_family(base),
+        "contenders": named + tuple(map(_contender, _listed(asked.get("contenders", ())))),
+        "data": tuple(map(_data, _listed(asked.get("data", ())))) + tasks,
+        "use": tuple(dict.fromkeys(str(Path(file).resolve()) for file in _texts(asked, "use"))),
+        "sizes": ",".join(_texts(asked, "sizes")) or (),
+        "lrs": _rates(asked.get("lr", ())),
+    }
+    said = {name: value for name, value in said.items() if value != ()}
+    said |= {name: asked[name] for name in ("baseline", "match", "until") if name in asked}
+    said |= {name: parse_seeds(asked[name], first) for name, first in FIRST_SEEDS.items() if name in asked}
+    said |= {name: _number(name, asked[name]) for name in ("flops", "margin") if name in asked}
+    if (label := said.get("baseline")) and label not in {contender.label for contender in said.get("contenders", ())}:
         with contextlib.suppress(ValueError):  # one of a contender's own that is no spelling of a method
             said["baseline"] = make_contender(*label.split(" + ", 1)).label
-    if sizes := _texts(options, "sizes"):
-        said["sizes"] = ",".join(sizes)
-    for name, first in (("seeds", 0), ("lr_seeds", LR_SEED)):
-        if options.get(name) is not None:
-            said[name] = parse_seeds(options[name], first)
-    for name in ("flops", "margin"):
-        if options.get(name) is not None:
-            said[name] = _number(name, options[name])
-    if rates := options.get("lr"):
-        listed = [part for part in rates.split(",") if part.strip()] if isinstance(rates, str) else _listed(rates)
-        said["lrs"] = tuple(_number("lr", rate) for rate in listed)
-    return {name: value for name, value in said.items() if value != () or name.endswith("seeds")}
+    return said
 
 
 def parse_seeds(given: Any, first: int = 0) -> tuple[int, ...]:
@@ -294,6 +293,11 @@ def _texts(options: Mapping[str, Any], name: str) -> list[str]:
 
 def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _rates(given: Any) -> tuple[float, ...]:
+    listed = [part for part in given.split(",") if part.strip()] if isinstance(given, str) else _listed(given)
+    return tuple(_number("lr", rate) for rate in listed)
 
 
 def _number(name: str, given: Any) -> float:
