@@ -141,7 +141,7 @@ def planted(generator: np.random.Generator, seeds: int, noise: float) -> tuple[d
 @pytest.mark.parametrize("seeds", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_intervals_hold_as_often_as_they_say(seeds: int) -> None:
     generator = np.random.default_rng(seeds)
-    trials, hits, exponents = 60, 0, 0
+    trials, hits, exponents = 40, 0, 0
     compute = {str(c): c for c in SIZES}
     for _ in range(trials):
         base, law = planted(generator, seeds, 0.004)
@@ -158,9 +158,9 @@ def test_intervals_hold_as_often_as_they_say(seeds: int) -> None:
         assert alpha.low is not None
         assert alpha.high is not None
         exponents += alpha.low <= 0.3 <= alpha.high
-    # 95% of 60 is 57; fewer than 50 would come up in one of a thousand trials.
-    assert hits >= 50
-    assert exponents >= 50
+    # 95% of 40 is 38; fewer than 33 would come up in one of a thousand trials.
+    assert hits >= 33
+    assert exponents >= 33
 
 
 def test_a_law_that_seeds_do_not_support_has_no_interval() -> None:
