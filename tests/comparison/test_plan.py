@@ -119,9 +119,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"sizes": "nano,nano"}, "two sizes have the name 'nano'"),
     ({"sizes": "huge"}, "unknown preset 'huge'"),
-    ({"sizes": "nano:wide"}, "'wide' in the size 'nano:wide' is no change"),
+    ({"sizes": "nano:wide"}, "the size 'nano:wide': 'wide' is no change"),
     ({"sizes": "width=100"}, "heads of 32 channels, as nano has them, do not divide the width 100"),
-    ({"sizes": "nano:steps=0"}, "steps of the size 'nano:steps=0' must be a positive integer"),
+    ({"sizes": "nano:steps=0"}, "the size 'nano:steps=0': steps must be at least 1, got 0"),
     ({"sizes": "nano:steps=5:tokens=5"}, "gives both steps and tokens"),
 ]
 
@@ -413,7 +413,7 @@ def test_a_comparison_takes_the_shape_of_a_configuration_file(tmp_path: Path) ->
     assert make(plan).rows[0].parameters == 256 * 32 * 2 + 2 * (32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 48 + 96) + 32
     wider = Plan.new({**plan.options(), "sizes": "width=64"}).sizes[0]
     assert wider.model == {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
-    with pytest.raises(ValueError, match="the size 'tiny' names a preset, and the shape of qwen3 is given"):
+    with pytest.raises(ValueError, match="the size 'tiny': it names a preset, and the shape of qwen3 is given"):
         Plan.new({**plan.options(), "sizes": "tiny"})
 
 

@@ -32,8 +32,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from twoaxis.base.options import Count, Options, check_names, check_type
-from twoaxis.base.spec import parse_value, split
-from twoaxis.comparison.contenders import make_contenders
+from twoaxis.base.spec import parse as parse_spec
+from twoaxis.base.spec import split
+from twoaxis.comparison.contenders import make_contenders, parse_spelled
 from twoaxis.model.config import SHORT
 from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import TrainConfig, parse_model
@@ -153,7 +154,7 @@ def parse(options: Mapping[str, Any]) -> dict[str, Any]:
     said |= {name: _number(name, asked[name]) for name in ("flops", "margin") if name in asked}
     if (label := said.get("baseline")) and label not in {contender.label for contender in said.get("contenders", ())}:
         with contextlib.suppress(ValueError):  # one of a contender's own that is no spelling of a method
-            said["baseline"] = make_contender(*label.split(" + ", 1)).label
+            said["baseline"] = parse_spelled(label).label
     return said
 
 
@@ -199,33 +200,28 @@ def parse_sizes(text: str | None, base: TrainConfig) -> tuple[Size, ...]:
     """
     sizes, whole = [], base.family is not None and "hidden_size" in base.model
     alone = base.family if base.family is not None and whole else base.preset
-    for spelled in [alone] if text is None else split(text):
-        start, fields, budget = base.preset, {}, {}
-        for number, part in enumerate(spelled.strip().split(":")):
-            name, equals, value = part.partition("=")
-            name = name.strip()
-            if not equals and number == 0 and whole and name != base.family:
+    for spelled in [alone] if text is None else map(str.strip, split(text)):
+        first, _, changes = spelled.partition(":") if "=" not in spelled.split(":")[0] else (alone, "", spelled)
+        try:
+            if whole and first != base.family:
                 raise ValueError(
-                    f"the size {spelled!r} names a preset, and the shape of {base.family} is given; write changes, "
-                    "such as width=64:blocks=2"
+                    f"it names a preset, and the shape of {base.family} is given; write changes, such as "
+                    "width=64:blocks=2"
                 )
-            if not equals and number == 0:
-                start = base.preset if whole else name
-            elif not equals:
-                raise ValueError(f"{part!r} in the size {spelled!r} is no change; write preset:field=value:field=value")
-            elif name in ("steps", "tokens"):
-                budget[name] = parse_value(value)
-                if not isinstance(budget[name], int) or isinstance(budget[name], bool) or budget[name] < 1:
-                    raise ValueError(f"{name} of the size {spelled!r} must be a positive integer, got {value!r}")
-            else:
-                fields[SHORT.get(name, name)] = parse_value(value)
-        if len(budget) > 1:
-            raise ValueError(f"the size {spelled!r} gives both steps and tokens; give one of them")
-        sizes.append(Size(label=spelled.strip(), preset=start, model=_shaped(spelled, start, fields, base), **budget))
+            if lost := [part for part in changes.split(":") if changes and "=" not in part]:
+                raise ValueError(f"{lost[0]!r} is no change; write preset:field=value:field=value")
+            preset, fields = base.preset if whole else first, parse_spec(f"{first}:{changes.replace(':', ',')}")[1]
+            budget = {name: fields.pop(name) for name in ("steps", "tokens") if name in fields}
+            if len(budget) > 1:
+                raise ValueError("it gives both steps and tokens; give one of them")
+            model = _shaped(preset, {SHORT.get(name, name): value for name, value in fields.items()}, base)
+            sizes.append(Size(label=spelled, preset=preset, model=model, **budget))
+        except ValueError as error:
+            raise ValueError(f"the size {spelled!r}: {error}") from error
     return tuple(sizes)
 
 
-def _shaped(spelled: str, preset: str, fields: dict[str, Any], base: TrainConfig) -> dict[str, Any]:
+def _shaped(preset: str, fields: dict[str, Any], base: TrainConfig) -> dict[str, Any]:
     """Heads and MLP that follow a changed width."""
     from twoaxis.model.presets import preset_fields
 
@@ -234,18 +230,17 @@ def _shaped(spelled: str, preset: str, fields: dict[str, Any], base: TrainConfig
     if not isinstance(width, int) or width == shape["hidden_size"]:
         return fields
     if "num_attention_heads" not in fields and "head_dim" not in fields:
-        head = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
-        if width % head:
+        head, kv = shape.get("head_dim"), shape.get("num_key_value_heads")
+        head = head or shape["hidden_size"] // shape["num_attention_heads"]
+        heads, rest = divmod(width, head)
+        if rest:
             raise ValueError(
-                f"the size {spelled!r}: heads of {head} channels, as {preset} has them, do not divide the width "
-                f"{width}; give heads=N, or a multiple of {head}"
+                f"heads of {head} channels, as {preset} has them, do not divide the width {width}; give heads=N, or a "
+                f"multiple of {head}"
             )
-        fields = fields | {"num_attention_heads": width // head}
-        kv = shape.get("num_key_value_heads")
-        if kv is not None and "num_key_value_heads" not in fields and (width // head) % kv:
-            raise ValueError(
-                f"the size {spelled!r} has {width // head} heads for {kv} of key and value; give kv_heads=N"
-            )
+        fields = fields | {"num_attention_heads": heads}
+        if kv is not None and "num_key_value_heads" not in fields and heads % kv:
+            raise ValueError(f"it has {heads} heads for {kv} of key and value; give kv_heads=N")
     if base.family is None:
         return {"intermediate_size": None} | fields
     return {"intermediate_size": -(-shape["intermediate_size"] * width // (8 * shape["hidden_size"])) * 8} | fields
