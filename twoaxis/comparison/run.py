@@ -22,7 +22,7 @@ from twoaxis.base.files import Claimed, claim, remove_partial
 from twoaxis.base.interrupt import Interrupted
 from twoaxis.base.machine import reproducible
 from twoaxis.base.options import read_fields
-from twoaxis.base.plugins import fingerprints, use_files
+from twoaxis.base.plugins import fingerprints, use
 from twoaxis.base.progress import console_here
 from twoaxis.base.timer import Rounds, Throughput
 from twoaxis.comparison.budget import Measure, count_contender, make_rows, measure_speeds, threads_of
@@ -117,7 +117,7 @@ def prepare(options: Mapping[str, Any], out: str | Path, *, command: str = "", m
             hold(source)
     files = fingerprints(plan.use)
     _same("the file", about.get("use", {}), files)
-    use_files(plan.use)
+    use(*plan.use)
     loaded = load_all(plan)
     named = ("fingerprint", "vocab_size", "chance")
     facts = {label: it.describe() | {name: getattr(it, name) for name in named} for label, it in loaded.items()}
@@ -276,7 +276,7 @@ class Runs:
 
     def prepare(self) -> None:
         """Import what a run imports."""
-        from twoaxis.model.load import quiet
+        from twoaxis.base.machine import quiet
 
         quiet()
         plan = self.plan()
