@@ -79,7 +79,7 @@ def test_rows_have_the_values_of_the_cells(found: Comparison) -> None:
     assert (base["contender"], base["verdict"], base["loss"]) == ("standard", "baseline", found.entries[0].mean("loss"))
     assert (mine["data"], mine["size"], mine["difference"]) == ("stdlib", "nano", entry.difference.mean)
     assert mine["95% interval"] == "-0.0756 to -0.0506"
-    assert (mine["seed 2"], mine["peak memory"]) == (entry.losses[2], entry.peak_memory)
+    assert (mine["seed 2"], mine["peak memory"]) == (entry.losses[2], entry.costs["peak_memory"])
 
 
 def test_seeds_that_were_added_are_told(found: Comparison) -> None:

@@ -18,9 +18,10 @@ from tests.comparison.fake_comparison import ALPHA, FAKES, L_INF, STANDARD, TOKE
 from twoaxis.base.files import read_json
 from twoaxis.comparison.charts import difference_line, loss_line
 from twoaxis.comparison.decisions import seeds_wanted
-from twoaxis.comparison.entries import Curve
 from twoaxis.comparison.plan import Run
 from twoaxis.comparison.results import Comparison
+from twoaxis.comparison.runs import Curve
+from twoaxis.comparison.sections import Entry
 from twoaxis.comparison.statistics import BETTER, OPEN, WORSE
 from twoaxis.show import markdown
 from twoaxis.training.folder import Result, load_result
@@ -328,7 +329,7 @@ def test_lines_are_means_over_seeds_and_end_where_the_shorter_run_ends(plain: Pa
         assert apart.x[-1] == pytest.approx(mine.equal[axis].budget)
         assert apart.y[-1] == pytest.approx(mine.equal[axis].difference.mean)
     assert loss_line(mine, "tokens", []) is None
-    assert difference_line(mine, dataclasses.replace(base, runs={}), "time") is None
+    assert difference_line(mine, Entry(base.section, base.row, {}), "time") is None
 
 
 def test_the_result_object(plain: Path, tmp_path: Path) -> None:

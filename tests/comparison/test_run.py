@@ -30,24 +30,24 @@ from twoaxis.comparison.forecast import forecast
 from twoaxis.comparison.options import command_line
 from twoaxis.comparison.plan import Plan
 from twoaxis.comparison.results import Comparison
-from twoaxis.comparison.run import Outcome, compare, prepare
+from twoaxis.comparison.run import compare, prepare
 from twoaxis.comparison.runner.launchers import LocalLauncher
 from twoaxis.show import markdown
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 
 
-def here(out: Path, options: dict[str, Any], **more: Any) -> tuple[Outcome, str]:
+def here(out: Path, options: dict[str, Any], **more: Any) -> tuple[Comparison, str]:
     """A comparison in this process, and what it says."""
     said = io.StringIO()
-    return compare(options, out, console=Console(file=said, width=200), **more), said.getvalue()
+    return compare(options, out, console=Console(file=said, width=200), report=False, **more), said.getvalue()
 
 
 def done(out: Path, options: dict[str, Any], **more: Any) -> tuple[Plan, str]:
     """A comparison in this process that comes to its end: its plan, and what it says."""
-    (plan, *missed), said = here(out, options, **more)
-    assert missed == [[], [], []]
-    return plan, said
+    found, said = here(out, options, **more)
+    assert (found.failed, found.missing, found.diverged_runs) == ((), 0, [])
+    return found.plan, said
 
 
 @pytest.fixture(scope="module")
@@ -221,8 +221,8 @@ def test_crashes_and_divergence_leave_the_others_alone(whole: Path, options: dic
         f"fragile:how=exit,once={place / 'once'},label=shaky",
         "standard:train.lr=1e9,train.clip=0,label=hot",
     ]
-    outcome, errors = here(out, options | {"stream": ["deep_delta", *fragile], "use": [own], "seeds": "1,"})
-    made = outcome.plan
+    ended, errors = here(out, options | {"stream": ["deep_delta", *fragile], "use": [own], "seeds": "1,"})
+    made = ended.plan
     found = {run.label: results(out).get(run.folder.as_posix()) for run in made.runs()}
     assert found["broken"] is None
     assert found["hot"] is not None
@@ -233,11 +233,12 @@ def test_crashes_and_divergence_leave_the_others_alone(whole: Path, options: dic
     assert plain.weights == shaky.weights  # it was taken up and behaved as the plain residual
     same = next(run for run in made.runs() if run.label == "standard").folder.as_posix()
     assert plain.weights == weights(whole)[same]
-    assert [failure.name.split(",")[0] for failure in outcome.failures] == ["broken"]
-    assert outcome.failures[0].message.startswith("crashed with SIGSEGV\n    Fatal Python error: Segmentation fault")
-    assert outcome.missing == [outcome.failures[0].name]
-    assert len(outcome.diverged) == 1
-    assert re.fullmatch(r"hot, .*seed 1: the .* is (nan|inf).*", outcome.diverged[0])
+    failed, missing = ended.failed
+    assert missing.startswith("broken, ")
+    assert failed.startswith(f"{missing}: crashed with SIGSEGV\n    Fatal Python error: Segmentation fault")
+    (diverged,) = ended.diverged_runs
+    assert re.fullmatch(r"hot, .*seed 1: the .* is (nan|inf).*", diverged)
+    assert f"twoaxis: missing: {missing}\ntwoaxis: diverged: {diverged}\n" in errors
     assert errors.count("it is tried once more") == 2
     assert leftovers(out) == []
     assert [path.parent.parent.parent.name for path in out.glob("runs/**/output.txt")] == [

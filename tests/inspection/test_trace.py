@@ -39,14 +39,14 @@ def open_gates(model: Decoder) -> Decoder:
 def by_hand(model: Decoder, tokens: Tensor) -> list[tuple[Any, State, Seen, Tensor | None, Seen | None]]:
     """The trunk's lines, with what each site sees."""
     stream, found = model.stream, []
-    info = model.info(tokens, 0, None)
+    info = model.info(tokens)
     state = stream.open(model.embed(tokens))
     for site in stream.sites:
         seen = stream.read(state, site)
         norm = model.site_norm(site)
         c = without_aux(seen) if norm is None else norm(seen)
         sublayer = model.sublayer(site)
-        c, y = apply_sublayer(c, lambda given, sublayer=sublayer: sublayer(given, None, info)[0])
+        c, y = apply_sublayer(c, lambda given, sublayer=sublayer: sublayer(given, info))
         found.append((site, state, seen, y, c))
         state = stream.write(state, site, y, seen, c)
     found.append((stream.layout.out, state, stream.read(state, stream.layout.out), None, None))

@@ -151,13 +151,13 @@ def test_a_stream_may_normalise_its_reads_and_change_values(monkeypatch: pytest.
     more, past = model.step(tokens[:, 5:], past)
     torch.testing.assert_close(torch.cat([logits, more], 1), model(tokens))
     _, before = plain.step(tokens, plain.start())
-    own = [block[0].pieces[0][1] for block in past.sublayers[::2]]
-    torch.testing.assert_close(own[0], before.sublayers[0][0].pieces[0][1])  # with the same weights and a plain scale
-    assert not torch.allclose(own[1], before.sublayers[2][0].pieces[0][1])
+    own = [past.rings[f"{block}.self_attn"].pieces[0][1] for block in (0, 1)]
+    torch.testing.assert_close(own[0], before.rings["0.self_attn"].pieces[0][1])  # a plain scale
+    assert not torch.allclose(own[1], before.rings["1.self_attn"].pieces[0][1])
     with torch.no_grad():
         model.sublayer(made.sites[2]).v_proj.weight.zero_()  # type: ignore[union-attr]
     _, after = model.step(tokens, model.start())
-    torch.testing.assert_close(after.sublayers[2][0].pieces[0][1], own[0])  # nothing of its own: the first block's
+    torch.testing.assert_close(after.rings["1.self_attn"].pieces[0][1], own[0])  # nothing of its own: the first block's
 
 
 def test_blocks_are_modules_that_hooks_and_checkpoints_take() -> None:
@@ -172,7 +172,7 @@ def test_blocks_are_modules_that_hooks_and_checkpoints_take() -> None:
     want = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     again = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
-    out, _ = model.run(model.embed(tokens), None, model.info(tokens, 0, None), recompute=again)
+    out = model.run(model.embed(tokens), model.info(tokens), recompute=again)
     model.logits(out).square().sum().backward()
     assert seen[3:6] == [0, 1, 2]
     for name, parameter in model.named_parameters():

@@ -74,7 +74,7 @@ def test_a_copy_of_a_cache_is_independent_and_a_reset_one_empty() -> None:
     cache.reset()
     ring = ring_layer(cache)
     assert ring is not None
-    assert (ring.seen, ring.rings) == (0, {})
+    assert (ring.past.seen, ring.past.rings) == (0, {})
 
 
 def test_beams_reorder_the_rings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,12 +146,14 @@ def test_operators_say_whether_they_can_be_neutral() -> None:
 
 
 def test_spellings() -> None:
-    method = read_method("denseformer:dilation=2,placement=3,blend=true", "canon:mixer_blocks=[0,1]")
-    methods = method.methods
+    methods, blend = read_method("denseformer:dilation=2,placement=3,blend=true", "canon:mixer_blocks=[0,1]")
     assert methods.stream_options == {"dilation": 2}
-    assert (methods.placement, method.blend, methods.mixer_blocks) == ("3", True, (0, 1))
-    with pytest.raises(ValueError, match="placement is given twice: '1-2' with the method and '0' beside it"):
-        read_method("denseformer:placement=1-2", placement="0")
+    assert (methods.placement, blend, methods.mixer_blocks) == ("3", True, (0, 1))
+    assert read_method("denseformer:blend=false")[1] is False
+    twice: list[dict[str, Any]] = [{"placement": "0"}, {"blend": False}]
+    for given in twice:
+        with pytest.raises(ValueError, match=f"{next(iter(given))} is given twice: .* beside it"):
+            read_method("denseformer:placement=1-2,blend=true", **given)
     with pytest.raises(ValueError, match="blend must be True or False, got 'maybe'"):
         read_method("denseformer:blend=maybe")
     with pytest.raises(ValueError, match=r"unknown stream 'densformer' \(did you mean 'denseformer'\?\)"):

@@ -89,6 +89,8 @@ def pick_device(name: str | None) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
+        if name.partition(":")[0] == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device {name!r}: torch finds no GPU here; give cpu, or leave the device out") from error
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"device {name!r} cannot be used ({reason}); give cpu, cuda or cuda:N") from error
 

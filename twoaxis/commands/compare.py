@@ -93,12 +93,11 @@ def compare(
     if dry_run:
         return _forecast(options, out, jobs)
     from twoaxis.comparison.options import command_line
-    from twoaxis.comparison.run import compare, found_by
+    from twoaxis.comparison.run import compare
     from twoaxis.comparison.runner.launchers import find_launcher
 
-    found_launcher = find_launcher(launcher)
-    outcome = compare(options, out, jobs=jobs, command=command_line(out, file, said), launcher=found_launcher)
-    return found_by(outcome, out, report=report)
+    places, command = find_launcher(launcher), command_line(out, file, said)
+    return compare(options, out, jobs=jobs, command=command, launcher=places, report=report)
 
 
 def _forecast(options: Mapping[str, Any], out: str, jobs: int | None) -> Forecast:

@@ -69,6 +69,11 @@ class Row(Options):
     lr_edge: bool = False  # whether the chosen rate is the smallest or largest: a better one may lie beyond
 
     @property
+    def flops(self) -> float:
+        """Training operations of a whole run."""
+        return float(self.tokens) * self.flops_per_token
+
+    @property
     def folder(self) -> Path:
         """Its place in the comparison's folder, which follows from labels and key and is never read from a file."""
         return Path("runs", folder_name(self.data), folder_name(self.size), self.contender)
@@ -87,17 +92,6 @@ class Run(NamedTuple):
     def folder(self) -> Path:
         """Its place in the comparison's folder."""
         return self.row.folder / f"lr-{self.lr!r}" / f"seed-{self.seed}"
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        rate = f", lr {self.lr!r}" if self.choosing else ""
-        return f"{self.label}, {self.row.data}, {self.row.size}{rate}, seed {self.seed}"
-
-    @property
-    def flops(self) -> float:
-        """Training operations of the whole run."""
-        return float(self.row.tokens) * self.row.flops_per_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,6 +293,12 @@ class Plan(Options):
     def _runs(self, seeds: Sequence[int], rows: Sequence[tuple[Row, float]], choosing: bool) -> list[Run]:
         labels = {contender.key: contender.label for contender in self.contenders}
         return [Run(row, labels[row.contender], rate, seed, choosing) for seed in seeds for row, rate in rows]
+
+    def name_of(self, run: Run) -> str:
+        """A run in messages: data and size only where there are several."""
+        where = f", {run.row.data}, {run.row.size}" if len(self.data) * len(self.sizes) > 1 else ""
+        rate = f", lr {run.lr!r}" if run.choosing else ""
+        return f"{run.label}{where}{rate}, seed {run.seed}"
 
     def config(self, run: Run) -> TrainConfig:
         """The configuration of a run."""

@@ -21,7 +21,7 @@ from twoaxis.base.files import atomic_folder
 from twoaxis.comparison.options import command_line
 from twoaxis.comparison.plan import Plan
 from twoaxis.comparison.results import Comparison
-from twoaxis.comparison.run import compare, found_by
+from twoaxis.comparison.run import compare
 from twoaxis.comparison.runner.launchers import Launcher
 
 BASELINE = "standard:label=norms"
@@ -71,7 +71,7 @@ def probe(
     asked = said | {"source": str(source), "controls": True}
     if Plan.load(place) is None:
         asked = new_options(asked)
-    return found_by(compare(asked, place, jobs=jobs, command=command, launcher=launcher), place)
+    return compare(asked, place, jobs=jobs, command=command, launcher=launcher)
 
 
 def new_options(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from twoaxis.model.cache import add_rings, check_packed, find_reach, nbytes_by_p
 from twoaxis.model.config import Methods
 from twoaxis.model.graft_config import TwoAxisConfig, as_fields
 from twoaxis.model.initialise import family_start, initialise, named_generator
+from twoaxis.model.memory import Memory
 from twoaxis.model.save import check_keys, write_loader
 from twoaxis.model.survey import (
     TOLERANCE,
@@ -240,17 +241,18 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
             if use and cache is None:
                 cache = self.make_cache()
             ring = None if cache is None else rings_of(cache, self._blocks, self._made_for)
-        reach = find_reach(tokens, positions, given, 0 if ring is None else ring.seen) if self.mixes_tokens else None
+        memory = None if ring is None else Memory(ring.past)
+        reach = (
+            find_reach(tokens, positions, given, 0 if ring is None else ring.past.seen) if self.mixes_tokens else None
+        )
         weights: dict[int, Tensor | None] | None = {} if output_depth_weights else None
-        memory, spare = (None, 0) if ring is None else (dict(ring.rings), ring.kept)
-        run = additions.Pass(self.stream, self._addends, self._ways, memory, reach, spare, weights)
+        run = additions.Pass(self.stream, self._addends, self._ways, memory, reach, weights)
         if cache is not None:
             call[self._cache_name] = cache
         with announced(run):
             out = module(**{k: v for k, v in call.items() if v is not None}, return_dict=True)
-        if ring is not None:
-            assert run.memory is not None
-            ring.rings, ring.seen = run.memory, ring.seen + given.shape[1]
+        if ring is not None and memory is not None:
+            ring.past = memory.after(given.shape[1])
         if getattr(out, "hidden_states", None) is not None:  # recorded by hooks on their layers
             out.hidden_states = tuple(h.x if isinstance(h, Residual) else h for h in out.hidden_states)
         if weights is not None:

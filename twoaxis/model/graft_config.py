@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from twoaxis.base.options import Positive, between, check_type
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import Methods
-from twoaxis.model.family import FORMAT, GRAFT
+from twoaxis.model.family import FORMAT, GRAFT, METHODS
 from twoaxis.model.survey import Architecture
 
 ALSO = {
@@ -26,7 +26,6 @@ ALSO = {
 """What families call a size that they have no alias for."""
 EXPERTS = "moe_intermediate_size"
 """Hidden width of an expert, where a family tells it from that of a plain MLP."""
-METHODS = tuple(field.name for field in dataclasses.fields(Methods))
 PASSED_ON = {
     # fields that transformers itself reads from a configuration file or from keyword arguments
     *("_commit_hash", "_name_or_path", "attn_implementation", "auto_map", "custom_pipelines", "experts_implementation"),
@@ -66,6 +65,7 @@ class TwoAxisConfig(PreTrainedConfig):
     init: str = "paper"
 
     def __post_init__(self, **kwargs: Any) -> None:
+        kwargs.pop("decoder", None)  # a decoder's own fields: from here on the model is what transformers makes of it
         known = {field.name for field in dataclasses.fields(self)}
         for name in kwargs:
             if name not in PASSED_ON | set(GenerationConfig._get_default_generation_params()):

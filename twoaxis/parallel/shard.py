@@ -56,8 +56,6 @@ def shard(
     It may be on the meta device; then `materialise` gives it its weights.
     """
     blocks = find_blocks(model)
-    # The warning is of in-place operations on what a unit returns; states are values, which nobody changes.
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     prepare_blocks(blocks, recompute=recompute, compile=compile)
     policy = AS_STORED
     if dtype is not None:
@@ -70,6 +68,8 @@ def shard(
 
 def shard_stream(model: Any, mesh: DeviceMesh) -> None:
     """Shard a model's stream alone, as a unit that stays float32; whoever shards the model afterwards passes it by."""
+    # The warning is of in-place operations on what a unit returns; states are values, which nobody changes.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     if any(True for _ in model.stream.parameters()):
         fully_shard(model.stream, mesh=mesh, mp_policy=AS_STORED, reshard_after_forward=False)
         for opening in ("open", "unpack"):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from twoaxis.base.files import atomic_folder, check_empty, claim, remove_partial
 from twoaxis.base.machine import versions
 from twoaxis.base.plugins import use_options
+from twoaxis.model.load import quietly
 from twoaxis.pretrained.choose_start import Start, choose, read_method, shape_of
 from twoaxis.pretrained.record import Record, write_record
 from twoaxis.show.document import Document, Facts, Showable
@@ -130,6 +131,7 @@ def retrofit(
             remove_partial(Path(out).parent, Path(out).name)
         say("reading the configuration")
         found = open_source(source)
+        stack.enter_context(quietly())  # from here on: a download may show its bar
         start = choose(asked, *shape_of(found.config))
         tokenizer = found.tokenizer() if tokenizer is None else tokenizer
         sample = _sample(found, tokenizer, tokens, text)

@@ -66,7 +66,7 @@ def save_checkpoint(job: Job) -> None:
     learning, moving = learned(engine.model), moments(job.optimizer, engine.model)
     if engine.rank != 0:
         if engine.sharded:
-            job.saving = write_parts(Path(engine.from_first("")), learning | moving, engine.background)
+            job.saving = write_parts(Path(engine.gather("")[0]), learning | moving, engine.background)
         return
     job.folder.check_claim()
     random = {"torch": torch.get_rng_state()}
@@ -80,7 +80,7 @@ def save_checkpoint(job: Job) -> None:
         write_json(place / STATE, state)
         if engine.sharded:
             (place / SHARDS).mkdir()
-            parts = write_parts(Path(engine.from_first(str(place / SHARDS))), learning | moving, engine.background)
+            parts = write_parts(Path(engine.gather(str(place / SHARDS))[0]), learning | moving, engine.background)
             job.saving = _THREAD.submit(_complete, job, place, stack.pop_all(), parts)
         else:
             save_tensors(place / WEIGHTS, learning)

@@ -212,7 +212,7 @@ class Result(Showable):
         """The command that uses the model; one of a task has nothing to say, but can be compared with the baseline."""
         config = read_json(Path(folder) / RUN)["config"]
         if self.accuracy is None:
-            return f"twoaxis generate {folder} --prompt TEXT{' --bytes' if config['tokenizer'] == 'bytes' else ''}"
+            return f"twoaxis generate {folder} --prompt TEXT"
         given = [(name, config[name]) for name in ("stream", "mixer") if config[name] not in (None, "standard")]
         methods = " ".join(f"--{name} {value}" for name, value in given or [("stream", "NAME")])
         return f"twoaxis compare --out {folder}-compared {methods} --data {config['data'][0]}"
@@ -236,6 +236,13 @@ def load_result(folder: str | Path) -> Result | None:
         return result
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}. Remove it, and the run is made again") from error
+
+
+def trained_on_bytes(model: str | Path) -> bool:
+    """Whether the run in whose folder a model stands had bytes as its tokens."""
+    run = Path(model).resolve().parent / RUN
+    config = read_json(run).get("config") if run.is_file() else None
+    return isinstance(config, dict) and config.get("tokenizer") == "bytes"
 
 
 def load_log(folder: str | Path) -> list[dict[str, Any]]:

@@ -108,7 +108,8 @@ def _where(run: TrainConfig, folder: RunFolder, engine: Engine) -> tuple[Result 
     if engine.rank == 0:
         result = folder.finished(run)
         checkpoint = None if result is not None else newest_checkpoint(folder.checkpoints, run.key, warn)
-    step = engine.from_first(FINISHED if result is not None else 0 if checkpoint is None else checkpoint.step)
+    own = FINISHED if result is not None else 0 if checkpoint is None else checkpoint.step
+    step = engine.gather(own)[0]
     if engine.rank > 0:
         result = folder.finished(run)
         path = folder.checkpoints / f"step-{step:08d}"

@@ -187,19 +187,16 @@ class Engine:
         numbers = [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values]
         return (self._sum(torch.stack(numbers)) / self.world).tolist()
 
-    def from_first(self, said: Said) -> Said:
-        """What the first process says, in all of them."""
-        listed = [said]
+    def gather(self, said: Said) -> list[Said]:
+        """What every process says, in all of them."""
+        listed = [said] * self.world
         if self.world > 1:
-            dist.broadcast_object_list(listed, 0)
-        return listed[0]
+            dist.all_gather_object(listed, said)
+        return listed
 
     def any(self, found: dict[str, bool]) -> dict[str, bool]:
         """By name, whether something was found in one of the processes."""
-        if not self.sharded:
-            return found
-        listed: list[dict[str, bool]] = [{} for _ in range(self.world)]
-        dist.all_gather_object(listed, found)
+        listed = self.gather(found)
         names = dict.fromkeys(name for theirs in listed for name in theirs)
         return {name: any(theirs.get(name, False) for theirs in listed) for name in names}
 
