@@ -299,7 +299,7 @@ def _keep(job: Job, data: Data) -> None:
             from twoaxis.pretrained.retrofit import make_record
 
             begun: Any = getattr(engine.model, "begun", None)  # a retrofit stays one: what is new in it is known
-            made = begun and make_record(begun.source, begun.start, engine.model, begun.parameters, begun.seed)
+            made = begun and make_record(begun, engine.model)
             if (record := made or read_record(run.source)) is not None:
                 write_record(record, place)
 
