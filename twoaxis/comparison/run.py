@@ -22,7 +22,7 @@ from twoaxis.base.files import Claimed, claim, remove_partial
 from twoaxis.base.interrupt import Interrupted
 from twoaxis.base.machine import reproducible
 from twoaxis.base.options import read_fields
-from twoaxis.base.plugins import fingerprints
+from twoaxis.base.plugins import fingerprints, use
 from twoaxis.base.progress import console_here
 from twoaxis.base.timer import Throughput
 from twoaxis.comparison.budget import Measure, count_contender, make_rows, measure_speeds
