@@ -292,7 +292,16 @@ class Plan(Options):
 
     def _runs(self, seeds: Sequence[int], rows: Sequence[tuple[Row, float]], choosing: bool) -> list[Run]:
         labels = {contender.key: contender.label for contender in self.contenders}
-        return [Run(row, labels[row.contender], rate, seed, choosing) for seed in seeds for row, rate in rows]
+        return [
+            Run(row, labels[row.contender], rate, seed, choosing)
+            for seed in seeds
+            for row, rate in rows
+            if seed == seeds[0] or not self.is_seedless(row)
+        ]
+
+    def is_seedless(self, row: Row) -> bool:
+        """Whether a row is the same at every seed, so that the first stands for all: the source as it is."""
+        return self.base.source is not None and not row.steps and self.contender(row.contender).label in self.checks
 
     def name_of(self, run: Run) -> str:
         """A run in messages: data and size only where there are several."""
