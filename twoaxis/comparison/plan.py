@@ -93,12 +93,6 @@ class Run(NamedTuple):
         """Its place in the comparison's folder."""
         return self.row.folder / f"lr-{self.lr!r}" / f"seed-{self.seed}"
 
-    @property
-    def name(self) -> str:
-        """For messages."""
-        rate = f", lr {self.lr!r}" if self.choosing else ""
-        return f"{self.label}, {self.row.data}, {self.row.size}{rate}, seed {self.seed}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Options):
@@ -294,7 +288,22 @@ class Plan(Options):
 
     def _runs(self, seeds: Sequence[int], rows: Sequence[tuple[Row, float]], choosing: bool) -> list[Run]:
         labels = {contender.key: contender.label for contender in self.contenders}
-        return [Run(row, labels[row.contender], rate, seed, choosing) for seed in seeds for row, rate in rows]
+        return [
+            Run(row, labels[row.contender], rate, seed, choosing)
+            for seed in seeds
+            for row, rate in rows
+            if seed == seeds[0] or not self.is_seedless(row)
+        ]
+
+    def is_seedless(self, row: Row) -> bool:
+        """Whether a row is the same at every seed, so that the first stands for all: the source as it is."""
+        return self.base.source is not None and not row.steps and self.contender(row.contender).label in self.checks
+
+    def name_of(self, run: Run) -> str:
+        """A run in messages: data and size only where there are several."""
+        where = f", {run.row.data}, {run.row.size}" if len(self.data) * len(self.sizes) > 1 else ""
+        rate = f", lr {run.lr!r}" if run.choosing else ""
+        return f"{run.label}{where}{rate}, seed {run.seed}"
 
     def config(self, run: Run) -> TrainConfig:
         """The configuration of a run."""

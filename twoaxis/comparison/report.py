@@ -235,17 +235,19 @@ def is_task(section: Section) -> bool:
 
 
 NAME = Col("contender", lambda e: Cell(flagged(e), href=_model(e, min(e.results, default=None))), words=True)
+SPREAD = Col("sd", of(lambda entry: entry.spread, unsigned))
 LOSS = (
     Col("loss", mean("loss", loss)),
-    Col("sd", of(lambda entry: entry.spread, unsigned)),
+    SPREAD,
     Col("difference", difference("mean", signed)),
     Col("95% interval", _interval, words=True),
 )
 RESULT = (
-    Col("seeds", _seeds),
-    *LOSS,
-    Col("p", difference("corrected_p", lambda p: "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0"))),
+    *(column for column in LOSS if column is not SPREAD),
     Col("verdict", _verdict, words=True),
+    Col("seeds", _seeds),
+    SPREAD,
+    Col("p", difference("corrected_p", lambda p: "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0"))),
     Col("resolvable", difference("detectable", unsigned)),
     Col("minus LoRA's", _beyond, lambda section: section.beyond),
     Col("accuracy", mean("accuracy", percent), is_task),

@@ -22,11 +22,11 @@ from twoaxis.base.files import Claimed, claim, remove_partial
 from twoaxis.base.interrupt import Interrupted
 from twoaxis.base.machine import reproducible
 from twoaxis.base.options import read_fields
-from twoaxis.base.plugins import fingerprints, use_files
+from twoaxis.base.plugins import fingerprints, use
 from twoaxis.base.progress import console_here
 from twoaxis.base.timer import Throughput
 from twoaxis.comparison.budget import Measure, count_contender, make_rows, measure_speeds
-from twoaxis.comparison.contenders import controls, low_rank_control, recipe_checks, with_budget
+from twoaxis.comparison.contenders import controls, low_rank_control, recipe_checks, with_budget, without_matching
 from twoaxis.comparison.decisions import choose_rates, seeds_wanted
 from twoaxis.comparison.forecast import forecast
 from twoaxis.comparison.options import command_line, merge, parse
@@ -37,6 +37,7 @@ from twoaxis.comparison.runner.launchers import Launcher, LocalLauncher, default
 from twoaxis.comparison.runner.ranks import become_ranks, only_gpus
 from twoaxis.comparison.runner.watch import Watch
 from twoaxis.comparison.runner.worker import Beat, Unit, in_child
+from twoaxis.model.config import Methods
 from twoaxis.pretrained.model_for_training import hold, release, source_digest
 from twoaxis.show.numbers import seconds
 from twoaxis.training.engines.processes import Degrees
@@ -101,15 +102,18 @@ def prepare(options: Mapping[str, Any], out: str | Path, *, command: str = "", m
         _allow(Path(out) / PLAN, {"use": stored.use}, options)
     plan = Plan.new(options) if stored is None else stored.grow(options)
     about: dict[str, Any] = dict(plan.about)
+    files = fingerprints(plan.use)
+    _same("the file", about.get("use", {}), files)
+    use(*plan.use)
+    for each in map(without_matching, plan.contenders):  # a misspelt method shall not wait for the data
+        Methods(stream=each.stream, stream_options=each.stream_options)
+        Methods(mixer=each.mixer, mixer_options=each.mixer_options)
     if (source := plan.base.source) is not None:
         digest = source_digest(source)
         _same("the model", {source: about.get("source", digest)}, {source: digest})
         about["source"] = digest
         with reproducible(plan.base.threads or 1):
             hold(source)
-    files = fingerprints(plan.use)
-    _same("the file", about.get("use", {}), files)
-    use_files(plan.use)
     loaded = load_all(plan)
     named = ("fingerprint", "vocab_size", "chance")
     facts = {label: it.describe() | {name: getattr(it, name) for name in named} for label, it in loaded.items()}
@@ -258,7 +262,7 @@ class Runs:
 
     def prepare(self) -> None:
         """Import what a run imports."""
-        from twoaxis.model.load import quiet
+        from twoaxis.base.machine import quiet
 
         quiet()
         plan = self.plan()
@@ -306,7 +310,7 @@ class Runs:
         return [
             Unit(
                 self.folder / run.folder,
-                run.name,
+                plan.name_of(run),
                 run.row.flops / UNIT,
                 partial(self._outcome, run),
                 partial(self._perform, plan, run),
@@ -320,7 +324,7 @@ class Runs:
         if result is None:
             return None
         loss = f"diverged: {result.message}" if result.loss is None else f"loss {result.loss:.4f}"
-        return f"{loss} ({result.seconds:.0f} s of training)"
+        return f"{loss} ({result.seconds:.0f} s)"
 
     def _perform(self, plan: Plan, run: Run, beat: Beat, slot: int) -> None:
         """Train; a run of several processes forks them."""

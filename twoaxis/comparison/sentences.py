@@ -18,6 +18,8 @@ from twoaxis.training.folder import MODEL
 
 CLOCK = "in CPU time of the process where a run has one thread of a CPU, else by the clock"
 """How `base.timer` measures."""
+WARNING = "**Warning:**"
+"""Begins a paragraph of its own."""
 
 
 def headline(found: Comparison) -> str:
@@ -89,8 +91,12 @@ def _verdicts(section: Section, *, several: bool) -> str:
             parts.append(f"resolved as {word} than {base}: {', '.join(named)}")
     if equal := [entry.label for entry in section.contenders if entry.verdict == EQUIVALENT]:
         parts.append(f"equivalent within {section.plan.margin:g} nats per token: {', '.join(equal)}")
-    if rest := [_open(e, e.difference) for e in section.contenders if e.difference and e.verdict == OPEN]:
-        parts.append(f"not resolved at this scale and with these seeds: {', '.join(rest)}")
+    still_open = [(e, e.difference) for e in section.contenders if e.difference and e.verdict == OPEN]
+    if rest := [_open(entry, difference) for entry, difference in still_open]:
+        known = any(difference.detectable and not difference.diverged for _, difference in still_open)
+        goal = "half of it" if section.plan.margin is None else "the margin"
+        brackets = f" (in brackets: what would have been, with {POWER:.0%} probability, and what {goal} needs)"
+        parts.append(f"not resolved at this scale and with these seeds{brackets if known else ''}: {', '.join(rest)}")
     if not parts:
         return f"{where}there is nothing but {base} to compare."
     for axis, name in NAMES.items():
@@ -120,14 +126,13 @@ def _open(entry: Entry, found: Difference) -> str:
     elif found.low is None:
         reasons.append("one seed tells nothing of chance")
     elif found.detectable and not found.diverged:
-        reasons.append(f"{unsigned(found.detectable)} or more would have been, with a probability of {POWER:.0%}")
+        reasons.append(unsigned(found.detectable))
         if entry.power is not None:
-            effect, needed, took = entry.power
+            _, needed, took = entry.power
             if needed is None:
-                reasons.append(f"for {unsigned(effect)} more held-out rows are needed")
+                reasons.append("more held-out rows")
             elif needed > len(found.seeds):
-                minutes = "" if took is None else f", about {seconds(took)} at the throughput in the table,"
-                reasons.append(f"{needed} seeds{minutes} would do for {unsigned(effect)}")
+                reasons.append(f"{needed} seeds{'' if took is None else f', about {seconds(took)}'}")
     return f"{entry.label} ({'; '.join(reasons)})" if reasons else entry.label
 
 

@@ -80,7 +80,7 @@ def with_family(fields: dict[str, Any]) -> dict[str, Any]:
     from twoaxis.data.tokenizer import need_transformers
 
     need_transformers()
-    from twoaxis.model.scratch import is_file, read_family
+    from twoaxis.model.graft_from_scratch import is_file, read_family
 
     if not is_file(family):
         return fields
@@ -148,7 +148,7 @@ def model_config(run: TrainConfig, vocabulary: int, end: int | None = None) -> M
         raise ValueError(f"the data has {vocabulary} tokens, model.vocab_size is {fields['vocab_size']}")
     if run.family is not None:
         from twoaxis.model.config import Methods
-        from twoaxis.model.scratch import on_meta, scratch_config
+        from twoaxis.model.graft_from_scratch import on_meta, scratch_config
 
         own = {field.name for field in dataclasses.fields(Methods)}
         chosen = Methods.from_dict(methods | {n: value for n, value in fields.items() if n in own}, "a model")
@@ -177,7 +177,7 @@ def make_model(run: TrainConfig, vocabulary: int, end: int | None = None) -> Mod
 
             model = Decoder(config, seed)
         else:
-            from twoaxis.model.scratch import from_scratch
+            from twoaxis.model.graft_from_scratch import from_scratch
 
             model = from_scratch(config, seed)
     if run.recompute:
