@@ -94,7 +94,7 @@ def read_runs(folder: Path, plan: Plan) -> dict[Path, dict[int, RunRecord]]:
             if result is not None and curve.tokens and curve.tokens[-1] == result.tokens:
                 curve = curve.on_rows(result.row_losses or (), plan.base.eval_examples)
             record = RunRecord(run.folder, result, curve, training, spikes, (home / MODEL).is_dir())
-            found[run.row.folder][run.seed] = record
+            found[run.row.folder] |= dict.fromkeys(plan.seeds if plan.is_seedless(run.row) else (run.seed,), record)
     return found
 
 
