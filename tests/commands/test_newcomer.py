@@ -27,7 +27,12 @@ MISTAKES = {
     "a run without a model": (("generate", "unfinished"), "it is not finished, or was made with --no-save-model"),
     "a model in place of a comparison": (("report", "ours"), "give the --out of twoaxis compare"),
     "a method of an unknown file": (("generate", "theirs"), "add --use /home/me/my_stream.py"),
-    "no GPU": (("train", *OUT, "--data", "task:recall", "--device", "cuda"), "device 'cuda' cannot be used"),
+    "no GPU": (("train", *OUT, "--data", "task:recall", "--device", "cuda"), "torch finds no GPU here; give cpu"),
+    "a stream more": (("train", *OUT, "--stream", "mhc", "--stream", "ddl"), "twoaxis compare takes several"),
+    "an option twice": (("cost", "--shape", "nano", "--shape=tiny"), "--shape is given 2 times; give it once"),
+    "a word alone": (("data", "notes.txt"), "'notes.txt' stands alone; options are --NAME VALUE"),
+    "a choice": (("advise", "--goal", "speed"), "Expected one of any, mixing, retrieval, shortcut."),
+    "a contender's name": (("compare", *OUT, "--stream", "mhcc", "--data", "none.txt"), "did you mean 'mhc'?"),
     "a checkpoint in a pickle": (("generate", "pickled"), "save them as safetensors"),
 }
 

@@ -25,12 +25,12 @@ from tests.model.graft_helpers import grafted, logits, to_family, tokens
 from tests.model.test_family import BASE, SHAPES, TOKENS
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.family import graft_document
+from twoaxis.model.decoder_as_graft import graft_document
 from twoaxis.model.graft import TwoAxisForCausalLM
+from twoaxis.model.graft_survey import difference, examine
 from twoaxis.model.load import load_model
 from twoaxis.model.presets import find_shape
 from twoaxis.model.save import save_decoder, why_no_graft
-from twoaxis.model.survey import difference, examine
 
 
 def decoder(**changes: Any) -> Decoder:

@@ -18,9 +18,9 @@ from twoaxis.base.spec import spell
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.family import decoder_key, graft_key
+from twoaxis.model.decoder_as_graft import decoder_key, graft_key
 from twoaxis.model.graft import graft
-from twoaxis.model.survey import difference
+from twoaxis.model.graft_survey import difference
 from twoaxis.sequence.registry import MIXERS
 
 BASE = ModelConfig(vocab_size=61, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)

@@ -12,7 +12,7 @@ import torch
 from twoaxis.base.machine import pick_device
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.family import graft_document
+from twoaxis.model.decoder_as_graft import graft_document
 from twoaxis.model.load import load_model
 from twoaxis.model.save import save_decoder
 

@@ -148,7 +148,7 @@ def parse(command: Callable[..., Any], name: str, args: Sequence[str]) -> tuple[
             arguments, common = tyro.cli(typed, args=list(args), prog=f"twoaxis {name}", config=config)
     except SystemExit as ended:
         if ended.code:
-            raise ValueError(_one_line(box.getvalue())) from ended
+            raise ValueError(_one_line(box.getvalue(), name)) from ended
         raise  # after the help
     typed_of = {each: made.from_dict(arguments.pop(each)) for each, made in made_of.items() if arguments[each]}
     return {each: value for each, value in arguments.items() if each not in made_of} | typed_of, common
@@ -166,10 +166,11 @@ def _refuse_repeated(args: Sequence[str], several: set[str]) -> None:
     )
     for name, times in typed.items():
         if times > 1 and name not in several | {"model", "use", ""}:
-            raise ValueError(f"--{name.replace('_', '-')} is given {times} times; give it once")
+            more = "; twoaxis compare takes several" if name in ("stream", "mixer") else ""
+            raise ValueError(f"--{name.replace('_', '-')} is given {times} times; give it once{more}")
 
 
-def _one_line(box: str) -> str:
+def _one_line(box: str, name: str) -> str:
     """What tyro draws a box around: what is wrong, what may have been meant, and where to read more."""
     parts: list[list[str]] = [[]]
     for line in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines()[1:-1]:
@@ -178,7 +179,14 @@ def _one_line(box: str) -> str:
             parts.append([])
         elif not inside.startswith(" " * 8):  # where the help of an option stands
             parts[-1].append(inside.strip())
-    return ". ".join(" ".join(part).rstrip(".") for part in parts if part and part[0] != "Argument helptext:")
+    text = ". ".join(" ".join(part).rstrip(".") for part in parts if part and part[0] != "Argument helptext:")
+    if alone := re.match(r"Unrecognized options: ([^-,. ][^,]*?)(?=[,.] |$)", text):
+        return f"{alone[1]!r} stands alone; options are --NAME VALUE, see twoaxis {name} --help"
+    choices = re.search(r"Expected one of \((.*?)\)", text)
+    if choices is None:
+        return text
+    names = sorted(set(re.findall(r"'(.*?)'", choices[1])) - {"None"})
+    return text.replace(choices[0], f"Expected one of {', '.join(names)}")
 
 
 def spelled(hint: Any) -> Any:

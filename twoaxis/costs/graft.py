@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from twoaxis.base.meter import Meter
 from twoaxis.costs.fuse import Part
 from twoaxis.costs.trace import Kept, Recompute, Runner, longer
-from twoaxis.model.cache import RingLayer
-from twoaxis.model.grafted import MixerSite, children_of, find_layers
+from twoaxis.model.graft_cache import RingLayer
+from twoaxis.model.graft_layers import MixerSite, children_of, find_layers
 from twoaxis.sequence.mixer import LocalOperator
 
 

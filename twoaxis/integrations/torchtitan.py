@@ -38,7 +38,7 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from twoaxis.base.files import write_json
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.family import decoder_key, graft_document, graft_key
+from twoaxis.model.decoder_as_graft import decoder_key, graft_document, graft_key
 from twoaxis.model.flops import training_flops
 from twoaxis.parallel.pipeline import Pipeline, Schedule
 from twoaxis.parallel.shard import materialise, shard, units

@@ -30,6 +30,11 @@ class Past(NamedTuple):
     spare: int = 0
     """Positions that rings keep beyond their window, so that as many tokens can be taken back."""
 
+    @property
+    def stream(self) -> tuple[Ring, ...]:
+        """The rings of the residual stream."""
+        return tuple(ring for name, ring in self.rings.items() if name.startswith("stream."))
+
     def map(self, change: Callable[[Ring], Ring]) -> Past:
         """`change` on every ring."""
         return self._replace(rings={name: change(ring) for name, ring in self.rings.items()})

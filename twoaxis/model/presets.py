@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from twoaxis.base.files import read_json
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import ModelConfig
-from twoaxis.model.family import GRAFT
+from twoaxis.model.decoder_as_graft import GRAFT
 from twoaxis.model.family_shape import FamilyShape
 from twoaxis.model.save import is_decoder, read_config
 
@@ -100,7 +100,7 @@ ALSO = {"1b": "llama-3.2-1b", "3b": "llama-3.2-3b", "8b": "llama-3-8b"}
 
 
 def preset_names() -> tuple[str, ...]:
-    """Every name `preset` and `find_shape` know, the smallest shape first; the short ones are in `ALSO`."""
+    """The names `preset` takes, the smallest shape first."""
     return tuple(PRESETS)
 
 
@@ -151,16 +151,12 @@ def _read_shape(path: Path) -> ModelConfig | FamilyShape:
         raise ValueError(f"{path} has no model_type: it is not the configuration of a transformers model")
     if is_decoder(document):
         return read_config(path)
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+    from twoaxis.model.graft_config import check_family
 
     family = document.get("text_config") if kind == GRAFT else document
-    kind = family.get("model_type") if isinstance(family, dict) else None
-    if not isinstance(family, dict) or not isinstance(kind, str) or kind not in KNOWN:
-        hint = did_you_mean(str(kind), list(KNOWN))
-        raise ValueError(
-            f"{path}: transformers has no family {kind!r} of causal language models{hint}; mend model_type"
-        )
+    family = family if isinstance(family, dict) else {}
     try:
+        check_family(family.get("model_type"))
         shape = FamilyShape(family={name: value for name, value in family.items() if name != "architectures"})
         _ = shape.architecture  # the dry run that everything else needs
         return shape

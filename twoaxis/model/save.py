@@ -33,7 +33,7 @@ from twoaxis.base.options import check_names
 from twoaxis.base.plugins import write_origins
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.family import FORMAT, GRAFT, graft_document, graft_key, read_graft
+from twoaxis.model.decoder_as_graft import FORMAT, GRAFT, graft_document, graft_key, read_graft
 
 DECODER = "twoaxis_decoder"
 """The `model_type` of a folder that holds a decoder which is no graft."""

@@ -37,7 +37,7 @@ def find_blocks(model: Any) -> nn.ModuleList:
         raise ValueError(f"{type(model).__name__} has no residual stream of ours: put one on it first")
     if not hasattr(model, "backbone"):
         return model.layers
-    from twoaxis.model.grafted import find_layers  # it needs transformers, which a decoder does not
+    from twoaxis.model.graft_layers import find_layers  # it needs transformers, which a decoder does not
 
     return find_layers(model.backbone)
 

@@ -10,7 +10,7 @@
 
 Layer 0 opens the stream and the last one closes it, so embedding, masks, final norm, head and loss see tensors alone.
 Where norms stand, whether a factor scales the increment, whether there are two, three or four sub-layers is read off
-the layer's own forward by one dry run (`twoaxis.model.survey`); there is no table of families.
+the layer's own forward by one dry run (`twoaxis.model.graft_survey`); there is no table of families.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from twoaxis.model.memory import Memory, close_stream, mix, open_stream
 from twoaxis.sequence.mixer import LocalOperator
 
 if TYPE_CHECKING:
-    from twoaxis.model.grafted import GraftedChild
+    from twoaxis.model.graft_layers import GraftedChild
 
 CURRENT = CompileableContextVar("twoaxis_pass")
 """The pass that runs: the model sets it around its backbone's forward, and layer 0 opens the stream of it."""

@@ -1,4 +1,4 @@
-"""Families whose layers are our decoder's: their configurations and parameter names, both ways.
+"""A decoder as the graft of a family whose layers are its own: configuration and names of parameters.
 
     family     what it has
     llama      biases of the attention, all four or none; biases of the MLP
