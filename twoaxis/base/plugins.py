@@ -60,14 +60,14 @@ def use_options(folder: str | Path) -> str:
 def check_origins(folder: str | Path, known: Iterable[str]) -> None:
     """Refuse a model of methods that are not known here, and say where they came from."""
     there = set(known)
-    for name, where in _origins(folder).items():
-        if name not in there and "package" in where:
+    missing = {name: where for name, where in _origins(folder).items() if name not in there}
+    for name, where in missing.items():
+        if "package" in where:
             raise ValueError(f"{folder} has the method {name!r} of the package {where['package']}: install it")
-        if name not in there:
-            raise ValueError(
-                f"{folder} has the method {name!r} of the file {where['file']}, which is not known here: add --use "
-                f"{where['file']} (twoaxis.use in Python)"
-            )
+    if missing:
+        files = list(dict.fromkeys(where["file"] for where in missing.values()))
+        names, use = " and ".join(map(repr, missing)), " ".join(f"--use {file}" for file in files)
+        raise ValueError(f"{folder} has the method {names}, which is not known here: add {use} (twoaxis.use in Python)")
 
 
 def _origins(folder: str | Path) -> dict[str, dict[str, str]]:

@@ -238,13 +238,6 @@ def load_result(folder: str | Path) -> Result | None:
         raise ValueError(f"{path} is damaged: {error}. Remove it, and the run is made again") from error
 
 
-def trained_on_bytes(model: str | Path) -> bool:
-    """Whether the run in whose folder a model stands had bytes as its tokens."""
-    run = Path(model).resolve().parent / RUN
-    config = read_json(run).get("config") if run.is_file() else None
-    return isinstance(config, dict) and config.get("tokenizer") == "bytes"
-
-
 def load_log(folder: str | Path) -> list[dict[str, Any]]:
     """The log of a run.
 
