@@ -377,13 +377,15 @@ def _about(func: Any) -> _About:
 
 _NUMBERS: dict[Signature, int] = {}
 """Every call that was seen, and its number: a number is hashed faster than what it stands for."""
+_SIGNATURES: list[Signature] = []
+"""The same by number."""
 _MEMO: dict[tuple[int, torch.dtype], tuple[Layout | None, ...] | None] = {}
 """Layouts of what calls on meta tensors return; None where the first argument comes back changed in place."""
 
 
 def signature_of(number: int) -> Signature:
     """The call behind the number of a `Call`."""
-    return list(_NUMBERS)[number]
+    return _SIGNATURES[number]
 
 
 def _run(about: _About, args: Any, kwargs: Any, inputs: list[Tensor], number: int) -> Any:
@@ -429,9 +431,12 @@ def empty(layout: Layout) -> Tensor:
 def _number(func: Any, args: Any, kwargs: Any) -> int:
     signature = Signature(func, tuple(map(_leaf, args)), tuple((name, _leaf(v)) for name, v in kwargs.items()))
     try:
-        return _NUMBERS.setdefault(signature, len(_NUMBERS))
+        number = _NUMBERS.setdefault(signature, len(_SIGNATURES))
     except TypeError:  # it cannot be hashed
         return -1
+    if number == len(_SIGNATURES):
+        _SIGNATURES.append(signature)
+    return number
 
 
 def _leaf(value: Any) -> Any:

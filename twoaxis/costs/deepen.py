@@ -50,14 +50,12 @@ def alike(model: Any, config: Any) -> bool:
 def deepen(less: Trace, more: Trace, blocks: int) -> Trace:
     """The trace of a model with so many blocks more than the second, which has one more than the first."""
     if isinstance(less, TrainTrace) and isinstance(more, TrainTrace):
-        if less.extra != more.extra:
-            raise _UnlikeError
         return TrainTrace(
             _works(less.forward, more.forward, blocks),
             _works(less.backward, more.backward, blocks),
             int(_beyond(less.sites, more.sites, blocks)),
             _alive(less.alive, more.alive, blocks),
-            more.extra,
+            _alive(less.extra, more.extra, blocks, grows=False),
             None,
         )
     assert isinstance(less, StepTrace)
@@ -104,8 +102,10 @@ def _kernels(less: Counter[Kernel], more: Counter[Kernel], blocks: int) -> Count
     return +found + grown
 
 
-def _alive(less: Counter[tuple[str, int]], more: Counter[tuple[str, int]], blocks: int) -> Counter[tuple[str, int]]:
-    """The middle block again and again; what belongs to no block grows with their number."""
+def _alive(
+    less: Counter[tuple[str, int]], more: Counter[tuple[str, int]], blocks: int, *, grows: bool = True
+) -> Counter[tuple[str, int]]:
+    """The middle block again and again; what belongs to no block grows with their number, or must not."""
     middle, found = FEW - 1, Counter[tuple[str, int]]()
     shifted = {(kind, block + (block >= middle)): size for (kind, block), size in less.items()}
     if shifted.keys() != {key for key in more if key[1] != middle}:
@@ -115,7 +115,7 @@ def _alive(less: Counter[tuple[str, int]], more: Counter[tuple[str, int]], block
             found.update({(kind, block + n): size for n in range(blocks + 1)})
             continue
         before = shifted[kind, block]
-        if size != before and 0 <= block <= FEW:
+        if size != before and (0 <= block <= FEW or not grows):
             raise _UnlikeError
         found[kind, block + blocks * (block > middle)] = _beyond(before, size, blocks)
     return found
