@@ -132,8 +132,8 @@ def test_gradients_of_parameters_are_counted_once() -> None:
         loss.backward()
         backward = meter.take()
     assert weight.grad is not None
-    assert highest(backward, set()) == {("blocks", -1): 4 + 4 * 8}
-    assert highest(backward, {meter.allocation(weight.grad)}) == {("blocks", -1): 4}
+    assert highest(backward, set()) == {("blocks", 0): 4 + 4 * 8}
+    assert highest(backward, {meter.allocation(weight.grad)}) == {("blocks", 0): 4}
 
 
 @pytest.mark.parametrize("fields", KINDS[:4], ids=label)

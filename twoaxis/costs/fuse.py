@@ -150,7 +150,10 @@ def moved(stretch: Iterable[Event]) -> int:
 
 
 def highest(events: Iterable[Event], without: set[int]) -> dict[tuple[str, int], int]:
-    """Most bytes above the start while the head and while each block runs, without some allocations."""
+    """Most bytes above the start while the head and while each block runs, without some allocations.
+
+    What comes before the first block is counted with it.
+    """
     now, most = 0, dict[tuple[str, int], int]()
     for event in events:
         if isinstance(event, Free):
@@ -160,7 +163,7 @@ def highest(events: Iterable[Event], without: set[int]) -> dict[tuple[str, int],
         made = {event.allocation: event.bytes} if grown else {r.allocation: r.whole for r in event.makes}
         now += sum(size for allocation, size in made.items() if allocation not in without)
         part = _part(event)
-        key = ("head" if part.kind == "head" else "blocks", part.block)
+        key = ("head" if part.kind == "head" else "blocks", max(0, part.block))
         most[key] = max(most.get(key, now), now)
     return most
 

@@ -123,6 +123,6 @@ def _above(run: TrainTrace, chunk: int, per: int, blocks: int) -> float:
     Gradients of the sources that came from earlier stages are among them: this is no share of the whole model's.
     """
     end = (chunk + 1) * per
-    own = range(chunk * per if chunk else -1, end if end < blocks else blocks + 1)
+    own = range(chunk * per, end if end < blocks else blocks + 1)
     ran = (block for block in own if ("blocks", block) in run.extra)
     return max(run.extra["blocks", block] - sum(run.saved_by(*own[block + 1 - own.start :])) for block in ran)
