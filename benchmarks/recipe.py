@@ -26,7 +26,6 @@ from benchmarks.page import replace_between
 from twoaxis.base.machine import hardware_line
 from twoaxis.data.load import Data, load_data
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.schedule import rate
 from twoaxis.training.train import train
 
 PAGE = Path(__file__).parent.parent / "docs" / "howto" / "train.md"
@@ -125,7 +124,7 @@ def train_gpt(run: TrainConfig, data: Data, shape: tuple[int, int, int], setting
     examples = data.train(run.seed, run.total_steps * run.batch)
     for step in range(1, run.total_steps + 1):
         for group in optimizer.param_groups:
-            group["lr"] = settings.lr * rate(schedule, step)
+            group["lr"] = settings.lr * schedule.rate(step)
         loss(model, [examples[(step - 1) * run.batch + n] for n in range(run.batch)]).backward()
         nn.utils.clip_grad_norm_(model.parameters(), run.clip)
         optimizer.step()

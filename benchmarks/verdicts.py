@@ -1,7 +1,7 @@
 """`python -m benchmarks.verdicts`: how often `twoaxis compare` is wrong, and how often it finds what is there.
 
 Losses are drawn, thousands of comparisons at once, and judged as `twoaxis.comparison.statistics` does: with its own
-variances and quantiles, on arrays (a test holds both to the same verdicts). About half a minute on one core;
+variances and intervals, on arrays (a test holds both to the same verdicts). About two minutes on one core;
 `--write-docs` puts the tables into docs/explanation/statistics.md.
 """
 
@@ -16,12 +16,14 @@ from numpy.random import Generator
 
 from benchmarks.page import replace_between
 from twoaxis.comparison.decisions import settle
-from twoaxis.comparison.statistics import LEVEL, Look, added_looks, from_scipy, moderate, planned_looks
+from twoaxis.comparison.statistics import LEVEL, Look, added_looks, half_width, moderate, planned_looks
 
 PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "statistics.md"
 MARKS = "<!-- simulated: written by python -m benchmarks.verdicts --write-docs -->", "<!-- end of simulated -->"
 EFFECT = 2.0
 """Of the planted difference, in standard deviations of a paired difference."""
+ROWS = 64
+"""Held-out rows, where they bring noise of their own."""
 
 
 def normal(generator: Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -67,17 +69,28 @@ NOISE: dict[str, Callable[[Generator, tuple[int, ...]], np.ndarray]] = {
 }
 
 
-def verdicts(apart: np.ndarray, looks: Sequence[Look], level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
+def verdicts(
+    apart: np.ndarray,
+    looks: Sequence[Look],
+    level: float = LEVEL,
+    rows: np.ndarray | None = None,
+    shared: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
     """Sign of what is resolved, 0 where nothing is, and seeds used.
 
     Args:
         apart: paired differences (comparisons, contenders, seeds).
         looks: at the seeds from the first on; a contender that is resolved gets no more of them.
         level: of the intervals of a table.
+        rows: what each held-out row adds to the differences of all seeds (comparisons, contenders, rows).
+        shared: whether errors of rows have the quantile of the seeds, as they have not in a comparison.
     """
-    special = from_scipy("special")
     sign = np.zeros(apart.shape[:2])
     used = np.full(apart.shape[:2], looks[0].seeds)
+    shift, row_error, row_freedom = 0.0, 0.0, 1
+    if rows is not None:
+        row_freedom = rows.shape[2] - 1
+        shift, row_error = rows.mean(-1), rows.std(-1, ddof=1) / np.sqrt(rows.shape[2])
     for look in looks:
         used = np.where(sign == 0, look.seeds, used)
         there = np.arange(apart.shape[2]) < used[..., None]
@@ -85,8 +98,9 @@ def verdicts(apart: np.ndarray, looks: Sequence[Look], level: float = LEVEL) -> 
         squares = np.where(there, (apart - mean[..., None]) ** 2, 0.0).sum(-1)
         variances, freedoms = moderate(squares / (used - 1), used - 1)
         alpha = (1 - level) * look.share / apart.shape[1]
-        half = -special.stdtrit(freedoms, alpha / 2) * np.sqrt(variances / used)
-        sign = np.where((sign == 0) & (np.abs(mean) > half), np.sign(mean), sign)
+        row_freedoms = freedoms if shared else row_freedom
+        half = half_width(alpha, np.sqrt(variances / used), freedoms, row_error, row_freedoms)
+        sign = np.where((sign == 0) & (np.abs(mean + shift) > half), np.sign(mean + shift), sign)
     return sign, used
 
 
@@ -95,28 +109,54 @@ def one_look(seeds: int) -> tuple[Look, ...]:
 
 
 def compared(
-    noise: str, contenders: int, looks: Sequence[Look], trials: int, *, effect: float = 0.0, seed: int = 0
+    noise: str,
+    contenders: int,
+    looks: Sequence[Look],
+    trials: int,
+    *,
+    effect: float = 0.0,
+    seed: int = 0,
+    ratio: float = 0.0,
+    shared: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Signs and seeds of simulated comparisons, and which contenders are better by `effect`: the first one, or none."""
+    """Signs and seeds of simulated comparisons, and which contenders are better by `effect`: the first one, or none.
+
+    Args:
+        noise: of runs, and of held-out rows.
+        contenders: of the table.
+        looks: at seeds.
+        trials: comparisons.
+        effect: in standard deviations of a paired difference.
+        seed: of the draws.
+        ratio: of the variance that `ROWS` held-out rows bring into a mean to the variance that the seeds of the first
+            look do.
+        shared: see `verdicts`.
+    """
     generator = np.random.default_rng([seed, contenders, looks[-1].seeds, list(NOISE).index(noise)])
     runs = NOISE[noise](generator, (trials, contenders + 1, looks[-1].seeds))
     apart = runs[:, 1:] - runs[:, :1]
-    apart[:, 0] -= effect * apart[:, 0].std()
+    spread = apart.std((0, 2))
+    apart[:, 0] -= effect * spread[0]
+    rows = None
+    if ratio:
+        losses = NOISE[noise](generator, (trials, contenders + 1, ROWS))
+        rows = losses[:, 1:] - losses[:, :1]
+        rows *= (spread * np.sqrt(ratio * ROWS / looks[0].seeds) / rows.std((0, 2)))[:, None]
     planted = np.zeros(contenders, bool)
     planted[0] = effect != 0
-    return (*verdicts(apart, looks), planted)
+    return (*verdicts(apart, looks, rows=rows, shared=shared), planted)
 
 
-def wrong(noise: str, contenders: int, looks: Sequence[Look], trials: int) -> float:
+def wrong(noise: str, contenders: int, looks: Sequence[Look], trials: int, ratio: float = 0.0) -> float:
     """Part of comparisons of equals in which anything is resolved."""
-    return float((compared(noise, contenders, looks, trials)[0] != 0).any(1).mean())
+    return float((compared(noise, contenders, looks, trials, ratio=ratio)[0] != 0).any(1).mean())
 
 
 def found(
-    noise: str, contenders: int, looks: Sequence[Look], trials: int, effect: float = EFFECT
+    noise: str, contenders: int, looks: Sequence[Look], trials: int, effect: float = EFFECT, ratio: float = 0.0
 ) -> tuple[float, float]:
     """Part of comparisons in which the planted difference is resolved with its sign, and the mean seeds of it."""
-    sign, used, planted = compared(noise, contenders, looks, trials, effect=effect)
+    sign, used, planted = compared(noise, contenders, looks, trials, effect=effect, ratio=ratio)
     return float((sign[:, planted] == -1).mean()), float(used[:, planted].mean())
 
 
@@ -174,6 +214,36 @@ def tables(trials: int) -> Iterator[str]:
     yield f"**A true difference of {EFFECT:g} standard deviations is resolved**, with its sign; in brackets mean seeds:"
     yield ""
     yield from by_noise((1, 3, 5, 10), power)
+    ratios = (0.0, 0.25, 1.0, 4.0, 16.0)
+    yield (
+        f"**Equal contenders with noise of {ROWS} held-out rows**; the ratio is that of the variance that rows bring "
+        "into a mean to the variance that the seeds (of the first look) do:"
+    )
+    yield ""
+    cases = [(1, "4"), (4, "4"), (5, "6"), (10, "6"), (5, "until resolved")]
+    rows = []
+    for noise in NOISE:
+        rows.append([f"**{noise}**", *[""] * len(cases)])
+        for ratio in ratios:
+            cells = [percent(wrong(noise, many, plans[plan], trials, ratio)) for many, plan in cases]
+            rows.append([f"{ratio:g}", *cells])
+    heads = ["1 contender, 4 seeds", "4, 4 seeds", "5, 6 seeds", "10, 6 seeds", "5, until resolved"]
+    yield from table(["ratio", *heads], rows)
+    yield (
+        "**Why rows have a quantile of their own**, 4 contenders, 4 seeds, normal losses; the true difference is 4 "
+        "standard errors of seeds and rows together:"
+    )
+    yield ""
+    rows = []
+    for ratio in ratios:
+        effect = 4 * np.sqrt((1 + ratio) / 4)
+        cells = []
+        for shared in (True, False):
+            signs, _, first = compared("normal", 4, plans["4"], trials, effect=effect, ratio=ratio, shared=shared)
+            none = compared("normal", 4, plans["4"], trials, ratio=ratio, shared=shared)[0]
+            cells += [percent(float(part)) for part in ((none != 0).any(1).mean(), (signs[:, first] == -1).mean())]
+        rows.append([f"{ratio:g}", *cells])
+    yield from table(["ratio", "the seeds' for both: equals", "resolved", "each its own: equals", "resolved"], rows)
     yield "**Seeds added after a look**, without a plan, equal contenders and normal losses:"
     yield ""
     rows = []

@@ -17,7 +17,7 @@ from docs._make.fill import DOCS
 from tests.support.commands import registries_restored, run_line
 from tests.support.processes import ROOT
 from twoaxis import cli
-from twoaxis.base.extras import install
+from twoaxis.base.machine import install
 from twoaxis.guide import map as methods_map
 from twoaxis.show.document import slug
 
@@ -212,7 +212,7 @@ def test_one_line_of_installation() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for path in [*PAGES, *sorted((ROOT / "twoaxis").rglob("*.py"))]:
         for line in re.findall(r"pip install .*", path.read_text()):
-            if path.name in ("extras.py", "loggers.py"):  # the line itself; a logger that is no extra of ours
+            if path.name in ("machine.py", "log.py"):  # the line itself; a logger that is no extra of ours
                 continue
             assert 'pip install -e ".[' in line, (path.name, line)
     for extra in ("lab", "gguf", "ray", "slurm"):

@@ -78,7 +78,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise
-        from twoaxis.base.extras import needs
+        from twoaxis.base.machine import needs
 
         raise ImportError(needs(f"twoaxis.{name}", "transformers")) from error
     globals()[name] = value

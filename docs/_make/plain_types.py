@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+from importlib import import_module
 from typing import Any
 
 import griffe
 
 
 class PlainTypes(griffe.Extension):
-    """`Annotated[str, arg(metavar="DIR")]` is shown as `str`."""
+    """Parameters of commands have the types that `help` shows: `str` for `Folder`, `Sequence[str]` for `Names`."""
 
     def on_function(self, *, func: Any, **_: Any) -> None:
         """Called for every function that is read."""
+        if not func.path.startswith("twoaxis.commands.") or not func.parent.is_module:
+            return
+        command = getattr(import_module(func.parent.path), func.name)
+        shown = inspect.signature(command).parameters
         for parameter in func.parameters:
-            note = parameter.annotation
-            if isinstance(note, griffe.ExprSubscript) and str(note.left) == "Annotated":
-                parameter.annotation = note.slice.elements[0]  # type: ignore[union-attr]
+            note = inspect.formatannotation(shown[parameter.name].annotation)
+            parameter.annotation = note.replace("collections.abc.", "").replace("typing.", "")

@@ -17,6 +17,9 @@ MISTAKES = {
     "a method's name": (("train", *OUT, "--stream", "mhcc"), "unknown stream 'mhcc' (did you mean 'mhc'?)"),
     "a method's option": (("cost", "--stream", "mhc:stream=4"), "has no option 'stream' (did you mean 'streams'?)"),
     "an option": (("generate", "hf", "--promt", "x"), "--prompt"),
+    "a check's name": (("verify", "--only", "dualty"), "did you mean 'duality'?); the families are contract"),
+    "a file of one's own": (("check", "none.py"), "there is no file none.py"),
+    "a method on the map": (("methods", "densformer"), "did you mean 'denseformer'"),
     "a column": (("methods", "--columns", "colour"), "the columns are"),
     "a path": (("generate", "nowhere"), "there is no folder nowhere"),
     "a missing file": (("train", *OUT, "--config", "none.toml"), "none.toml cannot be read"),
@@ -27,7 +30,12 @@ MISTAKES = {
     "a run without a model": (("generate", "unfinished"), "it is not finished, or was made with --no-save-model"),
     "a model in place of a comparison": (("report", "ours"), "give the --out of twoaxis compare"),
     "a method of an unknown file": (("generate", "theirs"), "add --use /home/me/my_stream.py"),
-    "no GPU": (("train", *OUT, "--data", "task:recall", "--device", "cuda"), "device 'cuda' cannot be used"),
+    "no GPU": (("train", *OUT, "--data", "task:recall", "--device", "cuda"), "torch finds no GPU here; give cpu"),
+    "a stream more": (("train", *OUT, "--stream", "mhc", "--stream", "ddl"), "twoaxis compare takes several"),
+    "an option twice": (("cost", "--shape", "nano", "--shape=tiny"), "--shape is given 2 times; give it once"),
+    "a word alone": (("data", "notes.txt"), "'notes.txt' stands alone; options are --NAME VALUE"),
+    "a choice": (("advise", "--goal", "speed"), "Expected one of any, mixing, retrieval, shortcut."),
+    "a contender's name": (("compare", *OUT, "--stream", "mhcc", "--data", "none.txt"), "did you mean 'mhc'?"),
     "a checkpoint in a pickle": (("generate", "pickled"), "save them as safetensors"),
 }
 

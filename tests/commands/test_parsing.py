@@ -12,8 +12,7 @@ import pytest
 from twoaxis.commands.parsing import Common, parse
 from twoaxis.commands.train import train
 from twoaxis.data.options import DataFields, DataOptions
-from twoaxis.training.config import TrainConfig
-from twoaxis.training.fields import RunFields, merge
+from twoaxis.training.config import RunFields, TrainConfig, merge
 
 
 def test_run_fields_are_those_of_a_run() -> None:
@@ -68,7 +67,7 @@ def test_said_counts_more_than_the_file() -> None:
             "--stpes 3",
             "Unrecognized options: --stpes, 3. Perhaps you meant: --steps {None}|INT. For full ",
         ),
-        ("--out", "Missing value for argument '--out'"),
+        ("--preset", "Missing value for argument '--preset'"),
         ("--steps 3q", "expected an integer such as 500, 300k or 2M, got '3q'"),
         ("--lr fast", "--lr"),
         ("--schedule cos", "cosine"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.support import processes
 from twoaxis.comparison.options import command_line
-from twoaxis.training.results import Result, load_result
+from twoaxis.training.folder import Result, load_result
 
 FRAGILE = '''
 import os, signal

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from twoaxis.comparison.plan import Plan
 from twoaxis.comparison.results import Comparison
 from twoaxis.comparison.run import WORK, Runs, compare, prepare
 from twoaxis.comparison.runner.clusters import RayLauncher, RayOptions, SlurmLauncher
-from twoaxis.comparison.runner.launchers import LocalLauncher, find_launcher, judge
+from twoaxis.comparison.runner.launchers import LocalLauncher, find_launcher
 from twoaxis.comparison.runner.watch import read_progress
 from twoaxis.comparison.runner.worker import FAILED
 from twoaxis.comparison.sentences import facts
@@ -67,8 +68,16 @@ def test_launchers_are_found_by_name_and_refuse_what_they_lack() -> None:
         find_launcher("slurm").places(None)
     with pytest.raises(ValueError, match="no sbatch"):
         find_launcher("slurm").start(WORK, Path("."), 1)
-    assert judge([(1, "one"), (0, "two")]) == (0, "two")  # one that has come to the end knows that all is done
-    assert judge([(1, "ValueError: lost"), (74, "disk")]) == (1, "ValueError: lost")
+    for ends, end in (
+        ([(1, "one"), (0, "two")], (0, "two")),  # one that has come to the end knows that all is done
+        ([ValueError("lost"), (74, "disk")], (1, "ValueError: lost")),
+    ):
+        launcher = find_launcher(None)
+        launcher.jobs = [Future() for _ in ends]
+        assert launcher.ended() is None
+        for job, came in zip(launcher.jobs, ends, strict=True):
+            job.set_exception(came) if isinstance(came, Exception) else job.set_result(came)
+        assert (launcher.ended(), launcher.said) == end
 
 
 def test_a_folder_that_somebody_works_on_is_joined(place: Path) -> None:
@@ -78,7 +87,7 @@ def test_a_folder_that_somebody_works_on_is_joined(place: Path) -> None:
         outcome = compare(options, out, jobs=2)
         with pytest.raises(Claimed, match="can be added when it is done"):
             compare(options | {"stream": ["hyper_connections"]}, out)
-    assert outcome[1:] == ([], [], [])
+    assert (outcome.failed, outcome.missing) == ((), 0)
     found = Comparison.load(out)
     assert list(found.machines.values()) == [2]
     file = next(out.glob("runs/**/run.json"))

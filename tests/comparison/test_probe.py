@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ from twoaxis.comparison.plan import Plan
 from twoaxis.comparison.probe import AMOUNTS, MIXERS, STREAMS, new_options
 from twoaxis.comparison.results import Comparison
 from twoaxis.comparison.retrofit_rates import GRID, find_rate
-from twoaxis.comparison.run import prepare
+from twoaxis.comparison.run import load_all, prepare
 from twoaxis.comparison.statistics import BETTER, OPEN
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.results import RUN
+from twoaxis.training.folder import RUN
 from twoaxis.training.setup import make_model
 
 PROBE: dict[str, Any] = {"tokenizer": "bytes", "context": 64, "batch": 4, "steps": 30, "final_examples": 48, "seeds": 4}
@@ -146,7 +147,9 @@ def test_a_comparison_on_a_source_grows_and_knows_its_source(options: dict[str, 
     assert {row.contender: row.new_rate for row in grown.plan.rows}.items() >= {
         (row.contender, row.new_rate) for row in made.plan.rows
     }
-    assert len(set(grown.losses["frozen"].values())) == 1  # whatever the seed
+    frozen = next(row.folder for row in grown.plan.rows if not row.steps)
+    assert len(list((out / frozen).glob("lr-0.003/seed-*"))) == 1  # whatever the seed
+    assert len(grown.losses["frozen"]) == len(grown.losses["denseformer"]) == 2
     dry = run("compare", "--out", str(out), "--seeds", "3", "--dry-run")
     assert dry.code == 0, dry.err
     assert "to do" in dry.out
@@ -163,25 +166,34 @@ def test_a_comparison_on_a_source_grows_and_knows_its_source(options: dict[str, 
 # Rates of what is new.
 
 
-def test_the_rate_of_what_is_new_is_the_largest_that_does_no_harm(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from twoaxis.comparison.run import load_all
+@pytest.fixture(scope="module")
+def text(options: dict[str, Any]) -> Any:
+    """The data of the comparison."""
+    (data,) = load_all(Plan.new(options | {"stream": ["denseformer"]})).values()
+    return data
 
+
+def tried(options: dict[str, Any], stream: str, **fields: Any) -> TrainConfig:
+    """A run whose rate is looked for."""
+    shared = {name: options[name] for name in ("source", "train", "tokenizer", "context", "batch", "cache")}
+    return TrainConfig(stream=stream, data=tuple(options["data"]), lr=3e-3, **shared | fields)
+
+
+def test_the_search_for_a_rate_begins_where_one_step_does_little_harm(
+    options: dict[str, Any], text: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     harm = 4e-4  # what a source that has learned nothing has to lose
     monkeypatch.setattr(retrofit_rates, "HARM", harm)
-
-    shared = {name: options[name] for name in ("source", "train", "tokenizer", "context", "batch", "cache")}
-    config = TrainConfig(stream="deep_delta", data=tuple(options["data"]), **shared)
-    (data,) = load_all(Plan.new(options | {"stream": ["denseformer"]})).values()
-    assert find_rate(TrainConfig(data=config.data, **shared), data) is None  # nothing is new
-    found = find_rate(config, data)
+    monkeypatch.setattr(retrofit_rates, "_best_below", lambda run, model, most, loss: most)
+    config = tried(options, "deep_delta")
+    assert find_rate(tried(options, "standard"), text) is None  # nothing is new
+    found = find_rate(config, text)
     assert found in GRID[1:-1]
 
     def rise(rate: float) -> float:
         """By one step of Adam along the gradient of the first batch, of the loss of the second."""
-        model: Any = make_model(config, data.vocab_size)
-        rows = torch.stack([data.train(999_983, 4)[number]["input_ids"] for number in range(4)])
+        model: Any = make_model(config, text.vocab_size)
+        rows = torch.stack([text.train(999_983, 4)[number]["input_ids"] for number in range(4)])
         new = [model.get_parameter(name) for name in model.begun.new]
         before = model(input_ids=rows[2:], labels=rows[2:]).loss.item()
         optimizer = torch.optim.Adam(new, lr=rate, eps=1e-30)
@@ -191,6 +203,41 @@ def test_the_rate_of_what_is_new_is_the_largest_that_does_no_harm(
 
     assert rise(found) <= harm + 1e-5
     assert rise(GRID[GRID.index(found) + 1]) > harm - 1e-5
+
+
+def test_of_smaller_rates_the_one_is_taken_that_leaves_the_lowest_loss(
+    options: dict[str, Any], text: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = (*GRID, 10**-0.5, 1.0, 10**0.5, 10.0)  # a source that has learned nothing bears much
+    monkeypatch.setattr(retrofit_rates, "GRID", grid)
+    monkeypatch.setattr(retrofit_rates, "_largest_harmless", lambda *given: grid[-1])
+    config = tried(options, "deep_delta", steps=100, warmup=0.25, weight_decay=0.0)
+    found: Any = find_rate(config, text)
+
+    def left(rate: float) -> float:
+        """Loss of other text after eight steps of the run."""
+        model: Any = make_model(config, text.vocab_size)
+        rows = [text.train(999_983, 24)[number]["input_ids"] for number in range(24)]
+        new = [model.get_parameter(name) for name in model.begun.new]
+        others = [p for p in model.parameters() if p.requires_grad and all(p is not each for each in new)]
+        groups = [{"params": new, "lr": rate, "peak": rate}, {"params": others, "lr": 3e-3, "peak": 3e-3}]
+        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
+        for step in range(8):
+            batch = torch.stack(rows[2 * step : 2 * step + 2])
+            model(input_ids=batch, labels=batch).loss.backward()
+            torch.nn.utils.clip_grad_norm_([*new, *others], 1.0)
+            part = (step + 1) / 2 if step < 2 else 0.1 + 0.9 * (1 + math.cos(math.pi * (step - 1) / 6)) / 2
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * part
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            return sum(model(input_ids=row[None], labels=row[None]).loss.item() for row in rows[18:]) / 6
+
+    place = grid.index(found)
+    assert 0 < place < len(grid) - 1
+    losses = [left(rate) for rate in grid[place - 1 :]]
+    assert losses[1] == min(losses)
 
 
 def test_the_rates_are_those_of_the_runs(options: dict[str, Any], place: Path) -> None:

@@ -18,12 +18,13 @@ from tests.comparison.fake_comparison import ALPHA, FAKES, L_INF, STANDARD, TOKE
 from twoaxis.base.files import read_json
 from twoaxis.comparison.charts import difference_line, loss_line
 from twoaxis.comparison.decisions import seeds_wanted
-from twoaxis.comparison.entries import Curve
 from twoaxis.comparison.plan import Run
 from twoaxis.comparison.results import Comparison
+from twoaxis.comparison.runs import Curve
+from twoaxis.comparison.sections import Entry
 from twoaxis.comparison.statistics import BETTER, OPEN, WORSE
 from twoaxis.show import markdown
-from twoaxis.training.results import Result, load_result
+from twoaxis.training.folder import Result, load_result
 
 
 def load(folder: Path, **options: Any) -> Any:
@@ -328,7 +329,7 @@ def test_lines_are_means_over_seeds_and_end_where_the_shorter_run_ends(plain: Pa
         assert apart.x[-1] == pytest.approx(mine.equal[axis].budget)
         assert apart.y[-1] == pytest.approx(mine.equal[axis].difference.mean)
     assert loss_line(mine, "tokens", []) is None
-    assert difference_line(mine, dataclasses.replace(base, runs={}), "time") is None
+    assert difference_line(mine, Entry(base.section, base.row, {}), "time") is None
 
 
 def test_the_result_object(plain: Path, tmp_path: Path) -> None:
@@ -380,14 +381,14 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    name=st.sampled_from(["compare.json", "result.json", "log.jsonl"]),
+    name=st.sampled_from(["result.json", "log.jsonl"]),  # test_plan_files.py spoils compare.json
     choices=st.lists(st.integers(0, 2**16), min_size=8, max_size=8),
 )
 def test_a_file_of_a_wrong_shape_is_named(few: Path, name: str, choices: list[int]) -> None:
     """Whatever a file has in it, a report is made or the error says which file is wrong."""
-    (path,) = [few / name] if name == "compare.json" else sorted(few.glob(f"runs/*/*/*/lr-0.002/seed-1/{name}"))[:1]
+    path = min(few.glob(f"runs/*/*/*/lr-0.002/seed-1/{name}"))
     kept = path.read_bytes()
     try:
         if name == "log.jsonl":

@@ -21,14 +21,14 @@ from tests.comparison.comparing import FRAGILE, make_options
 from tests.support.processes import alive, children, environment, wait_for
 from twoaxis.base.files import claim
 from twoaxis.base.machine import physical_cores
-from twoaxis.base.plugins import fingerprints, use_files
+from twoaxis.base.plugins import fingerprints, use
 from twoaxis.base.progress import Progress as Bar
 from twoaxis.comparison.plan import Plan
 from twoaxis.comparison.run import WORK, Runs, prepare
 from twoaxis.comparison.runner.launchers import LocalLauncher, default_jobs
-from twoaxis.comparison.runner.watch import Watch, failure, read_progress
-from twoaxis.comparison.runner.worker import FAILED, OUTPUT, PROGRESS, Progress, explain, in_child
-from twoaxis.training.results import load_result
+from twoaxis.comparison.runner.watch import Watch, read_progress
+from twoaxis.comparison.runner.worker import FAILED, OUTPUT, PROGRESS, Progress, explain, in_child, read_failure
+from twoaxis.training.folder import load_result
 from twoaxis.training.train import train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
@@ -70,18 +70,16 @@ def test_a_worker_does_what_train_does_and_says_how_others_end(place: Path) -> N
     try:
         with claim(units["denseformer"].folder):
             launcher.start(WORK, out, 2, [own])
-            wait_for(lambda: all((found := failure(units[how])) is not None and found.tries == 2 for how in crashes))
+            wait_for(lambda: all(read_failure(units[how].folder).tries == 2 for how in crashes))
             time.sleep(1)  # leased folders come last: it has tried this one by now
             assert launcher.ended() is None  # it waits for the folder
             assert load_result(units["denseformer"].folder) is None
         assert wait_for(lambda: launcher.ended() is not None)
-        assert launcher.ended() == 0, launcher.said()
+        assert launcher.ended() == 0, launcher.said
     finally:
         launcher.close()
     for how, message in crashes.items():
-        found = failure(units[how])
-        assert found is not None
-        assert found.message.startswith(message)
+        assert read_failure(units[how].folder).message.startswith(message)
         assert load_result(units[how].folder) is None
     assert "Traceback" in (units["raise"].folder / OUTPUT).read_text()
     assert load_result(units["denseformer"].folder) is not None  # waited for and then done
@@ -103,7 +101,7 @@ def test_a_run_that_is_killed_is_taken_up_and_a_stopped_one_saves(place: Path) -
         assert len(runs) == 2
         assert Path(f"/proc/{worker}/status").read_text().split("Threads:")[1].split()[0] == "1"
         os.kill(runs[0], signal.SIGKILL)
-        found = wait_for(lambda: failure(first) or failure(second))
+        found = wait_for(lambda: [it for unit in (first, second) if (it := read_failure(unit.folder)).tries])[0]
         assert "when memory runs out" in found.message
         assert found.tries == 1
         wait_for(lambda: len(children(worker)) == 2)
@@ -148,13 +146,11 @@ def test_a_refused_file_ends_everything(place: Path) -> None:
     launcher = launched(out, jobs=1)
     try:
         wait_for(lambda: launcher.ended() is not None)
-        assert launcher.ended() == 74, launcher.said()
-        assert "run.json cannot be read: Is a directory" in launcher.said()
+        assert launcher.ended() == 74, launcher.said
+        assert "run.json cannot be read: Is a directory" in launcher.said
     finally:
         launcher.close()
-    found = failure(units[0])
-    assert found is not None
-    assert found.tries == 2  # it is not tried again
+    assert read_failure(units[0].folder).tries == 2  # it is not tried again
     assert not any(unit.folder.exists() for unit in units[1:])
 
 
@@ -215,22 +211,22 @@ def test_files_with_methods_of_ones_own(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text("raise KeyError('no')")
     with pytest.raises(ValueError, match=r"own\.py cannot be imported: KeyError: 'no'"):
-        use_files([own])
+        use(own)
     with pytest.raises(ValueError, match="there is no file"):
-        use_files([tmp_path / "none.py"])
+        use(tmp_path / "none.py")
     (tmp_path / "own.txt").write_text("")
     with pytest.raises(ValueError, match=r"its name must end in \.py"):
-        use_files([tmp_path / "own.txt"])
+        use(tmp_path / "own.txt")
     before = fingerprints([own])
     own.write_text("count = 1")
     assert fingerprints([own]) != before
-    use_files([own])
+    use(own)
     own.write_text("raise KeyError('not run twice')")
-    use_files([own])
+    use(own)
 
 
 def test_what_a_child_returns_and_what_becomes_of_its_crashes() -> None:
-    assert in_child(lambda: {"a": (1, 2.5)}) == {"a": [1, 2.5]}
+    assert in_child(lambda: {"a": (1, 2.5)}) == {"a": (1, 2.5)}
     assert in_child(lambda: 1 / 0) is None
     assert in_child(lambda: os._exit(3)) is None
     assert in_child(lambda: os.kill(os.getpid(), signal.SIGSEGV)) is None

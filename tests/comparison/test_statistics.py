@@ -19,12 +19,13 @@ from twoaxis.comparison.statistics import (
     EQUIVALENT,
     OPEN,
     WORSE,
+    Errors,
     Look,
     Sample,
     added_looks,
+    half_width,
     judge,
     planned_looks,
-    power,
     seeds_for,
     t_quantile,
 )
@@ -40,10 +41,19 @@ def one(baseline: list[float], contender: list[float], others: int = 0, **option
     return judge(by_seed(baseline), names, **options)["it"]
 
 
-def tables(apart: np.ndarray, looks: tuple[Look, ...] = ()) -> dict[str, Any]:
-    """Contenders whose differences to a baseline of zeros are given (contenders, seeds)."""
-    zeros = by_seed([0.0] * apart.shape[1])
-    return judge(zeros, {str(i): by_seed(row.tolist()) for i, row in enumerate(apart)}, looks=looks)
+def with_rows(values: np.ndarray, rows: np.ndarray) -> Sample:
+    """A sample in which every held-out row adds the same to the value of each seed."""
+    return Sample(
+        dict(enumerate((values + rows.mean()).tolist())), {i: (v + rows).tolist() for i, v in enumerate(values)}
+    )
+
+
+def tables(apart: np.ndarray, looks: tuple[Look, ...] = (), rows: np.ndarray | None = None) -> dict[str, Any]:
+    """Contenders whose differences to a baseline of zeros are given (contenders, seeds), and what rows add to them."""
+    rows = np.zeros((len(apart), 1)) if rows is None else rows
+    zeros = with_rows(np.zeros(apart.shape[1]), 0 * rows[0])
+    samples = {str(i): with_rows(values, its) for i, (values, its) in enumerate(zip(apart, rows, strict=True))}
+    return judge(zeros, samples, looks=looks)
 
 
 def test_known_critical_values() -> None:
@@ -93,24 +103,29 @@ def test_of_three_contenders_variances_are_moderated() -> None:
     seeds=st.integers(2, 16),
     contenders=st.integers(1, 6),
     until=st.booleans(),
+    spread=st.sampled_from([0.0, 1e-9, 0.3, 3.0]),
     seed=st.integers(0, 2**31),
 )
-def test_interval_verdict_and_p_agree(shift: float, seeds: int, contenders: int, until: bool, seed: int) -> None:
-    noise = np.random.default_rng(seed).normal(size=(contenders, seeds)) + shift
-    for each in tables(noise, planned_looks(seeds) if until else ()).values():
+def test_interval_verdict_and_p_agree(
+    shift: float, seeds: int, contenders: int, until: bool, spread: float, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    noise, rows = generator.normal(size=(contenders, seeds)) + shift, spread * generator.normal(size=(contenders, 9))
+    for each in tables(noise, planned_looks(seeds) if until else (), rows).values():
         assert each.resolved == (not each.low <= 0 <= each.high) == (each.corrected_p < 0.05)
 
 
 @pytest.mark.parametrize("looks", [one_look(6), planned_looks(16), added_looks((3, 6, 12))])
-@pytest.mark.parametrize("contenders", [2, 5])
-def test_what_is_simulated_is_what_is_done(looks: tuple[Look, ...], contenders: int) -> None:
-    generator = np.random.default_rng(contenders)
-    apart = generator.normal(size=(40, contenders, looks[-1].seeds)) + generator.choice([0, 1, 2], (40, contenders, 1))
-    signs, used = verdicts(apart, looks)
-    for table, sign, count in zip(apart, signs, used, strict=True):
+@pytest.mark.parametrize(("contenders", "spread"), [(2, 0.0), (5, 0.0), (5, 2.0)])
+def test_what_is_simulated_is_what_is_done(looks: tuple[Look, ...], contenders: int, spread: float) -> None:
+    generator, most = np.random.default_rng(contenders), looks[-1].seeds
+    apart = generator.normal(size=(40, contenders, most)) + generator.choice([0, 1, 2], (40, contenders, 1))
+    rows = spread * generator.normal(size=(40, contenders, 12))
+    signs, used = verdicts(apart, looks, rows=rows)
+    for table, its, sign, count in zip(apart, rows, signs, used, strict=True):
         # A contender that is resolved gets no more seeds, as a comparison does it.
-        samples = {str(i): by_seed(row[: count[i]].tolist()) for i, row in enumerate(table)}
-        made = judge(by_seed([0.0] * looks[-1].seeds), samples, seeds=tuple(range(looks[-1].seeds)), looks=looks)
+        samples = {str(i): with_rows(table[i][: count[i]], its[i]) for i in range(contenders)}
+        made = judge(with_rows(np.zeros(most), np.zeros(12)), samples, seeds=tuple(range(most)), looks=looks)
         words = {BETTER: -1, OPEN: 0, WORSE: 1}
         assert [words[each.verdict] for each in made.values()] == sign.tolist()
         assert [each.wanted for each in made.values()] == count.tolist()
@@ -169,7 +184,11 @@ def test_the_error_over_held_out_rows_is_in_the_interval() -> None:
     bare: Any = judge(samples[1]._replace(rows={}), {"it": samples[0]})["it"]
     assert bare.row_error is None
     assert found.error == pytest.approx(math.hypot(bare.error, found.row_error))
-    assert found.high - found.mean == pytest.approx(t_quantile(0.95, 2) * found.error)
+    # Seeds have two degrees of freedom, rows 49.
+    half = math.hypot(t_quantile(0.95, 2) * bare.error, t_quantile(0.95, 49) * found.row_error)
+    assert (found.high - found.mean, found.rows) == (pytest.approx(half), 50)
+    touching: Any = judge(samples[1], {"it": samples[0]}, level=1 - found.p)["it"]
+    assert min(abs(touching.low), abs(touching.high)) == pytest.approx(0, abs=1e-12)
     gaps = samples[0]._replace(rows={seed: [None, *row[1:]] for seed, row in samples[0].rows.items()})
     assert judge(samples[1], {"it": gaps})["it"].row_error == pytest.approx(apart[1:].std(ddof=1) / math.sqrt(49))
     half = samples[0]._replace(rows={0: samples[0].rows[0]})
@@ -223,23 +242,46 @@ def test_equivalence_is_an_interval_inside_the_margin() -> None:
     assert gone.verdict == OPEN
 
 
-@given(effect=st.floats(0.3, 3), spread=st.floats(0.1, 2), contenders=st.integers(1, 6))
-def test_power_is_the_share_that_is_resolved(effect: float, spread: float, contenders: int) -> None:
-    values = [spread * x / math.sqrt(2) for x in (1.0, -1.0, 1.0, -1.0, 0.0)]  # of the variance spread²/2
-    found = one([0.0] * 5, values, others=contenders - 1)
+@given(freedom=st.integers(1, 40), alpha=st.floats(1e-3, 0.2), effect=st.floats(0.1, 5))
+def test_power_of_seeds_alone_is_that_of_students_test(freedom: int, alpha: float, effect: float) -> None:
+    quantile, errors = t_quantile(1 - alpha, freedom), Errors(0.3, freedom)
+    exact = 1 - pytest.importorskip("scipy.special").nctdtr(freedom, effect, quantile)
+    assert errors.power(alpha, 0.3 * effect) == pytest.approx(exact, abs=2e-3)
+    assert errors.power(alpha, errors.detectable(alpha)) == pytest.approx(0.8, abs=1e-4)
+
+
+def test_power_is_the_share_that_is_resolved() -> None:
+    generator, alpha, trials = np.random.default_rng(0), 0.05 / 4, 40_000
+    for errors in (Errors(0.01, 6, 0.02, 23), Errors(0.01, 3, 0.01, 63)):
+        mean = errors.detectable(alpha) + errors.total * generator.normal(size=trials)
+        seeds, rows = (
+            error * np.sqrt(generator.chisquare(freedom, trials) / freedom)
+            for error, freedom in (errors[:2], errors[2:])
+        )
+        assert (mean > half_width(alpha, seeds, errors[1], rows, errors[3])).mean() == pytest.approx(0.8, abs=0.01)
+
+
+@given(effect=st.floats(0.3, 3), spread=st.floats(0.1, 2), contenders=st.integers(1, 6), rows=st.floats(0, 0.05))
+def test_the_seeds_that_are_named_are_the_fewest(effect: float, spread: float, contenders: int, rows: float) -> None:
+    values = spread * np.array([1.0, -1.0, 1.0, -1.0, 0.0])  # of the variance spread²
+    found: Any = judge(
+        with_rows(np.zeros(5), np.zeros(50)),
+        {str(i): with_rows(values, rows * np.array([7.0, -7.0] * 25)) for i in range(min(2, contenders))},
+    )["0"]
     count: Any = seeds_for(found, effect, contenders, most=400)
-    quantiles = {n: t_quantile(1 - 0.05 / contenders, n - 1) for n in (count - 1, count) if n > 1}
-    powers = [power(effect / (found.spread / math.sqrt(n)), q, n - 1) for n, q in quantiles.items()]
+    powers = [
+        Errors(spread / math.sqrt(n), n - 1, found.row_error, 49).power(0.05 / contenders, effect)
+        for n in (count - 1, count)
+        if n > 1
+    ]
     assert powers[-1] >= 0.8
     assert all(each < 0.8 for each in powers[:-1])
-    shift = found.detectable / found.error
-    assert power(shift, t_quantile(1 - 0.05 / contenders, 4), 4) == pytest.approx(0.8)
 
 
 def test_seeds_do_not_make_up_for_too_few_rows() -> None:
     found = one([0.0] * 3, [0.1, 0.0, -0.1])
     assert seeds_for(found, 0.1, 1) is not None
-    assert seeds_for(found._replace(row_error=0.1, error=math.hypot(found.error, 0.1)), 0.1, 1) is None
+    assert seeds_for(found._replace(row_error=0.1, rows=50, error=math.hypot(found.error, 0.1)), 0.1, 1) is None
 
 
 def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,6 +307,8 @@ def test_equals_are_told_apart_at_the_nominal_rate(noise: str, contenders: int) 
     rates = [wrong(noise, contenders, looks, trials) for looks in (*map(one_look, (3, 6, 16)), planned_looks(16))]
     assert max(rates) <= 0.05 + (0.015 if noise == "plateau" else 0) + 3 * error, rates
     assert rates[2] >= 0.01  # valid, and not by never saying anything
+    rates = [wrong(noise, contenders, one_look(4), trials, ratio=ratio) for ratio in (0.25, 1.0, 4.0, 16.0)]
+    assert max(rates) <= 0.05 + (0.015 if noise == "plateau" else 0) + 3 * error, rates
     naive = tuple(Look(n, 1.0) for n in range(4, 17))
     assert wrong("normal", 2, naive, trials) > 0.1  # what looks are for
 
@@ -278,6 +322,11 @@ def test_a_planted_difference_is_resolved_with_its_sign() -> None:
     power, seeds = found("normal", 5, planned_looks(16), trials)
     assert power > 0.99
     assert seeds < 7.5
+
+
+def test_noise_of_rows_costs_little_power() -> None:
+    for ratio in (0.0, 1.0, 16.0):  # four standard errors of seeds and rows together, four contenders, four seeds
+        assert found("normal", 4, one_look(4), 4000, effect=2 * math.sqrt(1 + ratio), ratio=ratio)[0] > 0.55
 
 
 def test_choosing_rates_costs_little_honesty() -> None:

@@ -48,7 +48,7 @@ def recomputed_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     """Blocks made anew in the backward pass."""
     assert isinstance(model, Decoder)
     given, again = tokens[:, :-1], functools.partial(checkpoint, use_reentrant=False)
-    out, _ = model.run(model.embed(given), None, model.info(given, 0, None), recompute=again)
+    out = model.run(model.embed(given), model.info(given), recompute=again)
     return F.cross_entropy(model.logits(out).flatten(0, 1), tokens[:, 1:].flatten())
 
 

@@ -97,7 +97,7 @@ def projected(model: Decoder, block: int, x: Tensor) -> list[Tensor]:
     norm: Any = model.site_norm(site)
     c = norm(twoaxis.Seen(x)).x
     q, k, v = (f(c).unflatten(-1, (-1, 2)) for f in (attention.q_proj, attention.k_proj, attention.v_proj))
-    rope = model.info(x[..., 0], 0, None).rope
+    rope = model.info(x[..., 0]).rope
     return [rotate(q, rope), rotate(k, rope), v]
 
 
@@ -107,13 +107,12 @@ def test_the_cache_holds_what_was_mixed(name: str) -> None:
     model = decoder(name, **({} if name == "depth_kv" else {"over": "heads", "kv_heads": 2}))
     tokens, arrived = torch.tensor([[1, 2, 3]]), []
     with torch.no_grad():
-        info = model.info(tokens, 0, None)
+        info = model.info(tokens, model.start())
         watch: Any = lambda site, state, seen: arrived.append(seen.x)  # noqa: E731
-        _, past = model.run(model.embed(tokens), model.start(), info, watch=watch)
-        assert past is not None
-        rings: Any = past.sublayers[2]
+        model.run(model.embed(tokens), info, watch=watch)
+        assert info.memory is not None
         (_, k0, v0), (q, k, v) = (projected(model, block, arrived[2 * block]) for block in (0, 1))
-        cached_k, cached_v = rings[0].tensors()
+        cached_k, cached_v = info.memory.rings["1.self_attn"].tensors()
         if name == "depth_kv":
             asking = q.unflatten(-2, (2, 2)).mean(-2)
             weights = torch.stack([(asking * k0).sum(-1), (asking * k).sum(-1)], -1).div(2**0.5).softmax(-1)

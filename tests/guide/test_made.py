@@ -66,7 +66,7 @@ def test_the_page_of_costs_says_what_the_tool_prints(name: str) -> None:
 
 def test_pages_have_their_parts() -> None:
     assert "published" in parts(COST)
-    assert sum(name.startswith("twoaxis cost ") for name in parts(COST)) == 3
+    assert sum(name.startswith("twoaxis cost ") for name in parts(COST)) == 1
     assert set(parts(TWO)) == {f"two_axes {name}" for name in PARTS}
     with pytest.raises(ValueError, match="or a twoaxis cost command, got 'rm -r x'"):
         part("rm -r x")
@@ -129,10 +129,10 @@ def test_two_axes_counts_by_hand() -> None:
 def test_bytes_that_a_depth_read_cannot_do_without(window: int) -> None:
     """Counted on the ring that the read really has, at a layer far enough down."""
     width, heads = 12, 3
-    ring = Ring(window, 2, merge=False)
+    ring = Ring(window, 2)
     for _ in range(8):
         ring = ring.append(*(torch.zeros(1, 1, 1, heads, width // heads) for _ in range(2)))
-    numbers = sum(t.numel() for piece in ring.pieces for t in piece) + 2 * width  # and q and the result
+    numbers = sum(t.numel() for t in ring.kept) + 2 * width  # and q and the result
     assert two_axes.moved("depth", width, window) == numbers * two_axes.SIZE
     assert two_axes.moved("sequence", width, window) == 4 * width * two_axes.SIZE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import torch
@@ -42,39 +43,42 @@ def others(draw: Draw, layers: str, blocks: int) -> dict[str, Tensor]:
     return found
 
 
+def spelled(pattern: str, blocks: int) -> list[str]:
+    """Every name of a pattern: {i} is the number of a layer, <a|b> one of several words."""
+    if words := re.search(r"<(.*?)>", pattern):
+        return [name for word in words[1].split("|") for name in spelled(pattern.replace(words[0], word, 1), blocks)]
+    return [pattern.replace("{i}", str(i)) for i in range(blocks if "{i}" in pattern else 1)]
+
+
+def state(seed: int, layers: str, blocks: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """A model of so many layers: what else it holds, and a tensor of each shape under every name of its pattern."""
+    draw = Draw(seed)
+    own = {name: draw(*shape) for pattern, shape in shapes.items() for name in spelled(pattern, blocks)}
+    return others(draw, layers, blocks) | own
+
+
 def kimi_k3(blocks: int = 5, size: int = 2, model: str = "language_model.model.") -> Sample:
-    draw = Draw(1)
-    tensors = others(draw, f"{model}layers.", blocks)
-    for i in range(blocks):
-        for site in ("self_attention", "mlp"):
-            tensors[f"{model}layers.{i}.{site}_res_proj.weight"] = draw(1, WIDTH)
-            tensors[f"{model}layers.{i}.{site}_res_norm.weight"] = 1 + draw(WIDTH)
-    tensors[f"{model}output_attn_res_proj.weight"] = draw(1, WIDTH)
-    tensors[f"{model}output_attn_res_norm.weight"] = 1 + draw(WIDTH)
+    leaves = {"proj": (1, WIDTH), "norm": (WIDTH,)}
+    each, out = f"{model}layers.{{i}}.<self_attention|mlp>_res", f"{model}output_attn_res"
+    shapes = {f"{base}_{leaf}.weight": shape for base in (each, out) for leaf, shape in leaves.items()}
+    config = {"attn_res_block_size": size, "rms_norm_eps": 1e-3}
     return Sample(
-        "kimi_k3",
-        tensors,
-        {"attn_res_block_size": size, "rms_norm_eps": 1e-3},
-        f"{model}layers.1.mlp_res_gate.weight",
+        "kimi_k3", state(1, f"{model}layers.", blocks, shapes), config, f"{model}layers.1.mlp_res_gate.weight"
     )
 
 
 def deepseek_v4(blocks: int = 2, streams: int = 3, head: bool = True, files: bool = False) -> Sample:
     """In the spelling of the modules, or of released files, whose names have no prefix."""
-    draw, n = Draw(2), streams
-    model = "" if files else "model."
-    tensors = others(draw, f"{model}layers.", blocks)
-    for i in range(blocks):
-        for site in ("attn", "ffn"):
-            base = f"layers.{i}.hc_{site}_" if files else f"{model}layers.{i}.{site}_hc."
-            tensors |= {f"{base}fn": draw(n * n + 2 * n, n * WIDTH), f"{base}base": draw(n * n + 2 * n)}
-            tensors[f"{base}scale"] = draw(3)
-    base = "hc_head_" if files else f"{model}hc_head.hc_"
+    n, rows, model = streams, streams * streams + 2 * streams, "" if files else "model."
+    base = "layers.{i}.hc_<attn|ffn>_" if files else f"{model}layers.{{i}}.<attn|ffn>_hc."
+    shapes: dict[str, tuple[int, ...]] = {f"{base}fn": (rows, n * WIDTH), f"{base}base": (rows,), f"{base}scale": (3,)}
+    out = "hc_head_" if files else f"{model}hc_head.hc_"
     if head:
-        tensors |= {f"{base}fn": draw(n, n * WIDTH), f"{base}base": draw(n), f"{base}scale": draw(1)}
+        shapes |= {f"{out}fn": (n, n * WIDTH), f"{out}base": (n,), f"{out}scale": (1,)}
     if files:
-        tensors["mtp.0.hc_attn_fn"] = draw(n * n + 2 * n, n * WIDTH)  # the module that predicts one token more
+        shapes["mtp.0.hc_attn_fn"] = (rows, n * WIDTH)  # the module that predicts one token more
     config = {"hc_mult": n, "hc_sinkhorn_iters": 4, "hc_eps": 1e-3, "rms_norm_eps": 1e-2, "num_hidden_layers": blocks}
+    tensors = state(2, f"{model}layers.", blocks, shapes)
     return Sample("deepseek_v4" if head else "glm5_next", tensors, config, f"{model}layers.0.hc_attn_gate")
 
 
@@ -92,7 +96,8 @@ def muddformer(blocks: int = 4, ways: int = 4, expand_last: bool = True, round64
         if i > 0 and ways == 4:
             tensors |= {f"layers.{i}.attention_norms.{w}.weight": draw(WIDTH) for w in range(3)}
             tensors |= {f"layers.{i}.attention_norms.{w}.bias": draw(WIDTH) for w in range(3)}
-    return Sample("muddformer", tensors, {"norm_eps": 1e-4}, "dynamic_dense.1.w3.weight")
+    config = {"norm_eps": 1e-4, "expand_last": expand_last, "round64": round64}
+    return Sample("muddformer", tensors, config, "dynamic_dense.1.w3.weight")
 
 
 def denseformer(blocks: int = 6, dilation: int = 2, period: int = 3) -> Sample:
@@ -118,63 +123,40 @@ def denseformer_experiments(groups: int = 4, dilation: int = 2, period: int = 3)
 def deep_delta(
     blocks: int = 3, dv: int = 3, by_token: bool = False, expand: bool = True, two_layer: bool = False
 ) -> Sample:
-    draw, hidden, taps = Draw(6), 5, 4
-    tensors = others(draw, "transformer.h.", blocks)
-
-    def compressor(base: str) -> dict[str, Tensor]:
-        weight = (
-            {f"{base}.shortconv.weight": draw(WIDTH * dv, taps)} if by_token else {f"{base}.weight": draw(WIDTH, dv)}
-        )
-        return {**weight, f"{base}.read": draw(dv)}
-
-    for i in range(blocks):
-        for site in ("attn", "mlp"):
-            base = f"transformer.h.{i}.ddl_{site}"
-            if two_layer:
-                tensors[f"{base}.beta_in.weight"] = draw(hidden, WIDTH)
-                tensors |= {f"{base}.beta_out.weight": draw(1, hidden), f"{base}.beta_out.bias": draw(1)}
-            else:
-                tensors |= {f"{base}.beta.weight": draw(1, WIDTH), f"{base}.beta.bias": draw(1)}
-            tensors |= {f"{base}.v_proj.weight": draw(dv, WIDTH), f"{base}.v_proj.bias": draw(dv)}
-        tensors |= compressor(f"transformer.h.{i}.compress") if dv > 1 else {}
-    tensors |= compressor("readout") if dv > 1 else {}
+    hidden, taps, base = 5, 4, "transformer.h.{i}.ddl_<attn|mlp>"
+    shapes: dict[str, tuple[int, ...]] = {f"{base}.v_proj.weight": (dv, WIDTH), f"{base}.v_proj.bias": (dv,)}
+    gate = "beta_out" if two_layer else "beta"
+    shapes |= {f"{base}.{gate}.weight": (1, hidden if two_layer else WIDTH), f"{base}.{gate}.bias": (1,)}
+    if two_layer:
+        shapes[f"{base}.beta_in.weight"] = (hidden, WIDTH)
+    for compressor in ("transformer.h.{i}.compress", "readout") if dv > 1 else ():
+        leaf, shape = ("shortconv.weight", (WIDTH * dv, taps)) if by_token else ("weight", (WIDTH, dv))
+        shapes |= {f"{compressor}.{leaf}": shape, f"{compressor}.read": (dv,)}
     if expand and dv > 1:
-        tensors["input_embed.conv.weight"] = draw(WIDTH * dv, 1, taps)
-    return Sample(
-        "deep_delta",
-        tensors,
-        {"ddl_k_eps": 1e-3},
-        "transformer.h.0.compress.gate",
-        ("input_embed.conv.weight",),
-    )
+        shapes["input_embed.conv.weight"] = (WIDTH * dv, 1, taps)
+    tensors = state(6, "transformer.h.", blocks, shapes)
+    stray, optional = "transformer.h.0.compress.gate", ("input_embed.conv.weight",)
+    return Sample("deep_delta", tensors, {"ddl_k_eps": 1e-3}, stray, optional)
 
 
 def hyper_connections(count: int = 4, streams: int = 3, dynamic: bool = True) -> Sample:
-    draw, n = Draw(7), streams
-    tensors = {"hc.static_alpha": draw(count, n, n + 1), "hc.static_beta": draw(count, n)}
+    n, s = streams, count
+    shapes: dict[str, tuple[int, ...]] = {"static_alpha": (s, n, n + 1), "static_beta": (s, n)}
     if dynamic:
-        tensors |= {"hc.dynamic_alpha_fn": draw(count, WIDTH, n + 1), "hc.dynamic_alpha_scale": draw(count)}
-        tensors |= {"hc.dynamic_beta_fn": draw(count, WIDTH), "hc.dynamic_beta_scale": draw(count)}
-        tensors |= {"hc.ln_weight": draw(count, WIDTH), "hc.ln_bias": draw(count, WIDTH)}
+        shapes |= {"dynamic_alpha_fn": (s, WIDTH, n + 1), "dynamic_beta_fn": (s, WIDTH), "ln_<weight|bias>": (s, WIDTH)}
+        shapes |= {"dynamic_<alpha|beta>_scale": (s,)}
+    tensors = {f"hc.{name}": t for name, t in state(7, "", 0, shapes).items() if "." not in name}
     return Sample("hyper_connections", tensors, {"ln_eps": 1e-3, "tanh": False}, "hc.dynamic_beta_gate", ("ln_bias",))
 
 
 def hyper_connections_package(count: int = 12, streams: int = 3) -> Sample:
-    draw, n = Draw(8), streams
-    tensors = others(draw, "blocks.", count)
-    for i in range(count):
-        base = f"blocks.{i}.residual."
-        tensors |= {f"{base}static_alpha": draw(n, n + 1), f"{base}static_beta": draw(n)}
-        tensors |= {f"{base}dynamic_alpha_fn": draw(WIDTH, n + 1), f"{base}dynamic_alpha_scale": draw(1)[0]}
-        tensors |= {f"{base}dynamic_beta_fn": draw(WIDTH), f"{base}dynamic_beta_scale": draw(1)[0]}
-        tensors[f"{base}norm.gamma"] = draw(WIDTH)
-        tensors[f"blocks.{i}.attend.norm.gamma"] = draw(WIDTH)  # somebody else's norm
-    return Sample(
-        "hyper_connections_package",
-        tensors,
-        {"tanh": True},
-        "blocks.0.residual.static_beta_gate",
-    )
+    n, base = streams, "blocks.{i}.residual."
+    shapes: dict[str, tuple[int, ...]] = {f"{base}static_alpha": (n, n + 1), f"{base}static_beta": (n,)}
+    shapes |= {f"{base}dynamic_alpha_fn": (WIDTH, n + 1), f"{base}dynamic_beta_fn": (WIDTH,)}
+    shapes |= {f"{base}dynamic_<alpha|beta>_scale": (), f"{base}norm.gamma": (WIDTH,)}
+    shapes["blocks.{i}.attend.norm.gamma"] = (WIDTH,)  # somebody else's norm
+    tensors = state(8, "blocks.", count, shapes)
+    return Sample("hyper_connections_package", tensors, {"tanh": True}, "blocks.0.residual.static_beta_gate")
 
 
 def hy_v4(blocks: int = 2, streams: int = 3) -> Sample:
@@ -186,44 +168,33 @@ def hy_v4(blocks: int = 2, streams: int = 3) -> Sample:
 
 
 def qwen4_exp(blocks: int = 2, streams: int = 3, rank: int = 5, model: str = "model.language_model.") -> Sample:
-    draw, wide = Draw(12), streams * WIDTH
-    tensors = others(draw, f"{model}layers.", blocks)
-    sites = [f"layers.{i}.{site}_hyper_connection" for i in range(blocks) for site in ("attn", "mlp")]
-    for module in (*sites, "hyper_connection_mixer"):
-        tensors[f"{model}{module}.hc_norm.weight"] = draw(wide)
-        tensors[f"{model}{module}.input_mix_weight_down.weight"] = draw(rank, wide)
-        tensors[f"{model}{module}.input_mix_weight_up.weight"] = draw(wide, rank)
-        if module in sites:
-            tensors[f"{model}{module}.block_inject_weight.weight"] = draw(streams, wide)
+    wide, each = streams * WIDTH, f"{model}layers.{{i}}.<attn|mlp>_hyper_connection"
+    shapes: dict[str, tuple[int, ...]] = {f"{each}.block_inject_weight.weight": (streams, wide)}
+    for base in (each, f"{model}hyper_connection_mixer"):
+        shapes |= {f"{base}.hc_norm.weight": (wide,), f"{base}.input_mix_weight_down.weight": (rank, wide)}
+        shapes[f"{base}.input_mix_weight_up.weight"] = (wide, rank)
     config = {"hc_count": streams, "hc_lowrank": rank, "rms_norm_eps": 1e-3}
+    tensors = state(12, f"{model}layers.", blocks, shapes)
     return Sample("qwen4_exp", tensors, config, f"{model}layers.1.mlp_hyper_connection.gate.weight")
 
 
 def muse_spark(blocks: int = 2) -> Sample:
-    draw = Draw(13)
-    tensors = others(draw, "model.layers.", blocks)
-    for i in range(blocks):
-        tensors |= {f"model.layers.{i}.post_{s}_residual_gate.gate": draw(WIDTH) for s in ("attention", "feedforward")}
+    shapes = {"model.layers.{i}.post_<attention|feedforward>_residual_gate.gate": (WIDTH,)}
     stray = "model.layers.0.post_attention_residual_gate.bias"
+    tensors = state(13, "model.layers.", blocks, shapes)
     return Sample("muse_spark", tensors, {"residual_gate_temperature": 0.5}, stray)
 
 
 def zaya(blocks: int = 2) -> Sample:
-    draw = Draw(14)
-    tensors = others(draw, "model.layers.", blocks)
-    for i in range(blocks):
-        for site in ("attention", "mlp"):
-            for name in ("hidden_states_scale", "hidden_states_bias", "residual_scale", "residual_bias"):
-                tensors[f"model.layers.{i}.post_{site}_residual_scale.{name}"] = draw(WIDTH)
-    tensors |= {f"model.input_hidden_states_{name}": draw(WIDTH) for name in ("scale", "bias")}
+    each = "model.layers.{i}.post_<attention|mlp>_residual_scale.<hidden_states|residual>_<scale|bias>"
+    shapes = {each: (WIDTH,), "model.input_hidden_states_<scale|bias>": (WIDTH,)}
+    tensors = state(14, "model.layers.", blocks, shapes)
     return Sample("zaya", tensors, {}, "model.layers.0.post_mlp_residual_scale.gate")
 
 
 def nanochat(blocks: int = 3) -> Sample:
-    draw = Draw(15)
-    tensors = others(draw, "transformer.h.", blocks)
-    tensors |= {"resid_lambdas": draw(blocks), "x0_lambdas": draw(blocks), "backout_lambda": draw(1)}
-    return Sample("nanochat", tensors, {}, "backout_lambdas")
+    shapes = {"resid_lambdas": (blocks,), "x0_lambdas": (blocks,), "backout_lambda": (1,)}
+    return Sample("nanochat", state(15, "transformer.h.", blocks, shapes), {}, "backout_lambdas")
 
 
 SAMPLES = (

@@ -10,7 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from tests.model.tiny_families import tiny
 from twoaxis.model.config import ModelConfig
-from twoaxis.model.family import family_fields
+from twoaxis.model.decoder_as_graft import family_fields
 from twoaxis.model.graft import graft
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -26,6 +26,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "lime": {"stream": "lime:over=heads,kv_heads=2"},
     "short_swa": {"mixer": "short_swa:window=4,heads=2,head_width=8"},
     "canon": {"mixer": "canon:start=zero"},
+    "rings of both": {
+        "stream": "deep_delta:value_channels=2,expand=conv",
+        "blend": True,
+        "mixer": "canon:start=zero",
+        "mixer_blocks": [0, 2],
+    },
     "two axes": {"stream": "muddformer", "mixer": "canon:start=zero,set=AB", "mixer_blocks": [0, 2]},
 }
 TOKENS = 13

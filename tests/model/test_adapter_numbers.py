@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.golden_formats.base import FORWARD, Golden, rms_norm, stacked, tanh_of, trace
@@ -21,7 +20,6 @@ from tests.golden_formats.deep_delta import options as deep_delta_options
 from tests.golden_formats.deep_delta import original_state
 from tests.model import adapter_samples as samples
 from tests.model.adapter_samples import WIDTH, Draw
-from twoaxis.depth.stream import Stream
 from twoaxis.model.originals import read_stream, to_original
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -187,10 +185,9 @@ def test_muddformer(path: Path) -> None:
         tensors[f"model.dynamic_dense.{i}.w1.weight"] = g.tensor(f"da{i}.w1").mT
         tensors[f"model.dynamic_dense.{i}.w2.weight"] = g.tensor(f"da{i}.w2").mT
         tensors[f"model.dense_bs.{i}"] = g.tensor(f"da{i}.a")
-    adapted = read_stream(tensors, config={"norm_eps": g.number("cfg.norm_eps")})
+    sizes = {name: bool(g.number(f"cfg.{name}")) for name in ("expand_last", "round64")}
+    adapted = read_stream(tensors, config={"norm_eps": g.number("cfg.norm_eps"), **sizes})
     assert adapted.options["ways"] == {1: "one", 4: "qkvr"}[g.number("cfg.ways")]
-    assert adapted.options["expand_last"] == bool(g.number("cfg.expand_last"))
-    assert adapted.options["round64"] == bool(g.number("cfg.round64"))
 
     def attention(b: int, *ways: Tensor) -> Tensor:
         read = ways * 3 if len(ways) == 1 else ways
@@ -316,61 +313,3 @@ def test_hyper_connections_package(tanh: bool) -> None:
         branch, add = module(h)
         h = add(fn(branch))
     close(trace(stream, x, functions)[0], reduce(h))
-
-
-# MUDDFormer's whole block with the norms of its ways, as the released model runs it.
-
-
-def test_muddformer_with_its_norms() -> None:
-    sample = samples.muddformer(3)
-    tensors = {key: t for key, t in sample.tensors.items() if not key.endswith("bias")}
-    adapted, eps = read_stream(tensors, config=sample.config), sample.config["norm_eps"]
-    stream, draw, x = adapted.build(), Draw(28), Draw(29)(2, 3, WIDTH)
-    maps = [draw(4, WIDTH, WIDTH) for _ in range(3)]
-    first, ffn = draw(WIDTH), draw(3, WIDTH)
-
-    def attention(b: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.tanh(q @ maps[b][0] + k @ maps[b][1] + v @ maps[b][2])
-
-    def plain(x: Tensor) -> Tensor:
-        hidden, y = [x], x
-        ways = (y,) * 4
-        for b in range(3):
-            names = [f"layers.{b}.attention_norms.{w}.weight" for w in range(3)]
-            scales = [first] * 3 if b == 0 else [tensors[name] for name in names]
-            q, k, v = (rms_norm(s, eps)(way) for s, way in zip(scales, ways, strict=False))
-            h = ways[-1] + attention(b, q, k, v)
-            y = h + torch.tanh(rms_norm(ffn[b], eps)(h) @ maps[b][3])
-            hidden.append(y)
-            u = F.rms_norm(y, (WIDTH,), eps=eps)
-            inner = F.gelu(F.linear(u, tensors[f"dynamic_dense.{b}.w1.weight"]))
-            static = tensors[f"dense_bs.{b}"]
-            weights = F.linear(inner, tensors[f"dynamic_dense.{b}.w2.weight"]).unflatten(-1, static.shape) + static
-            ways = tuple(torch.einsum("lbtd,btcl->cbtd", torch.stack(hidden), weights))
-        return ways[0]
-
-    close(_run_with_norms(stream, adapted.norms, x, attention, first, ffn, maps, eps), plain(x))
-
-
-def _run_with_norms(
-    stream: Stream,
-    norms: Any,
-    x: Tensor,
-    attention: Callable[..., Tensor],
-    first: Tensor,
-    ffn: Tensor,
-    maps: list[Tensor],
-    eps: float,
-) -> Tensor:
-    state = stream.open(x)
-    for site in stream.sites:
-        seen, b = stream.read(state, site), site.block
-        if site.kind == "mlp":
-            y = torch.tanh(rms_norm(ffn[b], eps)(seen.x) @ maps[b][3])
-        elif stream.ways(site) == ("x",):
-            y = attention(b, *[rms_norm(first, eps)(seen.x)] * 3)
-        else:
-            ways = ((way, getattr(seen, way)) for way in stream.ways(site))
-            y = attention(b, *(rms_norm(norms[f"{b}.{way}.weight"], eps)(read) for way, read in ways))
-        state = stream.write(state, site, y, seen, seen)
-    return stream.close(state)

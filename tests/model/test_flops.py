@@ -46,8 +46,8 @@ def label(value: Any) -> str:
 
 def spelled_out(model: Decoder, tokens: Tensor) -> Tensor:
     """Logits with attention as its definition: torch's counter does not know the fused kernel of the CPU."""
-    info = model.info(tokens, 0, None)._replace(fused=False)
-    return model.logits(model.run(model.embed(tokens), None, info)[0])
+    info = model.info(tokens)._replace(fused=False)
+    return model.logits(model.run(model.embed(tokens), info))
 
 
 def products(config: ModelConfig, tokens: int = T, batch: int = B) -> tuple[int, int]:

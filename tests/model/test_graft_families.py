@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 from tests.model.graft_helpers import METHODS, gradients
 from tests.model.tiny_families import causal_types, limit, tiny
 from twoaxis.model.graft import Refused, graft
-from twoaxis.model.survey import difference, sample
+from twoaxis.model.graft_survey import difference, sample
 
 BITWISE = ("llama", "qwen3", "gemma3_text", "gemma4_text", "olmo2", "granite", "phi3", "mixtral", "gpt2", "qwen3_next")
 BITWISE = (*BITWISE, "deepseek_v3", "gpt_neox", "doge", "opt", "bloom", "mamba")
@@ -61,8 +61,10 @@ def test_two_additions_of_one_site_are_a_matter_of_rounding_and_said_so() -> Non
     assert compare("cohere")[0] == "rounding"
 
 
-@pytest.mark.parametrize("method", ["denseformer", "attention_residuals", "hyper_connections", "deep_delta"])
-@pytest.mark.parametrize("family", ["doge", "gemma4_text", "beam"])
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("doge", "denseformer"), ("gemma4_text", "hyper_connections"), ("beam", "deep_delta")],
+)
 def test_a_residual_that_layers_scale_carries_methods(family: str, method: str) -> None:
     need(family)
     model = tiny(family)

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from tests.model.graft_helpers import METHODS, TOKENS, gradients, grafted, logits, tokens
 from tests.model.tiny_families import tiny
 from twoaxis.model.graft import graft
-from twoaxis.model.survey import difference
+from twoaxis.model.graft_survey import difference
 
 FAMILIES = ("llama", "qwen3", "gemma3_text", "olmo2", "granite", "phi3", "mixtral", "qwen3_moe", "cohere", "gpt2")
 FAMILIES = (*FAMILIES, "qwen3_next", "deepseek_v3", "gpt_neox")
@@ -47,9 +47,10 @@ def refused(family: str, method: str) -> str | None:
         return "the attention has 4 key heads"
     if method == "gated_streams" and family in NO_RMS:
         return NO_RMS[family]
-    if method == "canon" and family in ("deepseek_v3", "qwen3_next"):
+    canon = method in ("canon", "rings of both")
+    if canon and family in ("deepseek_v3", "qwen3_next"):
         return "qkv: they are fused or latent"
-    return "hidden: they are inside experts" if method == "canon" and family in EXPERTS else None
+    return "hidden: they are inside experts" if canon and family in EXPERTS else None
 
 
 def check_cuts(model: Any, given: Tensor, generator: torch.Generator, bound: float) -> None:

@@ -21,8 +21,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from tests.model.graft_helpers import METHODS, gradients, grafted, logits, tokens
 from tests.model.tiny_families import tiny
 from twoaxis.model.graft import graft
-from twoaxis.model.grafted import original_class
-from twoaxis.model.survey import difference
+from twoaxis.model.graft_layers import original_class
+from twoaxis.model.graft_survey import difference
 
 
 class Counting(torch.utils.data.Dataset[dict[str, Tensor]]):

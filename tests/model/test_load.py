@@ -12,6 +12,7 @@ import torch
 from twoaxis.base.machine import pick_device
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
+from twoaxis.model.decoder_as_graft import graft_document
 from twoaxis.model.load import load_model
 from twoaxis.model.save import save_decoder
 
@@ -32,10 +33,6 @@ def test_a_model_comes_as_it_was_saved(saved: Path) -> None:
     assert model.config.stream == "denseformer"
 
 
-def wider(document: dict[str, Any]) -> dict[str, Any]:
-    return document | {"text_config": document["text_config"] | {"hidden_size": 32, "head_dim": 16}}
-
-
 def test_folders_that_are_no_model(saved: Path, tmp_path: Path) -> None:
     def folder(name: str, config: str | None) -> Path:
         made = tmp_path / name
@@ -48,7 +45,8 @@ def test_folders_that_are_no_model(saved: Path, tmp_path: Path) -> None:
     good = (saved / "config.json").read_text()
     broken = folder("broken", good)
     (broken / "model.safetensors").write_bytes(b"no weights")
-    other = folder("other", json.dumps(wider(json.loads(good))))
+    wider = graft_document(ModelConfig.from_dict(SHAPE | {"hidden_size": 32, "stream": "denseformer"}), torch.bfloat16)
+    other = folder("other", json.dumps(wider))
     (other / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes())
     misspelt = folder("misspelt", json.dumps(json.loads(good) | {"streem": "denseformer"}))
     (misspelt / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes())

@@ -82,18 +82,6 @@ def test_bytes_by_hand() -> None:
     assert found["short_conv"] == [keys_and_values, 32 * 3 * 4096 * 2, 0]
 
 
-def test_measuring_without_numbers_is_measuring() -> None:
-    sizes = []
-    for device in ("meta", "cpu"):
-        with torch.device(device):
-            config = preset("nano", stream="deep_delta", stream_options={"value_channels": 2, "compress": "token"})
-            model = Decoder(config)
-            _, past = model.step(torch.zeros(1, 20, dtype=torch.long), model.start())
-        sizes.append(past.nbytes_by_part())
-    assert sizes[0] == sizes[1]
-    assert sizes[0]["stream"] > 0
-
-
 @pytest.mark.parametrize(("method", "marker"), [("two axes", "twoaxis_before"), ("short_swa", "twoaxis_mixer")])
 def test_every_key_is_on_the_page(method: str, marker: str) -> None:
     """Each documented spelling as a pattern, four dots for anything; a family's own keys fit the first one alone."""

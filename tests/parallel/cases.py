@@ -2,22 +2,23 @@
 
     torchrun --nproc-per-node 2 -m tests.parallel.cases shard tensor 1f1b ... [--all] [--double] [--part=2/5]
 
-Without --all five models are taken. Of those that are taken --part has the second, seventh, twelfth, ... alone, so that
-a sweep of hours can be made in slices.
+Without --all a few models are taken. Of those that are taken --part has the second, seventh, twelfth, ... alone, so
+that a sweep can be made in slices.
 
 Each line of the first process is a JSON record: what, case, error (largest difference of any gradient as a part of the
-largest gradient, or of the loss), payload (bytes per token over each boundary) and planned.
+largest gradient, or of the loss), payload (bytes per token over each boundary) and planned; or why it was refused. In
+float32 `rounding` is the error of one process against its own float64.
 """
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import datetime
 import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -55,10 +56,6 @@ FAST = (
 """What `make test` runs: each family of memory, a Blend, a mixer, an untied head, norms of queries and keys."""
 
 
-KV = "depth_kv", True
-"""Stream and Blend whose gate mixes keys and values."""
-
-
 def cases(every: bool) -> Iterator[dict[str, Any]]:
     """Fields of models."""
     yield from FAST
@@ -76,6 +73,25 @@ def cases(every: bool) -> Iterator[dict[str, Any]]:
                 yield {"mixer": name, "mixer_options": dict(options)}
 
 
+FAMILIES = "llama", "mixtral"
+"""Whose layers keep their own loop; the second is a mixture of experts."""
+GRAFTS = (
+    {"family": "llama", "stream": "attention_residuals"},
+    {"family": "mixtral", "stream": "hyper_connections", "blend": True},
+    {"family": "mixtral", "stream": "denseformer"},
+    {"family": "llama", "stream": "deep_delta", "mixer": "short_conv"},
+)
+"""What stands for them without --all."""
+
+
+def grafts(every: bool) -> Iterator[dict[str, Any]]:
+    """Fields of grafts: those of models that a family has."""
+    yield from GRAFTS
+    if every:
+        for family in FAMILIES:
+            yield from ({"family": family} | fields for fields in cases(True) if "qk_norm" not in fields)
+
+
 def make(fields: Mapping[str, Any]) -> Any:
     """A decoder, or a transformers model of a family, away from its start, where many gradients are zero."""
     if "family" not in fields:
@@ -87,6 +103,7 @@ def make(fields: Mapping[str, Any]) -> Any:
 
         more = {"num_local_experts": 4, "num_experts_per_tok": 2} if fields["family"] == "mixtral" else {"head_dim": 4}
         config = AutoConfig.for_model(fields["family"], **SHAPE, max_position_embeddings=64, **more)
+        config._experts_implementation = "eager"  # others have no kernel for float64
         torch.manual_seed(0)
         methods = {name: value for name, value in fields.items() if name != "family"}
         model = graft(AutoModelForCausalLM.from_config(config), **methods, start="paper").train()
@@ -120,23 +137,30 @@ def backward(model: Any, x: Tensor, shares: int = 1) -> Tensor:
     return loss.detach()
 
 
-def worst(loss: float, grads: Mapping[str, Tensor | None], model: Any) -> float:
-    """The largest error against one process."""
-    whole = copy.deepcopy(model)
-    want = float(backward(whole, batch()))
-    return difference(loss, grads, want, {name: p.grad for name, p in whole.named_parameters()})
+Gradients = Mapping[str, Tensor | None]
 
 
-def against_one(loss: Tensor, parted: nn.Module, model: Any) -> dict[str, Any]:
-    """The error of a model in parts, whose processes have a loss each."""
+@lru_cache(2)
+def alone(fields: str, double: bool = False) -> tuple[float, Gradients]:
+    """Loss and gradients of one process."""
+    model = make(json.loads(fields))
+    loss = float(backward(model.double() if double else model, batch()))
+    return loss, {name: p.grad for name, p in model.named_parameters()}
+
+
+def against_one(loss: Tensor, grads: Gradients, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Errors of a model in parts, in the first process."""
     dist.all_reduce(loss)
-    grads = {name: None if p.grad is None else whole_tensor(p.grad) for name, p in parted.named_parameters()}
-    return {"error": worst(float(loss) / dist.get_world_size(), grads, model)}
+    if dist.get_rank():
+        return {}
+    spelled = json.dumps(fields)
+    found = {"error": difference(float(loss), grads, *alone(spelled))}
+    if torch.get_default_dtype() == torch.float32:
+        found["rounding"] = difference(*alone(spelled), *alone(spelled, True))
+    return found
 
 
-def difference(
-    loss: float, grads: Mapping[str, Tensor | None], want_loss: float, want: Mapping[str, Tensor | None]
-) -> float:
+def difference(loss: float, grads: Gradients, want_loss: float, want: Gradients) -> float:
     """The largest error; a gradient that is missing or too many is infinitely wrong."""
     largest = max(float(g.abs().max()) for g in want.values() if g is not None)
     error = abs(loss - want_loss) / abs(want_loss)
@@ -153,15 +177,6 @@ def difference(
     return error
 
 
-GRAFTS = (
-    {"family": "llama", "stream": "attention_residuals"},
-    {"family": "qwen3", "stream": "hyper_connections", "blend": True},
-    {"family": "mixtral", "stream": "denseformer"},
-    {"family": "llama", "stream": "deep_delta", "mixer": "short_conv"},
-)
-"""Families whose layers keep their own loop, one of them a mixture of experts."""
-
-
 def mine(x: Tensor, part: int, parts: int) -> Tensor:
     return x.chunk(parts)[part]
 
@@ -172,49 +187,49 @@ def mesh_of(**degrees: int) -> DeviceMesh:
     return init_device_mesh("cpu", tuple(degrees.values()), mesh_dim_names=tuple(degrees))
 
 
+def whole_gradients(model: nn.Module) -> dict[str, Tensor | None]:
+    """By name; all processes that share a tensor take part."""
+    return {name: None if p.grad is None else whole_tensor(p.grad) for name, p in model.named_parameters()}
+
+
 def check_shard(fields: Mapping[str, Any], *, recompute: int = 0, meta: bool = False) -> dict[str, Any]:
     """FSDP2 over all processes, twice, so that what a first pass leaves is seen."""
-    model, world, rank = make(fields), dist.get_world_size(), dist.get_rank()
-    mesh = mesh_of(data=world)
-    sharded = copy.deepcopy(model)
+    world, rank = dist.get_world_size(), dist.get_rank()
+    with torch.device("meta") if meta else contextlib.nullcontext():
+        sharded = Decoder(ModelConfig(**SHAPE | dict(fields))) if meta else make(fields)
+    shard(sharded, mesh_of(data=world), recompute=recompute)
     if meta:
-        with torch.device("meta"):
-            sharded = Decoder(model.config)
-    shard(sharded, mesh, recompute=recompute)
-    if meta:
-        materialise(sharded, torch.device("cpu"), model if rank == 0 else None)
+        materialise(sharded, torch.device("cpu"), None if rank else make(fields))
     loss, x = torch.zeros(()), mine(batch(), rank, world)
     for _ in range(2):
         sharded.zero_grad()
-        loss = backward(sharded, x, world)
-    return against_one(loss, sharded, model)
+        loss = backward(sharded, x, world) / world
+    return against_one(loss, whole_gradients(sharded), fields)
 
 
 def check_tensor(fields: Mapping[str, Any], *, data: int = 1) -> dict[str, Any]:
     """Tensor parallelism over all processes, or over halves of them with FSDP2 between."""
-    model, world = make(fields), dist.get_world_size()
+    world, spread = dist.get_world_size(), make(fields)
     mesh = mesh_of(data=data, tensor=world // data)
-    spread = copy.deepcopy(model)
     norms = spread_tensors(spread, mesh["tensor"])
     if data > 1:
         shard(spread, mesh["data"])
     loss = backward(spread, mine(batch(), mesh.get_local_rank("data"), data), data)
     add_partial(norms, mesh["tensor"])
-    return against_one(loss, spread, model)
+    return against_one(loss / world, whole_gradients(spread), fields)
 
 
 def check_pipeline(
     fields: Mapping[str, Any], *, schedule: Any = "1f1b", virtual: int = 1, cached: bool = True, data: int = 1
 ) -> dict[str, Any]:
     """A pipeline over all processes, or over parts of them with FSDP2 between."""
-    blocks = max(4, dist.get_world_size() // data * virtual)
-    model, world = make(dict(fields) | {"num_hidden_layers": blocks}), dist.get_world_size()
+    world = dist.get_world_size()
     stages = world // data
     mesh = mesh_of(pipeline=stages, data=data)
-
-    cut = copy.deepcopy(model)
+    fields = dict(fields) | {"num_hidden_layers": max(4, stages * virtual)}
+    model = make(fields)
     pipeline = Pipeline(
-        cut,
+        model,
         schedule=schedule,
         virtual=virtual,
         micro_batches=4,
@@ -225,34 +240,32 @@ def check_pipeline(
         data=mesh["data"] if data > 1 else None,
         cached=cached,
     )
-    total = torch.zeros(())
+    total, x = torch.zeros(()), mine(batch(), mesh.get_local_rank("data"), data)
     for _ in range(2):
-        cut.zero_grad()
-        x = mine(batch(), mesh.get_local_rank("data"), data)
+        model.zero_grad()
         loss = pipeline.step(x, x)
         pipeline.add_shared()
-        total = torch.zeros(()) if loss is None else loss.clone()
-    dist.all_reduce(total)
-    own = {name: None if p.grad is None else whole_tensor(p.grad) for name, p in cut.named_parameters()}
-    gathered: list[Any] = [None] * world
-    dist.all_gather_object(gathered, (own, [(stage.blocks.start, stage.sent) for stage in pipeline.stages]))
+        total = torch.zeros(()) if loss is None else loss / data
+    gathered: list[Any] | None = None if dist.get_rank() else [None] * world
+    payload = {stage.blocks.start: stage.sent for stage in pipeline.stages}
+    left = sum(len(shelf) for stage in pipeline.stages for shelf in stage.shelves)
+    dist.gather_object((whole_gradients(model), payload, left), gathered)
     grads: dict[str, Tensor | None] = {}
     sent: dict[int, int] = {}
-    for theirs, payload in gathered:
+    for theirs, payload, _ in gathered or ():
         for name, grad in theirs.items():
-            if name in grads and grads[name] is not None:
-                assert torch.allclose(grads[name], grad, atol=1e-6), f"{name} differs between stages"  # type: ignore[arg-type]
+            if (other := grads.get(name)) is not None:
+                assert torch.allclose(other, grad, atol=1e-6), f"{name} differs between stages"
             grads[name] = grad
-        sent |= dict(payload)
+        sent |= payload
+    found = against_one(total, grads, fields)
+    if gathered is None:
+        return found
     with torch.device("meta"):
-        meta = Decoder(model.config)
+        meta = Decoder(ModelConfig(**SHAPE | fields))
     planned = plan(meta, stages, virtual) if cached else plan(meta, stages * virtual)
-    return {
-        "error": worst(float(total) / data, grads, model),
-        "payload": [sent[first] for first in sorted(sent)][:-1],
-        "planned": [b.cached for b in planned.boundaries],
-        "left": sum(len(shelf) for stage in pipeline.stages for shelf in stage.shelves),
-    }
+    found |= {"payload": [sent[first] for first in sorted(sent)][:-1], "left": sum(left for *_, left in gathered)}
+    return found | {"planned": [b.cached for b in planned.boundaries]}
 
 
 WHAT: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
@@ -272,6 +285,13 @@ WHAT: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 }
 
 
+def attempt(what: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return WHAT[what](fields)
+    except ValueError as error:
+        return {"refused": str(error)}
+
+
 def main(words: list[str]) -> None:
     """See above."""
     assert "transformers" not in sys.modules, "a decoder on several processes needs torch alone"
@@ -279,15 +299,14 @@ def main(words: list[str]) -> None:
     torch.set_default_dtype(torch.float64 if "--double" in words else torch.float32)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     part, parts = next((map(int, word[7:].split("/")) for word in words if word.startswith("--part=")), (1, 1))
-    for what in [word for word in words if not word.startswith("--")]:
-        taken = GRAFTS if what.startswith("graft") else tuple(cases("--all" in words))
-        for fields in taken[part - 1 :: parts]:
-            learned = "over" in fields.get("stream_options", {}) or (fields.get("stream"), fields.get("blend")) == KV
-            if "tensor" in what and learned:
-                continue  # heads that a method learns to mix are not spread: refused by name
-            record = {"what": what, "case": fields} | WHAT[what](fields)
-            if dist.get_rank() == 0:
-                print(json.dumps(record), flush=True)
+    kinds = [word for word in words if not word.startswith("--")]
+    for made, inside in ((cases, False), (grafts, True)):
+        wanted = [what for what in kinds if what.startswith("graft") is inside]
+        for fields in tuple(made("--all" in words))[part - 1 :: parts] if wanted else ():
+            for what in wanted:  # one after the other: the gradients of one process are made once
+                record = {"what": what, "case": fields} | attempt(what, fields)
+                if dist.get_rank() == 0:
+                    print(json.dumps(record), flush=True)
     dist.barrier()  # nobody closes a connection that another process still reads from
     dist.destroy_process_group()
 

@@ -13,8 +13,9 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from tests.parallel.cases import SHAPE
+from tests.parallel.cases import SHAPE, backward, batch, cases, grafts, make
 from tests.support.processes import environment
 from twoaxis.depth.registry import stream_names
 from twoaxis.model.config import ModelConfig
@@ -38,7 +39,7 @@ def run(count: int, *words: str, module: str = "tests.parallel.cases") -> list[d
     """
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)] if count > 1 else []
     command = [sys.executable, *launch, "-m", module, *words]
-    start = partial(subprocess.run, command, env=environment(), capture_output=True, text=True, timeout=1500)
+    start = partial(subprocess.run, command, env=environment(), capture_output=True, text=True, timeout=3600)
     done = start()
     if "Signal 11" in done.stderr:
         warnings.warn(f"a rank died of SIGSEGV after {done.stdout[-300:]!r}:\n{done.stderr[:6000]}", stacklevel=2)
@@ -47,50 +48,60 @@ def run(count: int, *words: str, module: str = "tests.parallel.cases") -> list[d
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
 
 
-def check(records: list[dict[str, Any]], bound: float) -> None:
-    wrong = [record for record in records if not record["error"] < bound]
-    assert not wrong, wrong
+KV = "depth_kv", True
+"""Stream and Blend whose gate mixes keys and values."""
+MIXED = "learns how to mix keys and values, whose heads tp spreads; use fsdp"
+
+
+def check(records: list[dict[str, Any]], count: int) -> None:
+    """Errors and bytes of all records, of which there are so many.
+
+    In float32 one process alone is off its own float64 by more than the bound in some models, and may be so here too.
+    """
+    assert len(records) == count
     for record in records:
-        assert record.get("payload") == record.get("planned"), record
-        assert not record.get("left"), record
+        refused = "tensor" in record["what"] and _mixes_heads(record["case"])
+        assert (MIXED in record.get("refused", "")) == refused, record
+        if not refused:
+            bound = max(SINGLE, record["rounding"]) if "rounding" in record else EXACT
+            assert record["error"] < bound, record
+            assert record.get("payload") == record.get("planned"), record
+            assert not record.get("left"), record
+
+
+def _mixes_heads(case: dict[str, Any]) -> bool:
+    """Whether a stream learns how to mix the heads that tensor parallelism spreads."""
+    return case.get("stream_options", {}).get("over") == "heads" or (case.get("stream"), case.get("blend")) == KV
 
 
 def test_two_processes() -> None:
     """Gradients of every parameter, the loss, and the bytes that cross each boundary against the plan."""
     records = run(2, "shard", "tensor", "interleaved", "--double")
-    assert len(records) == 15
-    check(records, EXACT)
+    check(records, 15)
     sent = {record["case"]["stream"]: record["payload"] for record in records if record["what"] == "interleaved"}
     assert sent["attention_residuals"] == [384, 256, 256]  # 3, 2, 2 vectors of 16 doubles: nothing is sent twice
 
 
-@pytest.mark.slow
-def test_everything_on_two_processes() -> None:
-    kinds = ("shard", "recompute", "meta", "tensor", "gpipe", "1f1b", "interleaved", "interleaved-whole")
-    records = run(2, *kinds, "--double", "--all")
-    assert len(records) > 90 * len(kinds)
-    check(records, EXACT)
+KINDS = {
+    2: ("shard", "recompute", "meta", "tensor", "gpipe", "1f1b", "interleaved", "interleaved-whole"),
+    4: ("1f1b", "interleaved", "interleaved-whole", "shard-tensor", "shard-pipeline", "shard-interleaved"),
+}
 
 
 @pytest.mark.slow
-def test_everything_on_four_processes() -> None:
-    kinds = ("1f1b", "interleaved", "interleaved-whole", "shard-tensor", "shard-pipeline", "shard-interleaved")
-    records = run(4, *kinds, "--double", "--all")
-    assert len(records) > 90 * len(kinds)
-    check(records, EXACT)
+@pytest.mark.parametrize("dtype", [("--double",), ()], ids=["float64", "float32"])
+@pytest.mark.parametrize("count", KINDS)
+def test_everything(count: int, dtype: tuple[str, ...]) -> None:
+    """Every stream, mixer and Blend in every way; a few in float32."""
+    check(run(count, *KINDS[count], "--all", *dtype), len(KINDS[count]) * len(list(cases(True))))
 
 
 @pytest.mark.slow
-def test_grafts_on_two_processes() -> None:
+def test_every_graft() -> None:
+    """A family and a mixture of experts, whose layers keep their own loop."""
     pytest.importorskip("transformers")
-    records = run(2, "graft-shard", "graft-tensor")  # experts have no kernel for float64
-    assert len(records) == 8
-    check(records, SINGLE)
-
-
-@pytest.mark.slow
-def test_single_precision() -> None:
-    check(run(2, "shard", "tensor", "1f1b", "interleaved"), SINGLE)
+    check(run(2, "graft-shard", "graft-tensor", "--all", "--double"), 2 * len(list(grafts(True))))
+    check(run(2, "graft-shard", "graft-tensor"), 8)
 
 
 @pytest.mark.slow
@@ -120,6 +131,33 @@ def test_an_ordinary_trainer(tmp_path: Path) -> None:
     for number in range(2):  # written by both processes at once, ten times
         model = TwoAxisForCausalLM.from_pretrained(tmp_path / f"several-{number}")
         assert model.config.stream == "attention_residuals"
+
+
+@pytest.mark.slow
+def test_what_a_process_holds_and_sends() -> None:
+    """The benchmark in small: weights, gradients and moments are halved, and boundaries carry what is planned."""
+    (found,) = run(2, "memory", "boundaries", "throughput", "--quick", module="benchmarks.parallel")
+    assert found["memory"]["sharded"]["kept"] == pytest.approx(found["memory"]["one"]["kept"] / 2, rel=0.01)
+    whole, cached = found["boundaries"]
+    assert [whole["measured"], cached["measured"]] == [whole["planned"], cached["planned"]]
+    assert sum(cached["measured"]) < sum(whole["measured"])
+    assert found["throughput"]["cpu"] > 0
+
+
+@pytest.mark.parametrize("name", stream_names())
+def test_nobody_changes_a_state_in_place(name: str) -> None:
+    """FSDP2 warns of views that units return: an operation in place on one would take its hook away."""
+    model, seen = make({"stream": name}), []
+    for block in model.layers:
+        block.register_forward_hook(lambda _, args, out: seen.append((out[0], versions(out[0]))))
+    backward(model, batch())
+    assert len(seen) == len(model.layers)
+    assert all(versions(state) == before for state, before in seen)
+
+
+def versions(state: Any) -> list[int]:
+    """How often each tensor of a state was changed in place."""
+    return [leaf._version for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
 
 
 @pytest.mark.parametrize("name", stream_names())

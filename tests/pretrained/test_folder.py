@@ -180,6 +180,7 @@ def test_the_command_prints_what_it_did(source: Path, tmp_path: Path) -> None:
     assert f"{record.added_bytes:,} bytes" in shown.out
     assert "note: hyper_connections:readout=mean is taken" in shown.err
     assert "retrofit: loading the source" in shown.err
+    assert "%|" not in shown.err  # a bar of transformers
     again = run(*arguments)
     assert again.code == 2
     assert "exists and is not an empty folder" in again.err
@@ -207,10 +208,7 @@ def test_the_command_refuses(source: Path, tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "out")]
     for arguments, message in {
         ("--stream", "deep_delta", "--no-blend"): "its class is 'none') and Blend is refused",
-        ("--stream", "deep_dleta"): "did you mean 'deep_delta'?",
         ("--mixer", "canon", "--mixer-blocks", "attention"): "names no blocks",
-        ("--mixer", "canon", "--mixer-blocks", "7"): "mixer_blocks names block 7",
-        ("--dtype", "int4"): "unknown dtype 'int4'",
     }.items():
         done = run("retrofit", str(source), *out, *arguments)
         assert done.code == 2

@@ -78,12 +78,12 @@ def lose_a_shard(folder: Path) -> None:
 
 NORM = "model.layers.1.input_layernorm.weight"
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "family": (lambda f: change_config(f, model_type="lama"), "model_type 'lama' is no causal .*did you mean 'llama'"),
-    "no type": (lambda f: change_config(f, model_type=None), "model_type None is no causal language model"),
+    "family": (lambda f: change_config(f, model_type="lama"), "no family 'lama' of causal .*did you mean 'llama'"),
+    "no type": (lambda f: change_config(f, model_type=None), "no family None of causal language models"),
     "twoaxis": (lambda f: change_config(f, model_type="twoaxis"), "a twoaxis model already"),
     "no stream": (lambda f: change_config(f, model_type="bert"), "do not fit its configuration"),
     "code": (lambda f: change_config(f, auto_map={"AutoModel": "mine.Model"}), "code of its own"),
-    "type of a list": (lambda f: change_config(f, model_type=[]), r"model_type \[\] is no causal language model"),
+    "type of a list": (lambda f: change_config(f, model_type=[]), r"no family \[\] of causal language models"),
     "no heads": (lambda f: change_config(f, num_key_value_heads=0), "the weights of .* cannot be read: integer div"),
     "bad dtype": (lambda f: change_config(f, dtype=1.5), "the weights of .* cannot be read"),
     "bad settings": (lambda f: (f / "generation_config.json").write_text("[]"), "the weights of .* cannot be read"),

@@ -27,9 +27,9 @@ def test_residual_form_is_the_papers_block() -> None:
     s = h + local.definition(norm(h, p["layers.0.mixer.norm.weight"]))
     attention: Any = model.layers[0].self_attn
     mlp: Any = model.layers[0].mlp
-    info = model.info(ids, 0, None)
-    a = s + attention(Seen(norm(s, p["layers.0.input_layernorm.weight"])), None, info)[0]
-    out = a + mlp(Seen(norm(a, p["layers.0.post_attention_layernorm.weight"])), None, info)[0]
+    info = model.info(ids)
+    a = s + attention(Seen(norm(s, p["layers.0.input_layernorm.weight"])), info)
+    out = a + mlp(Seen(norm(a, p["layers.0.post_attention_layernorm.weight"])), info)
     close(model(ids), norm(out, p["norm.weight"]) @ p["embed_tokens.weight"].T)
 
 

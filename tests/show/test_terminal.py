@@ -37,8 +37,8 @@ def test_a_path_can_be_copied_and_other_long_words_fold() -> None:
     facts = Facts((("model", path), ("next", f"twoaxis generate {path} --prompt Hello"), ("key", "x" * 100)))
     assert lines(facts) == [
         f"model  {path}",
-        "next   twoaxis generate",
-        f"       {path}",
+        "next   twoaxis generate \\",
+        f"       {path} \\",
         "       --prompt Hello",
         "key    " + "x" * 73,
         "       " + "x" * 27,

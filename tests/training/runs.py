@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from twoaxis.base.interrupt import Interrupted
 from twoaxis.data.load import Data
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.results import load_log
+from twoaxis.training.folder import load_log
 from twoaxis.training.train import train
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}

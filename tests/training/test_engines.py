@@ -14,12 +14,11 @@ pytest.importorskip("transformers")
 from tests.training.runs import numbers, processes, small
 from twoaxis.commands.train_plan import plan_training
 from twoaxis.model.load import load_model
-from twoaxis.training.checkpoint import checkpoints
+from twoaxis.training.checkpoint import checkpoints, weights, weights_digest
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.engines.processes import Degrees
-from twoaxis.training.results import load_log, load_result
+from twoaxis.training.folder import load_log, load_result
 from twoaxis.training.setup import model_config
-from twoaxis.training.tensors import weights, weights_digest
 from twoaxis.training.train import train
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}

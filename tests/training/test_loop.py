@@ -24,13 +24,12 @@ from twoaxis.model.config import ModelConfig
 from twoaxis.model.flops import training_flops
 from twoaxis.model.load import load_model
 from twoaxis.model.loss import labelled, logits_of, score, summed_loss
+from twoaxis.training.checkpoint import weights, weights_digest
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.engines.engine import Engine, load_batch
 from twoaxis.training.engines.processes import Place
-from twoaxis.training.results import load_log, load_result
-from twoaxis.training.schedule import rate
+from twoaxis.training.folder import load_log, load_result
 from twoaxis.training.setup import make_model, make_optimizer, model_config
-from twoaxis.training.tensors import weights, weights_digest
 from twoaxis.training.train import train
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -55,7 +54,7 @@ def by_hand(run: TrainConfig, data: Any) -> tuple[nn.Module, list[float], list[f
         loss.backward()
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), run.clip or math.inf).item())
         for group in optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * rate(run, step)
+            group["lr"] = group["peak_lr"] * run.rate(step)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
@@ -67,8 +66,10 @@ def trained(run: TrainConfig, folder: Path, data: Any = None) -> dict[str, Tenso
     return weights(load_model(folder / "model", "cpu"))
 
 
-@pytest.mark.parametrize("changes", [{"accumulate": 1}, {"accumulate": 4}, {"accumulate": 2, "clip": 0.0}])
-@pytest.mark.parametrize("method", ["plain", "both axes"])
+BY_HAND = [("plain", {"accumulate": 1}), ("plain", {"accumulate": 4}), ("both axes", {"accumulate": 2, "clip": 0.0})]
+
+
+@pytest.mark.parametrize(("method", "changes"), BY_HAND)
 def test_against_a_loop_by_hand(method: str, changes: dict[str, Any], tmp_path: Path) -> None:
     """The loss is over all labelled tokens of a step, however they are spread over its micro-batches."""
     run = small(**METHODS[method], **changes, batch=8, steps=5, log_every=1, context=16, epsilon=1e-4)
@@ -81,7 +82,7 @@ def test_against_a_loop_by_hand(method: str, changes: dict[str, Any], tmp_path: 
     log = [record for record in load_log(tmp_path) if "loss" in record]
     assert [record["loss"] for record in log] == pytest.approx(losses, abs=2e-6)
     assert [record["grad_norm"] for record in log] == pytest.approx(norms, rel=2e-5)
-    assert [record["lr"] for record in log] == [run.lr * rate(run, step) for step in range(1, 6)]
+    assert [record["lr"] for record in log] == [run.lr * run.rate(step) for step in range(1, 6)]
 
 
 def test_loss_is_that_of_transformers_to_the_bit() -> None:
@@ -312,7 +313,7 @@ def test_evaluation_needs_labels(tmp_path: Path) -> None:
 
 
 def test_recompute_changes_memory_not_numbers(tmp_path: Path) -> None:
-    run = small(**METHODS["both axes"], steps=3, context=24, batch=16, measure_memory=True)
+    run = small(**METHODS["both axes"], steps=2, batch=16, measure_memory=True)
     plain = train(run, tmp_path / "plain")
     again = train(dataclasses.replace(run, recompute=1), tmp_path / "again")
     assert again.train_loss == pytest.approx(plain.train_loss, abs=1e-6)

@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 pytest.importorskip("transformers")
 
 from tests.training.runs import SHAPE, small
-from twoaxis.training import tensors
-from twoaxis.training.config import TrainConfig
-from twoaxis.training.counters import Counters
-from twoaxis.training.fields import merge, parse_model, read_fields
-from twoaxis.training.schedule import rate
+from twoaxis.training import checkpoint as tensors
+from twoaxis.training.config import TrainConfig, merge, parse_model, read_fields
+from twoaxis.training.log import Counters
 from twoaxis.training.setup import make_model, make_optimizer
 
 
@@ -28,14 +26,14 @@ def test_cosine() -> None:
     config = TrainConfig(steps=20, warmup=0.2, final_lr=0.1)
     wanted = [1 / 4, 2 / 4, 3 / 4, 1.0]
     wanted += [0.1 + 0.9 * (1 + math.cos(math.pi * k / 16)) / 2 for k in range(1, 17)]
-    assert [rate(config, step) for step in range(1, 21)] == wanted
+    assert [config.rate(step) for step in range(1, 21)] == wanted
     assert wanted[-1] == pytest.approx(0.1)
-    assert rate(config, 21) == rate(config, 20)
+    assert config.rate(21) == config.rate(20)
 
 
 def test_wsd() -> None:
     config = TrainConfig(steps=20, warmup=0.1, decay=0.25, final_lr=0.2, schedule="wsd")
-    found = [rate(config, step) for step in range(1, 21)]
+    found = [config.rate(step) for step in range(1, 21)]
     assert found[:15] == [0.5, *[1.0] * 14]
     assert found[15:] == pytest.approx([0.84, 0.68, 0.52, 0.36, 0.2])
 
@@ -55,10 +53,10 @@ def test_runs_are_compiled_when_asked_or_long(monkeypatch: pytest.MonkeyPatch) -
 def test_constant_and_extremes() -> None:
     assert [TrainConfig(steps=n).warmup_steps for n in (1, 2, 20, 118, 600, 2000)] == [0, 1, 10, 30, 30, 100]
     assert TrainConfig(steps=100, schedule="wsd", decay=0.9).warmup_steps == 10  # what the decay leaves
-    assert [rate(TrainConfig(steps=4, warmup=0.5, schedule="constant"), n) for n in range(1, 5)] == [0.5, 1, 1, 1]
-    assert [rate(TrainConfig(steps=4, warmup=1.0), n) for n in range(1, 6)] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert rate(TrainConfig(steps=1, warmup=0.0), 1) == pytest.approx(0.1)
-    assert rate(TrainConfig(steps=3, warmup=0.0, decay=0.0, schedule="wsd"), 3) == 1.0
+    assert [TrainConfig(steps=4, warmup=0.5, schedule="constant").rate(n) for n in range(1, 5)] == [0.5, 1, 1, 1]
+    assert [TrainConfig(steps=4, warmup=1.0).rate(n) for n in range(1, 6)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert TrainConfig(steps=1, warmup=0.0).rate(1) == pytest.approx(0.1)
+    assert TrainConfig(steps=3, warmup=0.0, decay=0.0, schedule="wsd").rate(3) == 1.0
 
 
 @given(
@@ -71,7 +69,7 @@ def test_constant_and_extremes() -> None:
 def test_rates_rise_then_fall(steps: int, warmup: float, decay: float, final: float, schedule: Any) -> None:
     decay = min(decay, 1 - warmup)
     config = TrainConfig(steps=steps, warmup=warmup, decay=decay, final_lr=final, schedule=schedule)
-    found = [rate(config, step) for step in range(1, steps + 1)]
+    found = [config.rate(step) for step in range(1, steps + 1)]
     assert all(0 <= value <= 1 for value in found)
     top = found.index(max(found))
     assert found[: top + 1] == sorted(found[: top + 1])

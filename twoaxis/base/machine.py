@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+VERBOSITY = "TRANSFORMERS_VERBOSITY"
+"""What transformers reads when it is imported."""
 MOST_THREADS = 1024
 """More threads than this end the process in torch's thread pool instead of an error."""
 
@@ -87,6 +89,8 @@ def pick_device(name: str | None) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
+        if name.partition(":")[0] == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device {name!r}: torch finds no GPU here; give cpu, or leave the device out") from error
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"device {name!r} cannot be used ({reason}); give cpu, cuda or cuda:N") from error
 
@@ -127,6 +131,16 @@ def reproducible(threads: int | None) -> Iterator[None]:
         settings.fill_uninitialized_memory = filled
 
 
+def install(extra: str = "lab") -> str:
+    """The command, run in a clone, that adds an extra of this package; `lab` has what most people need."""
+    return f'pip install -e ".[{extra}]" (in a clone of twoaxis)'
+
+
+def needs(what: str, package: str, extra: str = "lab") -> str:
+    """A message: what is asked for, the package that it needs, and how it is installed."""
+    return f"{what} needs the package {package}, which is not installed: {install(extra)}"
+
+
 @contextlib.contextmanager
 def quiet_logger(name: str) -> Iterator[None]:
     """Context manager in which a library's logger tells errors only, and no warnings are shown."""
@@ -138,6 +152,34 @@ def quiet_logger(name: str) -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+def quiet() -> None:
+    """Keep transformers' own bars and notes off the terminal, which belongs to the command; it is not imported here."""
+    if sys.modules.get("transformers") is None:
+        os.environ.setdefault(VERBOSITY, "error")
+        return
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Context manager that does the same while it is active."""
+    with contextlib.ExitStack() as after:
+        if sys.modules.get("transformers") is None:
+            if VERBOSITY not in os.environ:
+                after.callback(os.environ.pop, VERBOSITY, None)
+        else:
+            from transformers.utils import logging
+
+            after.callback(logging.set_verbosity, logging.get_verbosity())
+            if logging.is_progress_bar_enabled():
+                after.callback(logging.enable_progress_bar)
+        quiet()
+        yield
 
 
 def _allowed_cpus() -> set[int]:

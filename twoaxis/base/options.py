@@ -28,8 +28,8 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeGuard, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from twoaxis.base.extras import needs
 from twoaxis.base.files import file_errors
+from twoaxis.base.machine import needs
 from twoaxis.base.registry import did_you_mean
 
 T = TypeVar("T")

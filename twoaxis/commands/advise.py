@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from twoaxis.commands.signature import File, Shape, plain
+from twoaxis.commands.parsing import File, Shape, plain
 from twoaxis.model.deployment import ONE_DEVICE, Deployment
 
 if TYPE_CHECKING:

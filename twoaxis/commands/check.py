@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from twoaxis.commands.signature import plain
+from twoaxis.commands.parsing import plain
 
 if TYPE_CHECKING:
     from twoaxis.verify.claim import Report

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import tyro
 
-from twoaxis.commands.signature import File, Folder, Launcher, Names, Numbers, Rates, plain, word
+from twoaxis.commands.parsing import File, Folder, Launcher, Names, Numbers, Rates, plain, word
 from twoaxis.comparison.options import COMPARED, Match, Until
-from twoaxis.training.fields import SharedFields
+from twoaxis.training.config import SharedFields
 
 if TYPE_CHECKING:
     from twoaxis.comparison.forecast import Forecast
@@ -85,20 +85,19 @@ def compare(
     own = locals()
     said: dict[str, Any] = {name: own[name] for name in COMPARED if own[name] is not False}
     said = {name: value for name, value in said.items() if value not in (None, (), [])} | fields
+    from twoaxis.base.machine import quiet
     from twoaxis.comparison.run import read_options
-    from twoaxis.model.load import quiet
 
     quiet()
     options = read_options(file, said)
     if dry_run:
         return _forecast(options, out, jobs)
     from twoaxis.comparison.options import command_line
-    from twoaxis.comparison.run import compare, found_by
+    from twoaxis.comparison.run import compare
     from twoaxis.comparison.runner.launchers import find_launcher
 
-    found_launcher = find_launcher(launcher)
-    outcome = compare(options, out, jobs=jobs, command=command_line(out, file, said), launcher=found_launcher)
-    return found_by(outcome, out, report=report)
+    places, command = find_launcher(launcher), command_line(out, file, said)
+    return compare(options, out, jobs=jobs, command=command, launcher=places, report=report)
 
 
 def _forecast(options: Mapping[str, Any], out: str, jobs: int | None) -> Forecast:

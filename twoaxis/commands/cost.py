@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from twoaxis.commands.signature import File, Names, Shape, plain
+from twoaxis.commands.parsing import File, Names, Shape, plain
 from twoaxis.model.deployment import ONE_DEVICE, Deployment
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from twoaxis.commands.models import open_model, read_prompt
-from twoaxis.commands.signature import AsBytes, SavedFolder, plain
+from twoaxis.commands.parsing import AsBytes, SavedFolder, plain
 
 if TYPE_CHECKING:
     from twoaxis.inspection.inspection import Inspection
@@ -28,11 +28,11 @@ def inspect(
     """Show what every site of a saved model reads, mixes and writes on a prompt.
 
     Args:
-        folder: Folder that save_pretrained wrote.
+        folder: Folder of a saved model, or the --out of twoaxis train.
         prompt: Text to run through the model; - reads it from stdin, up to its last line end.
         beside: Folder of a second model, shown side by side with the first.
         out: New or empty folder, or one of an earlier inspection, for the page, the data and figures as PNG and SVG.
-        as_bytes: Tokens are bytes; for models without a tokenizer.
+        as_bytes: Tokens are bytes; for a model without a tokenizer that was moved away from its run.
         device: Such as cpu or cuda:1. None is a GPU if there is one.
     """
     from twoaxis.base.files import check_empty

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from twoaxis.commands.signature import AsBytes, SavedFolder, plain
+from twoaxis.commands.parsing import AsBytes, SavedFolder, plain
 from twoaxis.show.document import Code, Document, Facts, Showable, Shown
 
 if TYPE_CHECKING:
@@ -36,13 +37,13 @@ def generate(
     """Continue a prompt with a saved model; the text goes to stdout as it is made, everything else to stderr.
 
     Args:
-        folder: Folder of a saved model.
+        folder: Folder of a saved model, or the --out of twoaxis train.
         prompt: Text to continue; - reads it from stdin, up to its last line end.
         tokens: How many tokens to make, unless the text ends before.
         temperature: Of the sampling; 0 takes the likeliest token.
         top_p: Sample from the likeliest tokens that have this much of the probability. None is all of them.
         seed: Seed of the sampling.
-        as_bytes: Tokens are bytes; for models without a tokenizer.
+        as_bytes: Tokens are bytes; for a model without a tokenizer that was moved away from its run.
         echo: Print the prompt too.
         device: Such as cpu or cuda:1. None is a GPU if there is one.
     """
@@ -85,7 +86,7 @@ class Continuation(Showable):
         else:
             self.__dict__["made"] = self.make(lambda piece: print(piece, end="", flush=True))
         made = self.made
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() or _in_one_file():
             print(flush=True)
         kept = ", ".join(f"{part} {size:,}" for part, size in made.cache_bytes.items() if size)
         time = f"{made.tokens:,} tokens in {made.seconds:.2f} s ({made.rate:,.1f} tokens/s)"
@@ -102,6 +103,14 @@ class Continuation(Showable):
     def document(self) -> Document:
         """The text."""
         return Document("", (Code((self.prompt if self.echo else "") + self.text),))
+
+
+def _in_one_file() -> bool:
+    """Whether what goes to stdout and what goes to stderr end up together."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError):  # a stream that is no file
+        return False
 
 
 def read_prompt(prompt: str) -> str:
@@ -139,13 +148,13 @@ def evaluate(
     """Measure loss, perplexity and bits per byte of a saved model on text.
 
     Args:
-        folder: Folder of a saved model.
+        folder: Folder of a saved model, or the --out of twoaxis train.
         data: Text files and folders, jsonl and parquet files, hf:DATASET or stdlib; each file or record is a document.
         context: Tokens of a window. None is what the model is made for, but at most 1024.
         stride: Tokens by which windows move on; each token is counted once. None is half of the context.
         batch: Windows per pass.
         max_tokens: Count the first ones only.
-        as_bytes: Tokens are bytes; for models without a tokenizer.
+        as_bytes: Tokens are bytes; for a model without a tokenizer that was moved away from its run.
         device: Such as cpu or cuda:1. None is a GPU if there is one.
     """
     from twoaxis.base.machine import versions

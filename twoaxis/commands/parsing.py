@@ -16,15 +16,64 @@ import inspect
 import io
 import re
 import types
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple, TypedDict, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
 import tyro
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from twoaxis.base.options import Options, field_docs, parse_integer
-from twoaxis.commands.signature import word
 
-Repeated = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def plain(command: F) -> F:
+    """Decorator: `help` shows `stream: Sequence[str] = ()`, not the annotations that tyro reads."""
+    signature = inspect.signature(command)
+    shown = [each.replace(annotation=_plain(each.annotation, command)) for each in signature.parameters.values()]
+    command.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    return command
+
+
+def _plain(note: Any, command: Callable[..., Any]) -> Any:
+    """An annotation without its metadata; the names in it are the command's module's."""
+    found = eval(note, command.__globals__) if isinstance(note, str) else note
+    while get_origin(found) in (Annotated, Unpack):
+        found = get_args(found)[0]
+    return found
+
+
+def word(metavar: str, read: Callable[[str], Any] = str) -> Any:
+    """For `Annotated`: an option that Python gives in several forms and the command line as one word, which is read."""
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: read(words[0]),
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _named(text: str) -> str:
+    if not text:
+        raise ValueError("it names no folder")  # an empty path would be the current one
+    return text
+
+
+Folder = Annotated[str, word("DIR", _named)]
+SavedFolder = Annotated[str, Positional, arg(metavar="DIR")]
+File = Annotated[str | None, arg(metavar="FILE")]
+Shape = arg(metavar="NAME|config.json")
+Names = Annotated[Sequence[str], UseAppendAction, arg(metavar="NAME[:k=v,...]")]
+Name = arg(metavar="NAME[:k=v,k=v]")
+Numbers = Annotated[int | str | Sequence[int] | None, word("N|A,B,C")]
+Rates = Annotated[float | str | Sequence[float] | None, word("RATE[,RATE,...]")]
+Launcher = Annotated[str | None, arg(metavar="local|ray[:k=v,...]|slurm[:k=v,...]")]
+AsBytes = Annotated[bool, arg(name="bytes")]
+
+
+Repeated = Annotated[tuple[str, ...], UseAppendAction]
 """An option that may be given several times; () is "not given", as it cannot be typed."""
 
 USE = "Python file that registers streams and mixers of your own. It is run: name only files you trust."
@@ -69,14 +118,14 @@ def parse(command: Callable[..., Any], name: str, args: Sequence[str]) -> tuple[
         sections = {section: _group(options, fields - set(notes)) for section, options in SECTIONS.items()}
         groups |= {section: group for section, group in sections.items() if group[0].__annotations__}
     for group, (made, default) in groups.items():
-        notes[f"_{group}"] = Annotated[made, tyro.conf.arg(name=group, help="")]
+        notes[f"_{group}"] = Annotated[made, arg(name=group, help="")]
         more.append(inspect.Parameter(f"_{group}", keyword, default=default))
     for option, form in (("json", "one JSON document"), ("markdown", "Markdown")):
-        text = tyro.conf.arg(name=option, help=f"Print the result as {form}.")
+        text = arg(name=option, help=f"Print the result as {form}.")
         notes[f"_{option}"] = Annotated[bool, text, tyro.conf.FlagCreatePairsOff]
         more.append(inspect.Parameter(f"_{option}", keyword, default=False))
     if "use" not in notes:  # a comparison keeps the files with its plan
-        notes["_use"] = Annotated[Repeated, tyro.conf.arg(name="use", metavar="FILE.py", help=USE)]
+        notes["_use"] = Annotated[Repeated, arg(name="use", metavar="FILE.py", help=USE)]
         more.append(inspect.Parameter("_use", keyword, default=()))
 
     def typed(**given: Any) -> tuple[dict[str, Any], Common]:
@@ -91,20 +140,37 @@ def parse(command: Callable[..., Any], name: str, args: Sequence[str]) -> tuple[
 
     typed.__signature__ = signature.replace(parameters=[*own, *more], return_annotation=Any)  # type: ignore[attr-defined]
     typed.__annotations__, typed.__doc__ = notes, command.__doc__
+    _refuse_repeated(args, {each for each, note in notes.items() if UseAppendAction in get_args(note)})
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
-            config = (tyro.conf.OmitArgPrefixes,)
+            config = (OmitArgPrefixes,)
             arguments, common = tyro.cli(typed, args=list(args), prog=f"twoaxis {name}", config=config)
     except SystemExit as ended:
         if ended.code:
-            raise ValueError(_one_line(box.getvalue())) from ended
+            raise ValueError(_one_line(box.getvalue(), name)) from ended
         raise  # after the help
     typed_of = {each: made.from_dict(arguments.pop(each)) for each, made in made_of.items() if arguments[each]}
     return {each: value for each, value in arguments.items() if each not in made_of} | typed_of, common
 
 
-def _one_line(box: str) -> str:
+def _refuse_repeated(args: Sequence[str], several: set[str]) -> None:
+    """Refuse an option that is given twice, of which the last one would count, unless it is one to give `several` of.
+
+    Both forms of a switch, --x and --no-x, are the same option.
+    """
+    typed = Counter(
+        each.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+        for each in args
+        if each.startswith("--")
+    )
+    for name, times in typed.items():
+        if times > 1 and name not in several | {"model", "use", ""}:
+            more = "; twoaxis compare takes several" if name in ("stream", "mixer") else ""
+            raise ValueError(f"--{name.replace('_', '-')} is given {times} times; give it once{more}")
+
+
+def _one_line(box: str, name: str) -> str:
     """What tyro draws a box around: what is wrong, what may have been meant, and where to read more."""
     parts: list[list[str]] = [[]]
     for line in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines()[1:-1]:
@@ -113,7 +179,14 @@ def _one_line(box: str) -> str:
             parts.append([])
         elif not inside.startswith(" " * 8):  # where the help of an option stands
             parts[-1].append(inside.strip())
-    return ". ".join(" ".join(part).rstrip(".") for part in parts if part and part[0] != "Argument helptext:")
+    text = ". ".join(" ".join(part).rstrip(".") for part in parts if part and part[0] != "Argument helptext:")
+    if alone := re.match(r"Unrecognized options: ([^-,. ][^,]*?)(?=[,.] |$)", text):
+        return f"{alone[1]!r} stands alone; options are --NAME VALUE, see twoaxis {name} --help"
+    choices = re.search(r"Expected one of \((.*?)\)", text)
+    if choices is None:
+        return text
+    names = sorted(set(re.findall(r"'(.*?)'", choices[1])) - {"None"})
+    return text.replace(choices[0], f"Expected one of {', '.join(names)}")
 
 
 def spelled(hint: Any) -> Any:
@@ -130,9 +203,9 @@ def spelled(hint: Any) -> Any:
 
 
 SPELLED: dict[str, Any] = {
-    "model": Annotated[Repeated, tyro.conf.arg(metavar="FIELD=VALUE[,...]")],
-    "source": Annotated[str, tyro.conf.arg(name="from", metavar="DIR")],
-    "data": Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE")],
+    "model": Annotated[Repeated, arg(metavar="FIELD=VALUE[,...]")],
+    "source": Annotated[str, arg(name="from", metavar="DIR")],
+    "data": Annotated[tuple[str, ...], arg(metavar="SOURCE")],
 }
 """Fields of a run that the command line writes in another way than Python."""
 
@@ -146,7 +219,7 @@ def _group(options: type[Options], wanted: set[str] | None = None) -> tuple[Any,
             continue
         default: Any = field.default if field.default is not dataclasses.MISSING else None
         shown = (" ".join(map(str, default)) or None) if isinstance(default, tuple) else default
-        help_of = tyro.conf.arg(help=docs[field.name], help_behavior_hint=f"(default: {shown})")
+        help_of = arg(help=docs[field.name], help_behavior_hint=f"(default: {shown})")
         made[field.name] = Annotated[SPELLED.get(field.name) or spelled(hints[field.name]), help_of]
     # tyro cannot leave a repeatable option of a TypedDict out: () stands for "not typed".
     return TypedDict(options.__name__, made, total=False), {name: () for name in made if name == "model"}  # type: ignore[operator,misc]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import tyro
 
 from twoaxis.base.plugins import used
-from twoaxis.commands.signature import File, Folder, Launcher, Names, Numbers, Rates, plain, word
+from twoaxis.commands.parsing import File, Folder, Launcher, Names, Numbers, Rates, plain, word
 from twoaxis.comparison.options import Until
-from twoaxis.training.fields import CommonFields
+from twoaxis.training.config import CommonFields
 
 if TYPE_CHECKING:
     from twoaxis.comparison.results import Comparison
@@ -40,7 +40,7 @@ def probe(
     Only what a method adds and the scales of the norms learn, for a few steps; the baseline is the norms alone, and
     low-rank additions with as many parameters run beside. Gains are lower bounds: the weights have adapted to the plain
     residual. The same command goes on where it was stopped; with more methods or seeds it adds them. The defaults are
-    those of a probe: 4 seeds, 40 steps of 1 x 128 tokens, 24 held-out examples, rate 0.003. Exit with 1 if a run
+    those of a probe: 4 seeds, 40 steps of 1 x 128 tokens, 48 held-out examples, rate 0.003. Exit with 1 if a run
     failed.
 
     Args:
@@ -60,9 +60,9 @@ def probe(
     named = (data,) if isinstance(data, str) else tuple(data)
     own = {"stream": stream, "mixer": mixer, "data": [named] if named else (), "seeds": seeds, "lr": lr, "use": used()}
     said = {name: value for name, value in (own | {"until": until}).items() if value not in (None, (), [])} | fields
+    from twoaxis.base.machine import quiet
     from twoaxis.comparison.probe import probe
     from twoaxis.comparison.runner.launchers import find_launcher
-    from twoaxis.model.load import quiet
 
     quiet()
     source = Path(source) if isinstance(source, os.PathLike) else source

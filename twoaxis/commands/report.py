@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from twoaxis.commands.signature import SavedFolder, plain
+from twoaxis.commands.parsing import SavedFolder, plain
 
 if TYPE_CHECKING:
     from twoaxis.comparison.results import Comparison

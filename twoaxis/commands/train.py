@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from twoaxis.commands.signature import File, Folder, plain
-from twoaxis.training.fields import RunFields
+from twoaxis.commands.parsing import File, Folder, plain
+from twoaxis.training.config import RunFields
 
 if TYPE_CHECKING:
     from twoaxis.commands.train_plan import TrainPlan
     from twoaxis.training.config import TrainConfig
-    from twoaxis.training.results import Result
+    from twoaxis.training.folder import Result
 
 
 @plain
@@ -37,7 +37,7 @@ def train(
         **fields: Of the run; see `TrainConfig`.
     """
     from twoaxis.training import train as training
-    from twoaxis.training.fields import merge, read_fields
+    from twoaxis.training.config import merge, read_fields
 
     run = merge({} if config is None else read_fields(config), fields)
     if dry_run:

@@ -120,7 +120,7 @@ def _numbers(model: Any, degrees: Degrees) -> tuple[float, float]:
 
     blocks = []
     for layer in model.layers:
-        hosts = [m for m in layer.modules() if isinstance(m, Attention | MLP) and m.operator("inside") is None]
+        hosts = [m for m in layer.modules() if isinstance(m, Attention | MLP) and m.inside is None]
         spread = sum(p.numel() for m in hosts for n, p in m.named_parameters() if n.endswith("_proj.weight"))
         blocks.append(count(layer) - spread + spread / degrees.tp)
     stream, norm = count(model.stream), count(model.norm)

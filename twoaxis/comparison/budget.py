@@ -14,11 +14,10 @@ spans its own steps.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from twoaxis.base.files import short_hash
@@ -43,16 +42,13 @@ class Counted(NamedTuple):
     """A contender at a size and on a data set, as far as it can be counted."""
 
     config: TrainConfig  # its runs', with the base's budget
-    resolved: dict[str, Any]  # what `wider` or `deeper` came to
     share: float  # of the others' budget
-    parameters: int  # numbers learned
-    flops: int  # training operations per token
-    uncounted: tuple[str, ...] = ()  # modules whose operations are counted for their matrices alone
+    row: Row  # without a budget
 
     @property
     def step_flops(self) -> int:
         """Training operations of an optimiser step."""
-        return self.flops * self.config.tokens_per_step
+        return self.row.flops_per_token * self.config.tokens_per_step
 
 
 def make_rows(
@@ -66,38 +62,21 @@ def make_rows(
         old: rows that were decided before, which stay as they are.
         measure: throughput; None does without, where it decides nothing.
     """
-    places = [(sources, size) for sources in plan.data for size in plan.sizes]
-    tables = (_table(plan, *place, vocabularies[data_label(place[0])], old, measure) for place in places)
-    return tuple(row for table in tables for row in table)
-
-
-def _table(
-    plan: Plan, sources: Sequence[str], size: Size, vocabulary: int, old: Sequence[Row], measure: Measure | None
-) -> list[Row]:
-    """The rows of one data set at one size."""
-    data = data_label(sources)
-    known = {row.contender: row for row in old if (row.data, row.size) == (data, size.label)}
-    missing = [c for c in plan.contenders if c.key not in known]
-    if missing:
-        first = next(c for c in plan.contenders if c.label == plan.baseline)
-        counted = {c.key: count_contender(plan, c, size, sources, vocabulary) for c in (first, *missing)}
-        speeds = _speeds(plan, vocabulary, counted, known.get(first.key), measure)
-        steps = _steps(plan, size, counted, speeds)
-        for contender in missing:
-            found, made = counted[contender.key], steps[contender.key]
-            known[contender.key] = Row(
-                data=data,
-                size=size.label,
-                contender=contender.key,
-                steps=made,
-                tokens=made * found.config.tokens_per_step,
-                parameters=found.parameters,
-                flops_per_token=found.flops,
-                uncounted=found.uncounted,
-                model=found.resolved,
-                **speeds.get(contender.key, {}),
-            )
-    return [with_rate(plan, known[contender.key]) for contender in plan.contenders]
+    rows: list[Row] = []
+    baseline = next(contender for contender in plan.contenders if contender.label == plan.baseline)
+    for sources, size in itertools.product(plan.data, plan.sizes):
+        data = data_label(sources)
+        known = {row.contender: row for row in old if (row.data, row.size) == (data, size.label)}
+        if missing := [contender for contender in plan.contenders if contender.key not in known]:
+            words = vocabularies[data]
+            counted = {c.key: count_contender(plan, c, size, sources, words) for c in (baseline, *missing)}
+            speeds = _speeds(plan, words, counted, known.get(baseline.key), measure)
+            for key, steps in _steps(plan, size, counted, speeds).items():
+                config, _, row = counted[key]
+                tokens = steps * config.tokens_per_step
+                known.setdefault(key, dataclasses.replace(row, steps=steps, tokens=tokens, **speeds.get(key, {})))
+        rows += [with_rate(plan, known[contender.key]) for contender in plan.contenders]
+    return tuple(rows)
 
 
 def with_rate(plan: Plan, row: Row) -> Row:
@@ -122,7 +101,10 @@ def count_contender(plan: Plan, contender: Contender, size: Size, sources: Seque
     try:
         resolved = resolve(contender, lambda other, fields: model_config(config(other, fields), vocabulary))
         made = config(contender, resolved)
-        return Counted(made, resolved, contender.train.get(BUDGET, 1), *_count(made, vocabulary))
+        parameters, flops, uncounted = _count(made, vocabulary)
+        place = {"data": data_label(sources), "size": size.label, "contender": contender.key, "model": resolved}
+        counts = {"parameters": parameters, "flops_per_token": flops, "uncounted": uncounted}
+        return Counted(made, contender.train.get(BUDGET, 1), Row(steps=0, tokens=0, **place, **counts))
     except ValueError as error:
         raise ValueError(f"{contender.label} at size {size.label}: {error}") from error
 
@@ -151,19 +133,6 @@ def _count(config: TrainConfig, vocabulary: int) -> tuple[int, int, tuple[str, .
     return _COUNTS[key]
 
 
-@contextlib.contextmanager
-def threads_of(config: TrainConfig) -> Iterator[None]:
-    """Context manager in which torch has as many threads as a run of the comparison."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(config.threads or 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def measure_speeds(
     configs: Mapping[str, TrainConfig], vocabulary: int, *, rounds: int = 15, steps: int = 1
 ) -> dict[str, Throughput]:
@@ -173,7 +142,7 @@ def measure_speeds(
     """
     import torch
 
-    from twoaxis.base.machine import pick_device
+    from twoaxis.base.machine import pick_device, reproducible
     from twoaxis.model.loss import next_token_loss
     from twoaxis.training.engines.engine import autocast
     from twoaxis.training.measure import throughputs
@@ -193,7 +162,7 @@ def measure_speeds(
         with autocast(first, device):
             return next_token_loss(model, tokens)
 
-    with threads_of(first):
+    with reproducible(first.threads or 1):
         return throughputs(
             {name: lambda config=config: build(config) for name, config in configs.items()},
             first.batch,
@@ -212,14 +181,15 @@ def _speeds(
 ) -> dict[str, dict[str, Any]]:
     """What a row says of the throughput of each contender, in units of the baseline's the first time; none where it is
     not measured. Contenders that differ in their training alone are measured once, and all with one batch."""
-    large = plan.base.source or 16 * sum(found.parameters for found in counted.values()) > TOGETHER
+    large = plan.base.source or 16 * sum(found.row.parameters for found in counted.values()) > TOGETHER
     if measure is None or (large and plan.match != "time"):
         return {}
     same = {name: getattr(plan.base, name) for name in TIMED}
     models = {key: _decides(found.config, vocabulary) for key, found in counted.items()}
     first = {model: key for key, model in reversed(models.items())}
     configs = {key: dataclasses.replace(counted[key].config, **same) for key in models if key in first.values()}
-    rounds = measure(configs, vocabulary)
+    # In this process, where an error shows, what could not be measured elsewhere and decides a budget.
+    rounds = measure(configs, vocabulary) or (measure_speeds(configs, vocabulary) if plan.match == "time" else {})
     if not rounds:
         return {}
     base = rounds[first[models[plan.baseline_key]]].rate
@@ -240,60 +210,53 @@ def _steps(
     plan: Plan, size: Size, counted: Mapping[str, Counted], speeds: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, int]:
     """Steps of each contender for the tokens that were asked for at a size, in whole steps of the base."""
-    asked = plan.base
+    asked, whole = plan.base, math.ceil
     if size.steps is not None or size.tokens is not None:
         asked = dataclasses.replace(asked, steps=size.steps, tokens=size.tokens)
     tokens = asked.total_steps * asked.tokens_per_step
-    if plan.match == "flops":
-        return flops_steps(plan, size, tokens, counted)
-    parts = dict.fromkeys(counted, 1.0)
+    steps = {key: found.share * tokens / found.config.tokens_per_step for key, found in counted.items()}
     if plan.match == "time":
-        base = speeds[plan.baseline_key]["tokens_per_second"]
-        for key, speed in speeds.items():  # chance is to decide no budget
+        whole, base = round, speeds[plan.baseline_key]["tokens_per_second"]
+        for key, speed in speeds.items():
             ratio = speed["tokens_per_second"] / base
-            parts[key] = 1.0 if abs(ratio - 1) < speed["speed_spread"] else ratio
-    steps = {key: found.share * parts[key] * tokens / found.config.tokens_per_step for key, found in counted.items()}
-    whole = round if plan.match == "time" else math.ceil
+            steps[key] *= 1.0 if abs(ratio - 1) < speed["speed_spread"] else ratio  # chance is to decide no budget
+    if plan.match == "flops":
+        whole, base = round, counted[plan.baseline_key]
+        budget = plan.flops or -(-tokens // base.config.tokens_per_step) * base.step_flops
+        steps = {key: found.share * budget / found.step_flops for key, found in counted.items()}
+        _check_flops(plan, size, budget, counted)
     return {key: max(int(counted[key].share > 0), whole(count)) for key, count in steps.items()}
 
 
-def flops_steps(plan: Plan, size: Size, tokens: int, counted: Mapping[str, Counted]) -> dict[str, int]:
-    """Steps with which each contender takes the FLOPs that the baseline takes for so many tokens, within 1%."""
-    for key, found in counted.items():
-        if found.uncounted:
-            raise ValueError(
-                f"{plan.contender(key).label} at size {size.label}: there is no rule for the operations of "
-                f"{', '.join(found.uncounted)}, so budgets cannot be matched by FLOPs; give --match tokens or time"
-            )
+def _check_flops(plan: Plan, size: Size, budget: float, counted: Mapping[str, Counted]) -> None:
+    """Refuse a budget that whole steps of a contender miss by more than 1%, with the smallest one that works."""
     base = counted[plan.baseline_key]
-    budget = plan.flops if plan.flops is not None else -(-tokens // base.config.tokens_per_step) * base.step_flops
-    steps = {}
+    costs = {key: found.step_flops / found.share for key, found in counted.items() if found.share}
     for key, found in counted.items():
-        if not found.share:
-            steps[key] = 0
-            continue
-        cost = found.step_flops / found.share
-        steps[key] = max(1, round(budget / cost))
-        if not fits(steps[key], cost, budget):
-            costs = [other.step_flops / other.share for other in counted.values() if other.share]
-            least = smallest(base.step_flops, costs)
+        name = f"{plan.contender(key).label} at size {size.label}"
+        if found.row.uncounted:
+            raise ValueError(
+                f"{name}: there is no rule for the operations of {', '.join(found.row.uncounted)}, so budgets cannot "
+                "be matched by FLOPs; give --match tokens or time"
+            )
+        if key in costs and not fits(costs[key], budget):
+            least = smallest(base.step_flops, list(costs.values()))
             remedy = f"--tokens {least * base.config.tokens_per_step:,} ({least:,} steps of the baseline)"
             if plan.flops is not None:
                 remedy = f"--flops {float(least * base.step_flops):.6g}"
+            steps = max(1, round(budget / costs[key]))
             raise ValueError(
-                f"{plan.contender(key).label} at size {size.label} cannot match the budget of {budget:.4g} FLOPs: its "
-                f"steps take {cost:.4g}, and {steps[key]:,} of them are "
-                f"{abs(steps[key] * cost / budget - 1):.1%} off, more than {TOLERANCE:.0%}; the smallest budget that "
-                f"works for all is {remedy}"
+                f"{name} cannot match the budget of {budget:.4g} FLOPs: its steps take {costs[key]:.4g}, and {steps:,} "
+                f"of them are {abs(steps * costs[key] / budget - 1):.1%} off, more than {TOLERANCE:.0%}; the smallest "
+                f"budget that works for all is {remedy}"
             )
-    return steps
 
 
-def fits(steps: int, cost: float, budget: float) -> bool:
-    """Whether so many steps come near enough to a budget."""
-    return abs(steps * cost - budget) <= TOLERANCE * budget
+def fits(cost: float, budget: float) -> bool:
+    """Whether whole steps of a cost come near enough to a budget."""
+    return abs(max(1, round(budget / cost)) * cost - budget) <= TOLERANCE * budget
 
 
 def smallest(base: int, costs: Sequence[float]) -> int:
     """The fewest steps of the baseline, of `base` FLOPs each, that all contenders can match; theirs cost `costs`."""
-    return next(n for n in count(1) if all(fits(max(1, round(n * base / cost)), cost, n * base) for cost in costs))
+    return next(n for n in itertools.count(1) if all(fits(cost, n * base) for cost in costs))

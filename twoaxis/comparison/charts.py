@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from twoaxis.comparison.entries import Curve, Entry, Equal, together
-from twoaxis.comparison.sections import AXES, Section
+from twoaxis.comparison.runs import Curve, together
+from twoaxis.comparison.sections import AXES, Entry, Equal, Section
 from twoaxis.comparison.statistics import BETTER, WORSE
 from twoaxis.show.charts import Axis, Chart, Line, Mark, Panel, Tone
 
@@ -19,6 +19,11 @@ UNITS = {"tokens": "count", "flops": "count", "time": "seconds"}
 def flagged(entry: Entry) -> str:
     """The label, and how many runs diverged."""
     return f"{entry.label} ({len(entry.diverged)} diverged)" if entry.diverged else entry.label
+
+
+def whose(entry: Entry) -> str:
+    """The label as a genitive."""
+    return f"{entry.label}'" if entry.label.endswith("s") else f"{entry.label}'s"
 
 
 def tone(verdict: str) -> Tone:
@@ -76,7 +81,7 @@ def curves(section: Section, ending: str) -> Chart | None:
     base, match = section.baseline, section.plan.match
     shown: dict[str, Callable[[Entry, str], list[Line | None]]] = {
         "loss": lambda entry, axis: [loss_line(entry, axis, entry.curves.values())],
-        f"loss minus {base.label}'s": lambda e, axis: [None if e is base else difference_line(e, base, axis)],
+        f"loss minus {whose(base)}": lambda e, axis: [None if e is base else difference_line(e, base, axis)],
         "loss of every seed": lambda e, axis: [loss_line(e, axis, [curve]) for curve in e.curves.values()],
         "training loss": lambda e, axis: [loss_line(e, axis, [e.runs[seed].training for seed in e.results])],
     }
@@ -88,14 +93,15 @@ def curves(section: Section, ending: str) -> Chart | None:
             lines = [line for line in found if line is not None]
             title = f"{kind}, against {TITLES[axis]}{' (matched)' * (axis == match)}"
             choice = {"show": kind, "against": TITLES[axis]}
-            if lines:
+            if any(len(line.x) > 1 for line in lines):
                 x, y = _frame(lines, axis, 0.0 if "minus" in kind else None)
                 panels.append(Panel("lines", title, x, y, tuple(lines), choice=choice))
         grid.append(tuple(panels))
     note = "Mean over seeds; the band is one standard deviation. Time is tokens over the throughput in the table."
     note += on_rows(section)
-    title, rows = f"Held-out loss: {section.data}, {section.size}", tuple(filter(None, grid))
-    return Chart(f"curves{ending}", title, rows, note) if rows else None
+    rows = tuple(filter(None, grid))
+    what = "Training" if rows and rows[0][0].choice["show"] == "training loss" else "Held-out"
+    return Chart(f"curves{ending}", f"{what} loss: {section.data}, {section.size}", rows, note) if rows else None
 
 
 def parameters(section: Section, ending: str) -> Chart | None:
@@ -130,13 +136,15 @@ def differences(section: Section, ending: str) -> Chart | None:
     panels, rows = [], section.contenders
     for axis in AXES:
         marks = [_mark(entry, entry.equal.get(axis)) for entry in rows]
-        if any(mark.value is not None for mark in marks):
+        if (
+            2 * sum(mark.value is not None for mark in marks) >= len(marks) > 0
+        ):  # few could be read where most are empty
             title = f"at equal {NAMES[axis]}{' (matched)' * (axis == section.plan.match)}"
             panels.append(Panel("intervals", title, Axis(unit="difference", rule=0.0), Axis(), tuple(marks)))
     if not panels:
         return None
     several = ", all contenders at once" if len(rows) > 1 else ""
-    title = f"Loss minus {section.baseline.label}'s, 95% intervals{several}: {section.data}, {section.size}"
+    title = f"Loss minus {whose(section.baseline)}, 95% intervals{several}: {section.data}, {section.size}"
     early = any(equal.indicative for entry in rows for equal in entry.equal.values())
     note = "Open circles: a schedule had not ended; indicative only." if early else ""
     return Chart(f"differences{ending}", title, (tuple(panels),), note)

@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from twoaxis.comparison.budget import Measure
 from twoaxis.comparison.contenders import TIMED
 from twoaxis.comparison.plan import Plan, Row, Run
 from twoaxis.show.document import Column, Document, Items, Prose, Showable, table
 from twoaxis.show.numbers import seconds, si, whole
-from twoaxis.training.results import RESULT
+from twoaxis.training.folder import RESULT
 
 START = 2.0
 """Seconds a run takes to start and to end."""
@@ -21,8 +21,7 @@ RECORD = 220
 """Bytes of a record in a log."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForecastRow:
+class ForecastRow(NamedTuple):
     """A row and what is left to do of it."""
 
     label: str  # of the contender
@@ -34,12 +33,6 @@ class ForecastRow:
     seconds: float  # of what is left, one run after the other
     bytes: int  # that its runs will have written in the end
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        numbers = {name: value for name, value in vars(self).items() if name not in ("label", "row")}
-        flops = float(self.row.tokens) * self.row.flops_per_token
-        return {"label": self.label, "flops": flops} | self.row.to_dict() | numbers
-
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast(Showable):
@@ -48,8 +41,6 @@ class Forecast(Showable):
     folder: str  # where it would be; it is left as it is
     lines: tuple[ForecastRow, ...]  # one for each row of the plan
     jobs: int  # runs at once
-    seconds: float  # about, for all that is left
-    bytes: int  # in the end
     most: str = ""  # what stands before a number of runs that may be fewer
 
     @property
@@ -62,15 +53,26 @@ class Forecast(Showable):
         """Of them."""
         return sum(row.finished for row in self.lines)
 
+    @property
+    def seconds(self) -> float:
+        """About, for all that is left: no shorter than its longest run."""
+        each = [row.seconds / max(1, row.runs + row.rates - row.finished) for row in self.lines]
+        return max([sum(row.seconds for row in self.lines) / self.jobs, *each])
+
+    @property
+    def bytes(self) -> int:
+        """In the end."""
+        return sum(row.bytes for row in self.lines)
+
     def document(self) -> Document:
         """A table of the rows, and the sum."""
         text = [Column(name, number=False) for name in ("contender", "data", "size")]
         heads = [*text, "runs", "done", "steps", "tokens", "parameters", "FLOPs", "tokens/s", "left"]
         body = []
         for each in self.lines:
-            row, flops = each.row, float(each.row.tokens) * each.row.flops_per_token
+            row = each.row
             counts = (each.runs + each.rates, each.finished, row.steps, row.tokens, row.parameters)
-            numbers = [*map(whole, counts), f"{flops:.3g}", whole(each.tokens_per_second), seconds(each.seconds)]
+            numbers = [*map(whole, counts), f"{row.flops:.3g}", whole(each.tokens_per_second), seconds(each.seconds)]
             body.append((each.label, row.data, row.size, *numbers))
         resolved = tuple(
             f"{each.label} at {each.row.size} on {each.row.data}: "
@@ -88,8 +90,10 @@ class Forecast(Showable):
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        whole_of = {name: getattr(self, name) for name in ("runs", "finished", "jobs", "seconds", "bytes")}
-        return {"rows": [row.to_dict() for row in self.lines]} | whole_of
+        rows = [each.row.to_dict() | each._asdict() | {"flops": each.row.flops} for each in self.lines]
+        for row in rows:
+            del row["row"]
+        return {"rows": rows} | {name: getattr(self, name) for name in ("runs", "finished", "jobs", "seconds", "bytes")}
 
 
 def forecast(plan: Plan, out: str | Path, jobs: int, measure: Measure) -> Forecast:
@@ -120,10 +124,7 @@ def forecast(plan: Plan, out: str | Path, jobs: int, measure: Measure) -> Foreca
                 part = like.flops_per_token / row.flops_per_token
                 speeds[key] = rounds[like.contender].rate.median * part
         found += [_row(plan, Path(out), row, speeds[row.contender] or 1.0, runs[row.folder]) for row in rows.values()]
-    each = [row.seconds / max(1, row.runs + row.rates - row.finished) for row in found]
-    left = max([sum(row.seconds for row in found) / jobs, *each])
-    most, size = "At most " if plan.until else "", sum(row.bytes for row in found)
-    return Forecast(folder=str(out), lines=tuple(found), jobs=jobs, seconds=left, bytes=size, most=most)
+    return Forecast(folder=str(out), lines=tuple(found), jobs=jobs, most="At most " if plan.until else "")
 
 
 def _row(plan: Plan, out: Path, row: Row, speed: float, known: Sequence[Run]) -> ForecastRow:
@@ -136,13 +137,5 @@ def _row(plan: Plan, out: Path, row: Row, speed: float, known: Sequence[Run]) ->
     once = START + (row.tokens + evaluated) / speed
     size = RECORD * (row.steps // base.log_every + evaluations) + 4096
     size += 4 * row.parameters if base.save_model else 0
-    return ForecastRow(
-        label=plan.contender(row.contender).label,
-        row=row,
-        rates=choosing,
-        runs=len(plan.seeds),
-        finished=finished,
-        tokens_per_second=speed,
-        seconds=(runs - finished) * once,
-        bytes=runs * size,
-    )
+    label, left = plan.contender(row.contender).label, runs - finished
+    return ForecastRow(label, row, choosing, len(plan.seeds), finished, speed, left * once, runs * size)

@@ -24,7 +24,7 @@ from twoaxis.base.options import Count, NotNegative, Options, Positive, Share, a
 from twoaxis.base.registry import did_you_mean
 from twoaxis.base.spec import spell
 from twoaxis.comparison.contenders import BUDGET, TIMED, check_contenders, freeze_references, without_matching
-from twoaxis.comparison.options import FIELDS, LR_SEED, Match, Size, Until, parse, parse_sizes
+from twoaxis.comparison.options import FIELDS, FIRST_SEEDS, Match, Size, Until, merge, parse, parse_seeds, parse_sizes
 from twoaxis.comparison.statistics import Look, added_looks, planned_looks
 from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import RUNNING, TrainConfig
@@ -69,6 +69,11 @@ class Row(Options):
     lr_edge: bool = False  # whether the chosen rate is the smallest or largest: a better one may lie beyond
 
     @property
+    def flops(self) -> float:
+        """Training operations of a whole run."""
+        return float(self.tokens) * self.flops_per_token
+
+    @property
     def folder(self) -> Path:
         """Its place in the comparison's folder, which follows from labels and key and is never read from a file."""
         return Path("runs", folder_name(self.data), folder_name(self.size), self.contender)
@@ -87,17 +92,6 @@ class Run(NamedTuple):
     def folder(self) -> Path:
         """Its place in the comparison's folder."""
         return self.row.folder / f"lr-{self.lr!r}" / f"seed-{self.seed}"
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        rate = f", lr {self.lr!r}" if self.choosing else ""
-        return f"{self.label}, {self.row.data}, {self.row.size}{rate}, seed {self.seed}"
-
-    @property
-    def flops(self) -> float:
-        """Training operations of the whole run."""
-        return float(self.row.tokens) * self.row.flops_per_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +113,7 @@ class Plan(Options):
     match: Match  # what is the same for all contenders of a table
     flops: Positive | None = None  # budget of a run, for match="flops"; None is what the baseline takes
     lrs: tuple[Positive, ...]  # learning rates; of several, each contender gets its best
-    lr_seeds: tuple[int, ...] = tuple(range(LR_SEED, LR_SEED + SEEDS))  # of the runs that choose the learning rate
+    lr_seeds: tuple[int, ...] = parse_seeds(SEEDS, FIRST_SEEDS["lr_seeds"])  # of the runs that choose the learning rate
     checks: tuple[str, ...] = ()  # labels of what tells about the baseline: it with another recipe or more tokens
     use: tuple[str, ...] = ()  # Python files that register streams and mixers of your own
     rows: tuple[Row, ...] = ()  # data by data, size by size, contender by contender; empty until they are counted
@@ -200,12 +194,8 @@ class Plan(Options):
             ValueError: they contradict the plan; the message has what differs.
         """
         said = parse(options)
-        base = said["base"]
-        swapped = {"steps", "tokens"} & set(base)  # one of the two stands for the other
-        asked = TrainConfig.from_dict(
-            self.base.to_dict() | (dict.fromkeys(("steps", "tokens")) if swapped else {}) | base, "a comparison"
-        )
-        was, now = self.base.to_dict(), asked.to_dict()
+        base, was = said["base"], self.base.to_dict()
+        now = TrainConfig.from_dict(merge(was, base), "a comparison").to_dict()
         decides = [name for name in base if name not in RUNNING]
         changed = [f"{name}: {was[name]!r} -> {now[name]!r}" for name in decides if was[name] != now[name]]
         fixed = {name: getattr(self, name) for name in ("match", "flops", "baseline", "until")}
@@ -298,7 +288,22 @@ class Plan(Options):
 
     def _runs(self, seeds: Sequence[int], rows: Sequence[tuple[Row, float]], choosing: bool) -> list[Run]:
         labels = {contender.key: contender.label for contender in self.contenders}
-        return [Run(row, labels[row.contender], rate, seed, choosing) for seed in seeds for row, rate in rows]
+        return [
+            Run(row, labels[row.contender], rate, seed, choosing)
+            for seed in seeds
+            for row, rate in rows
+            if seed == seeds[0] or not self.is_seedless(row)
+        ]
+
+    def is_seedless(self, row: Row) -> bool:
+        """Whether a row is the same at every seed, so that the first stands for all: the source as it is."""
+        return self.base.source is not None and not row.steps and self.contender(row.contender).label in self.checks
+
+    def name_of(self, run: Run) -> str:
+        """A run in messages: data and size only where there are several."""
+        where = f", {run.row.data}, {run.row.size}" if len(self.data) * len(self.sizes) > 1 else ""
+        rate = f", lr {run.lr!r}" if run.choosing else ""
+        return f"{run.label}{where}{rate}, seed {run.seed}"
 
     def config(self, run: Run) -> TrainConfig:
         """The configuration of a run."""

@@ -21,7 +21,7 @@ from twoaxis.base.files import atomic_folder
 from twoaxis.comparison.options import command_line
 from twoaxis.comparison.plan import Plan
 from twoaxis.comparison.results import Comparison
-from twoaxis.comparison.run import compare, found_by
+from twoaxis.comparison.run import compare
 from twoaxis.comparison.runner.launchers import Launcher
 
 BASELINE = "standard:label=norms"
@@ -34,8 +34,8 @@ AMOUNTS: Mapping[str, Any] = {
     "batch": 1,
     "steps": 40,
     "seeds": 4,
-    "eval_examples": 24,
-    "final_examples": 24,
+    "eval_examples": 8,
+    "final_examples": 48,
     "lr": 3e-3,
     "warmup": 0.25,
     "weight_decay": 0.0,
@@ -71,7 +71,7 @@ def probe(
     asked = said | {"source": str(source), "controls": True}
     if Plan.load(place) is None:
         asked = new_options(asked)
-    return found_by(compare(asked, place, jobs=jobs, command=command, launcher=launcher), place)
+    return compare(asked, place, jobs=jobs, command=command, launcher=launcher)
 
 
 def new_options(said: Mapping[str, Any]) -> dict[str, Any]:

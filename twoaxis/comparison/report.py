@@ -2,31 +2,30 @@
 
 Where to add something:
 
-    a column of a table     MAIN, SPEED, COST, or a function that makes columns (`equal_columns`, ...)
+    a column of a table     RESULT, SPEED, COST, or the function that makes the columns (`equal_columns`, ...)
     a table                 TABLES
-    a sentence              twoaxis.comparison.sentences
-    a chart                 twoaxis.comparison.charts
+    a note under a table    the function of that table (`result_notes`, ...)
+    a sentence              twoaxis.comparison.sentences: WARNINGS, CONDITIONS
+    a chart, or a panel     twoaxis.comparison.charts: CHARTS, or the function of that chart
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from twoaxis.comparison.charts import CHARTS, NAMES, flagged, on_rows, tone
-from twoaxis.comparison.entries import Entry, ratio
 from twoaxis.comparison.results import Comparison
 from twoaxis.comparison.scaling import Interval
-from twoaxis.comparison.sections import Section
+from twoaxis.comparison.sections import Entry, Section
 from twoaxis.comparison.sentences import CLOCK, closing, facts, headline, unsigned
 from twoaxis.comparison.statistics import EQUIVALENT, POWER, Difference
 from twoaxis.show.document import Block, Cell, Column, Document, Facts, Heading, Items, Prose, Table
 from twoaxis.show.numbers import NOTHING, count, loss, percent, si, whole
 from twoaxis.show.numbers import difference as signed
-from twoaxis.training.results import MODEL
+from twoaxis.training.folder import MODEL
 
 
 def document(found: Comparison) -> Document:
@@ -36,13 +35,12 @@ def document(found: Comparison) -> Document:
         blocks += [Heading("Runs that failed"), Items(found.failed)]
     for number, section in enumerate(found.sections, start=1):
         blocks.append(Heading(f"{section.data}, {section.size}"))
-        section = dataclasses.replace(section, home=found.home)
-        made = {table.title: table.make(section) for table in TABLES}
-        tables = [block for title, table in made.items() if table is not None for block in (Heading(title, 3), table)]
+        made = [(Heading(spec.title, 3), table) for spec in TABLES if (table := spec.make(section, found.home))]
         plain = re.sub(r"[^a-z0-9_-]+", "-", f"{section.data}-{section.size}".lower())[:60].strip("-")
         ending = f"-{number}-{plain}" if len(found.sections) > 1 else ""  # tells the charts of sections apart
         charts = [chart for make in CHARTS if (chart := make(section, ending)) is not None]
-        blocks += [*tables[:2], *charts, *tables[2:]]  # the result, then what it looks like
+        (heading, result), *others = made
+        blocks += [heading, result, *charts, *(block for pair in others for block in pair)]
     return Document(f"Comparison {found.name}", (*blocks, Heading("How it was made"), Facts(facts(found))))
 
 
@@ -64,8 +62,8 @@ class Col(NamedTuple):
     """A column of a table of entries."""
 
     head: str  # its title
-    cell: Callable[[Entry, Section], Cell]
-    when: Callable[[Section], bool] = lambda section: True  # whether a section's table has it
+    cell: Callable[[Entry], Cell]
+    when: Callable[[Section], Any] = lambda section: True  # whether a section's table has it
     words: bool = False  # set to the left, and taken as text by `rows`
 
 
@@ -78,17 +76,21 @@ class TableOf(NamedTuple):
     entries: Callable[[Section], tuple[Entry, ...]] = lambda section: (section.baseline, *section.contenders)
     when: Callable[[Section], bool] = lambda section: True
 
-    def make(self, section: Section) -> Table | None:
-        """The table of a section; None where it has none."""
+    def make(self, section: Section, home: str | None = None) -> Table | None:
+        """The table of a section, None where it has none; `home` is how links reach the comparison's folder."""
         entries = self.entries(section)
         if not entries or not self.when(section):
             return None
         columns = self.columns(section) if callable(self.columns) else self.columns
         shown = [column for column in (NAME, *columns) if column.when(section)]
         heads = tuple(Column(column.head, number=not column.words) for column in shown)
-        cells = tuple(tuple(column.cell(entry, section) for column in shown) for entry in entries)
+        cells = tuple(tuple(_linked(column.cell(entry), home) for column in shown) for entry in entries)
         baseline = next((place for place, entry in enumerate(entries) if entry.baseline), None)
         return Table(heads, cells, tuple(self.notes(section)), baseline=baseline)
+
+
+def _linked(cell: Cell, home: str | None) -> Cell:
+    return cell._replace(href=f"{home}/{cell.href}" if home is not None and cell.href else "")
 
 
 # Cells.
@@ -99,119 +101,121 @@ def number(value: float | None, text: Callable[[float], str]) -> Cell:
     return Cell(NOTHING) if value is None else Cell(text(value), value)
 
 
-def mean(name: str, text: Callable[[float], str]) -> Callable[[Entry, Section], Cell]:
-    """The mean of a field of the results."""
-    return lambda entry, section: number(entry.mean(name), text)
+def of(value: Callable[[Entry], float | None], text: Callable[[float], str]) -> Callable[[Entry], Cell]:
+    """Cells of a number that an entry has."""
+    return lambda entry: number(value(entry), text)
 
 
-def difference(name: str, text: Callable[[float], str]) -> Callable[[Entry, Section], Cell]:
-    """A number of the difference in loss."""
-    return lambda entry, section: number(entry.difference and getattr(entry.difference, name), text)
+def mean(name: str, text: Callable[[float], str]) -> Callable[[Entry], Cell]:
+    """Cells of the mean of a field of the results."""
+    return of(lambda entry: entry.mean(name), text)
 
 
-def with_ends(value: float, found: Interval | Difference | None, text: Callable[[float], str]) -> str:
+def difference(name: str, text: Callable[[float], str]) -> Callable[[Entry], Cell]:
+    """Cells of a number of the difference in loss."""
+    return of(lambda entry: entry.difference and getattr(entry.difference, name), text)
+
+
+def judged(found: Difference | None, text: Callable[[Difference], str]) -> Cell:
+    """A difference in the colour of its verdict."""
+    return Cell(NOTHING) if found is None or found.mean is None else Cell(text(found), found.mean, tone(found.verdict))
+
+
+def with_ends(value: float | None, found: Interval | Difference | None, text: Callable[[Any], str]) -> str:
     """A number and, in brackets, the ends of its interval where there is one."""
     if found is None or found.low is None or found.high is None:
         return text(value)
     return f"{text(value)} ({text(found.low)} to {text(found.high)})"
 
 
-def _model(entry: Entry, section: Section, seed: int | None) -> str:
+def _model(entry: Entry, seed: int | None) -> str:
     """The way to a run's model, or to the run where no model was kept."""
     run = None if seed is None else entry.runs.get(seed)
-    if section.home is None or run is None:
-        return ""
-    return f"{section.home}/{(run.folder / MODEL if run.model else run.folder).as_posix()}"
+    return "" if run is None else (run.folder / MODEL if run.model else run.folder).as_posix()
 
 
-def _seeds(entry: Entry, section: Section) -> Cell:
+def _seeds(entry: Entry) -> Cell:
     done, planned = len(entry.results), len(entry.seeds)
     return Cell(f"{done}" if done == planned else f"{done} of {planned}", done, "" if done == planned else "warn")
 
 
-def _interval(entry: Entry, section: Section) -> Cell:
+def _interval(entry: Entry) -> Cell:
     found = entry.difference
     if found is None or found.low is None:
         return Cell(NOTHING)
     return Cell(f"{signed(found.low)} to {signed(found.high)}", found.low)
 
 
-def _verdict(entry: Entry, section: Section) -> Cell:
-    text = f"{EQUIVALENT} within {section.plan.margin:g}" if entry.verdict == EQUIVALENT else entry.verdict
+def _verdict(entry: Entry) -> Cell:
+    equal = entry.verdict == EQUIVALENT
+    text = f"{EQUIVALENT} within {entry.section.plan.margin:g}" if equal else entry.verdict
     return Cell(text, entry.difference and entry.difference.corrected_p, tone(entry.verdict))
 
 
-def _beyond(entry: Entry, section: Section) -> Cell:
+def _beyond(entry: Entry) -> Cell:
     """Loss minus that of low-rank additions, for methods on a source."""
-    found = section.beyond.get(entry.label)
-    if found is None or found.mean is None:
-        return Cell(NOTHING)
-    return Cell(f"{with_ends(found.mean, found, signed)} {found.verdict}", found.mean, tone(found.verdict))
+    found = entry.section.beyond.get(entry.key)
+    return judged(found, lambda it: f"{with_ends(it.mean, it, signed)} {it.verdict}")
 
 
-def _accuracy_difference(entry: Entry, section: Section) -> Cell:
-    found = entry.accuracy_difference
-    if found is None or found.mean is None:
-        return Cell(NOTHING)
-    return Cell(with_ends(found.mean, found, lambda value: f"{100 * value:+.1f}"), found.mean, tone(found.verdict))
+def _accuracy_difference(entry: Entry) -> Cell:
+    return judged(entry.accuracy_difference, lambda it: with_ends(it.mean, it, lambda part: f"{100 * part:+.1f}"))
 
 
-def _worth(which: str, entry: Entry, section: Section) -> Cell:
+def _equal(axis: str, entry: Entry) -> Cell:
+    equal = entry.equal.get(axis)
+    marks = "" if equal is None else "~" * bool(equal.early) + "≈" * equal.unsure
+    return judged(equal and equal.difference, lambda it: f"{signed(it.mean)}{marks} {it.verdict}")
+
+
+def _worth(which: str, entry: Entry) -> Cell:
     """The speed-up in tokens or net."""
     found: Interval | None = entry.worth and getattr(entry.worth, which)
     return Cell(NOTHING) if found is None else Cell(with_ends(found.value, found, "{:.3g}".format), found.value)
 
 
-def _to_target(what: str, entry: Entry, section: Section) -> Cell:
+def _to_target(what: str, entry: Entry) -> Cell:
     """Steps or tokens to the loss in which the baseline's curve ends."""
-    goal = section.baseline.end
+    goal = entry.section.baseline.end
     tokens = None if goal is None else entry.row.tokens if entry.baseline else entry.tokens_to(goal)
     if tokens is None:
-        return Cell("never" if entry.losses else NOTHING)
+        ended = entry.end is not None and goal is not None and entry.end > goal
+        return Cell("never" if ended else NOTHING)  # else its first evaluation was below already
     return number(tokens * entry.row.steps / entry.row.tokens, whole) if what == "steps" else number(tokens, count)
 
 
-def cost(name: str, text: Callable[[float | None], str], entry: Entry, section: Section) -> Cell:
+def cost(name: str, text: Callable[[float | None], str], entry: Entry) -> Cell:
     """A count and by how many percent it exceeds the baseline's, or a measure and how many times that it is."""
     if name == "flops_per_token" and entry.row.uncounted:
         return Cell("not counted")
-    value, part = entry.costs[name], ratio(entry.costs[name], section.baseline.costs[name])
+    value, part = entry.costs[name], entry.times(name)
     if part is None or part == 1:
         return Cell(text(value), value)
     more = f"×{part:.2f}" if name in ("tokens_per_second", "peak_memory") else f"{100 * (part - 1):+.1f}%"
     return Cell(f"{text(value)} {more}", value)
 
 
-def _rate(entry: Entry, section: Section) -> Cell:
+def _rate(entry: Entry) -> Cell:
     rate, edge = entry.row.lr, entry.row.lr_edge
     if rate is None:
         return Cell("not chosen", None, "warn")
     return Cell(f"{rate:g} (edge)" if edge else f"{rate:g}", rate, "warn" if edge else "")
 
 
-def _new_rate(entry: Entry, section: Section) -> Cell:
+def _new_rate(entry: Entry) -> Cell:
     """The rate of what is new on a source."""
     multiplier, rate = entry.row.new_rate, entry.row.lr
     return number(None if multiplier is None or rate is None else multiplier * rate, "{:.2g}".format)
 
 
-def _seed(seed: int, entry: Entry, section: Section) -> Cell:
-    value, href = entry.losses.get(seed), _model(entry, section, seed)
+def _seed(seed: int, entry: Entry) -> Cell:
     if seed in entry.diverged:
-        return Cell("diverged", None, "warn", href)
-    return Cell(loss(value), value, href="" if value is None else href)
+        return Cell("diverged", None, "warn", _model(entry, seed))
+    value = entry.losses.get(seed)
+    return Cell(loss(value), value, href="" if value is None else _model(entry, seed))
 
 
-def _equal(axis: str, entry: Entry, section: Section) -> Cell:
-    equal = entry.equal.get(axis)
-    if equal is None or equal.difference.mean is None:
-        return Cell(NOTHING)
-    found = equal.difference
-    text = f"{signed(found.mean)}{'~' * bool(equal.early)}{'≈' * equal.unsure} {found.verdict}"
-    return Cell(text, found.mean, tone(found.verdict))
-
-
-def _rate_loss(rate: float, entry: Entry, section: Section) -> Cell:
+def _rate_loss(rate: float, entry: Entry) -> Cell:
     known = {float(name): value for name, value in entry.row.lr_losses.items()}
     text = NOTHING if rate not in known else "diverged" if known[rate] is None else loss(known[rate])
     return Cell(text + " *" * (rate == entry.row.lr), known.get(rate))
@@ -230,30 +234,32 @@ def is_task(section: Section) -> bool:
     return section.chance is not None
 
 
-NAME = Col("contender", lambda e, s: Cell(flagged(e), href=_model(e, s, min(e.results, default=None))), words=True)
+NAME = Col("contender", lambda e: Cell(flagged(e), href=_model(e, min(e.results, default=None))), words=True)
+SPREAD = Col("sd", of(lambda entry: entry.spread, unsigned))
 LOSS = (
     Col("loss", mean("loss", loss)),
-    Col("sd", lambda entry, section: number(entry.spread, unsigned)),
+    SPREAD,
     Col("difference", difference("mean", signed)),
     Col("95% interval", _interval, words=True),
 )
-MAIN = (
-    Col("seeds", _seeds),
-    *LOSS,
-    Col("p", difference("corrected_p", lambda p: "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0"))),
+RESULT = (
+    *(column for column in LOSS if column is not SPREAD),
     Col("verdict", _verdict, words=True),
+    Col("seeds", _seeds),
+    SPREAD,
+    Col("p", difference("corrected_p", lambda p: "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0"))),
     Col("resolvable", difference("detectable", unsigned)),
-    Col("minus LoRA's", _beyond, lambda section: bool(section.beyond)),
+    Col("minus LoRA's", _beyond, lambda section: section.beyond),
     Col("accuracy", mean("accuracy", percent), is_task),
     Col("accuracy difference", _accuracy_difference, is_task),
     Col("bits/byte", mean("bits_per_byte", loss), has(lambda entry: entry.mean("bits_per_byte"))),
 )
 SPEED = (
-    Col("late mean", lambda entry, section: number(entry.late, loss)),
+    Col("late mean", of(lambda entry: entry.late, loss)),
     Col("steps to it", partial(_to_target, "steps")),
     Col("tokens to it", partial(_to_target, "tokens")),
     Col("step-wise", partial(_worth, "tokens"), has(lambda entry: entry.worth)),
-    Col("throughput", lambda e, s: number(ratio(e.tokens_per_second, s.baseline.tokens_per_second), "×{:.2f}".format)),
+    Col("throughput", of(lambda entry: entry.times("tokens_per_second"), "×{:.2f}".format)),
     Col("net", partial(_worth, "net"), has(lambda entry: entry.worth)),
 )
 COST = (
@@ -261,13 +267,9 @@ COST = (
     Col("FLOPs/token", partial(cost, "flops_per_token", count)),
     Col("tokens", partial(cost, "tokens", count)),
     Col("tokens/s", partial(cost, "tokens_per_second", count)),
-    Col(
-        "calls",
-        lambda entry, section: number(entry.row.fixed_share, "{:.0%}".format),
-        has(lambda entry: entry.row.fixed_share is not None),
-    ),
+    Col("calls", of(lambda e: e.row.fixed_share, "{:.0%}".format), has(lambda e: e.row.fixed_share is not None)),
     Col("peak memory", partial(cost, "peak_memory", si)),
-    Col("spikes", lambda entry, section: number(entry.spikes, str), has(lambda entry: entry.spikes)),
+    Col("spikes", of(lambda entry: entry.spikes, str), has(lambda entry: entry.spikes)),
     Col("lr", _rate),
     Col("new lr", _new_rate, has(lambda entry: entry.row.new_rate)),
 )
@@ -275,8 +277,9 @@ COST = (
 
 def equal_columns(section: Section) -> list[Col]:
     """Differences at equal tokens, operations and time."""
-    match = section.plan.match
-    return [Col(f"at equal {name}{' (matched)' * (it == match)}", partial(_equal, it)) for it, name in NAMES.items()]
+    match, known = section.plan.match, {axis for entry in section.contenders for axis in entry.equal}
+    names = {axis: f"at equal {name}{' (matched)' * (axis == match)}" for axis, name in NAMES.items() if axis in known}
+    return [Col(name, partial(_equal, axis)) for axis, name in names.items()]
 
 
 def seed_columns(section: Section) -> list[Col]:
@@ -326,7 +329,8 @@ def speed_notes(section: Section) -> list[str]:
         exponent = with_ends(law.alpha, section.scaling.exponent, "{:.4g}".format)
         notes.append(f"Speed-up by the law L = {law.l_inf:.4g} + A C^-alpha, alpha {exponent}; {section.scaling.note}.")
     elif not any(entry.worth for entry in section.entries):
-        return [*notes, f"Speed-up: {section.scaling.note}, or --exchange."]
+        from_scratch = section.plan.base.source is None  # a source has one size
+        return [*notes, f"Speed-up: {section.scaling.note}, or --exchange."] if from_scratch else notes
     said: dict[str, list[str]] = {}
     for entry in section.contenders:
         said.setdefault(entry.worth_note, []).append(entry.label)
@@ -361,7 +365,7 @@ def cost_notes(section: Section) -> list[str]:
         spread = percent(max((entry.row.speed_spread for entry in section.entries), default=0.0))
         how = f"in turns before the runs, {CLOCK}; its ratio to the baseline's varied by up to {spread} between rounds"
     notes = [f"Throughput was measured {how}."]
-    if any(entry.row.fixed_share is not None for entry in section.entries):
+    if has(lambda entry: entry.row.fixed_share is not None)(section):
         notes.append(
             "Calls: the part of a step's time that a step of two tokens takes too: calls of operations and the "
             "optimiser. The larger it is, the less tokens/s say about a larger model or a GPU."
@@ -382,8 +386,14 @@ def rate_notes(section: Section) -> list[str]:
 
 
 TABLES = (
-    TableOf("Result", MAIN, result_notes),
-    TableOf("Loss minus the baseline's at equal budgets", equal_columns, equal_notes, lambda s: s.contenders),
+    TableOf("Result", RESULT, result_notes),
+    TableOf(
+        "Loss minus the baseline's at equal budgets",
+        equal_columns,
+        equal_notes,
+        lambda section: section.contenders,
+        has(lambda entry: entry.equal),
+    ),
     TableOf("Loss of every seed", seed_columns),
     TableOf("Speed", SPEED, speed_notes),
     TableOf("Cost", COST, cost_notes),

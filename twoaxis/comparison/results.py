@@ -1,9 +1,6 @@
 """What a comparison found, read from its folder at any moment.
 
-OUT/compare.json            the plan and its rows
-OUT/runs/                   a folder for each run
-
-Comparison                  one folder
+Comparison                  one folder: its plan (compare.json) and its runs
   Section                   one data set at one size
     Entry                   one contender: its runs, differences, costs, speed-up
 """
@@ -14,19 +11,18 @@ import contextlib
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from twoaxis.base.files import read_json
-from twoaxis.comparison.entries import Entry, read_entries
 from twoaxis.comparison.plan import PLAN, Plan
-from twoaxis.comparison.scaling import NEEDS_SIZES, Scaling, find_law
-from twoaxis.comparison.sections import Section, make_section
+from twoaxis.comparison.runs import read_runs
+from twoaxis.comparison.scaling import Scaling, find_law
+from twoaxis.comparison.sections import Entry, Section
 from twoaxis.comparison.statistics import LEVEL
 from twoaxis.show.document import Document, Saved, Showable
-from twoaxis.training.results import RUN
+from twoaxis.training.folder import RUN
 
 FORMAT = 1
 """Version of table.json."""
@@ -42,7 +38,6 @@ class Comparison(Showable):
     folder: Path  # of the comparison
     plan: Plan  # what was asked for, and what it was run on
     sections: tuple[Section, ...]  # one for each data set and size
-    laws: Mapping[str, Scaling]  # by data set
     failed: tuple[str, ...] = ()  # runs that could not be made, and why
     home: str | None = None  # how the folder is reached from where the report stands, for links to models; None is none
 
@@ -68,13 +63,22 @@ class Comparison(Showable):
             raise ValueError(f"{folder} has no {PLAN}; give the --out of twoaxis compare")
         if margin is not None:
             plan = dataclasses.replace(plan, margin=margin)
-        entries = read_entries(folder, plan)
-        laws = {name: _law(plan, name, entries, l_inf, alpha) for name in dict.fromkeys(e.row.data for e in entries)}
-        groups: dict[tuple[str, str], list[Entry]] = {}
-        for entry in entries:
-            groups.setdefault((entry.row.data, entry.row.size), []).append(entry)
-        sections = tuple(make_section(plan, *place, group, laws[place[0]]) for place, group in groups.items())
-        return Comparison(folder=folder, plan=plan, sections=sections, laws=laws)
+        runs = read_runs(folder, plan)
+        places = dict.fromkeys((row.data, row.size) for row in plan.rows)
+        sections = tuple(Section(plan, *place, runs) for place in places)
+        for data in dict.fromkeys(data for data, _ in places) if len(plan.sizes) > 1 or alpha is not None else ():
+            known = [section for section in sections if section.data == data]
+            lines = [section.baseline for section in known if section.baseline.losses]
+            compute = {entry.row.size: entry.row.flops for entry in lines}
+            law = find_law(compute, {entry.row.size: entry.losses for entry in lines}, l_inf=l_inf, alpha=alpha)
+            for section in known:
+                section.scaling = law
+        return Comparison(folder=folder, plan=plan, sections=sections)
+
+    @property
+    def laws(self) -> dict[str, Scaling]:
+        """By data set."""
+        return {section.data: section.scaling for section in self.sections}
 
     @property
     def name(self) -> str:
@@ -112,6 +116,21 @@ class Comparison(Showable):
     def missing(self) -> int:
         """Number of runs that have not finished."""
         return sum(len(entry.missing) for entry in self.entries)
+
+    @property
+    def missing_runs(self) -> list[str]:
+        """What they are; of a row without a learning rate all at once."""
+        names = []
+        for entry in self.entries:
+            runs = [f"{entry.name}, seed {seed}" for seed in entry.missing]
+            names += runs if entry.row.lr is not None else [f"{entry.name}: all seeds, no learning rate was chosen"]
+        return names
+
+    @property
+    def diverged_runs(self) -> list[str]:
+        """Runs whose loss stopped being a number, and when."""
+        runs = [(entry, seed) for entry in self.entries for seed in entry.diverged]
+        return [f"{entry.name}, seed {seed}: {entry.ended[seed].message}" for entry, seed in runs]
 
     @property
     def shared_rate(self) -> bool:
@@ -180,12 +199,3 @@ class Comparison(Showable):
             "laws": {data: scaling.to_dict() for data, scaling in self.laws.items()},
             "tables": [section.to_dict() for section in self.sections],
         }
-
-
-def _law(plan: Plan, data: str, entries: Sequence[Entry], l_inf: float | None, alpha: float | None) -> Scaling:
-    """The law of the baseline over the sizes of a data set, given or fitted."""
-    if alpha is None and len(plan.sizes) == 1:
-        return Scaling(note=NEEDS_SIZES)
-    lines = [entry for entry in entries if entry.row.data == data and entry.baseline and entry.losses]
-    compute = {entry.row.size: float(entry.row.tokens) * entry.row.flops_per_token for entry in lines}
-    return find_law(compute, {entry.row.size: entry.losses for entry in lines}, l_inf=l_inf, alpha=alpha)

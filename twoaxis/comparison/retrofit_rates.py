@@ -1,21 +1,28 @@
 """How fast what a retrofit adds may learn: found on training text, once for each contender of a source.
 
 Methods differ a thousandfold in the rate they bear: a number that every site shares acts in thirty sums at once, a
-number of one channel in one. Adam's first step moves every number by its rate, whatever the gradient. So the rate is
-the largest of a grid of half decades at which one such step, along the gradient of one batch, does not raise the loss
-of another by more than 0.02 nats per token. Both batches are of training text that no compared run begins with.
+number of one channel in one. Two questions decide, both asked of training text that no compared run begins with.
+
+1. Adam's first step moves every number by its rate, whatever the gradient. The largest rate of a grid of half decades
+   at which one such step, along the gradient of one batch, does not raise the loss of another by more than 0.02 nats a
+   token is where the search begins.
+2. What one step bears, many may not. So the run is tried for a few steps, with its own schedule, at this rate and then
+   at smaller ones for as long as they leave a lower loss on other text.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.machine import reproducible
 from twoaxis.comparison.plan import Plan, Run
 
 if TYPE_CHECKING:
+    import torch
+
     from twoaxis.data.load import Data
     from twoaxis.training.config import TrainConfig
 
@@ -23,24 +30,36 @@ HARM = 0.02
 """Nats per token by which one step may raise the loss of text that it has not seen."""
 GRID = tuple(10 ** (power / 2) for power in range(-10, -1))
 """Rates that are tried, the smallest first: 1e-5 to 0.1."""
+STEPS, ROWS = 8, 6
+"""How many steps a rate is tried for, and the examples of other text that it is judged by."""
 SEED = 999_983
 """Of the training text that they are tried on."""
+
+Loss = Callable[[int, int], "torch.Tensor"]
+"""The loss of so many training examples from a number on."""
 
 
 def with_new_rates(plan: Plan, data: Mapping[str, Data]) -> Plan:
     """The plan of a comparison of retrofits with the rate of every contender that adds parameters and has none."""
-    if plan.base.source is None:
+    from twoaxis.pretrained.model_for_training import hold, release
+
+    source = plan.base.source
+    if source is None:
         return plan
     rows = []
-    for row in plan.rows:
-        contender = plan.contender(row.contender)
-        if row.new_rate is None and row.steps and "new_rate" not in contender.train:
-            rate = contender.train.get("lr", min(plan.lrs))
-            config = plan.config(Run(row, contender.label, rate, SEED, False))
-            with reproducible(config.threads or 1):
-                found = find_rate(config, data[row.data])
-            row = row if found is None else dataclasses.replace(row, new_rate=found / rate)
-        rows.append(row)
+    try:
+        for row in plan.rows:
+            contender = plan.contender(row.contender)
+            if row.new_rate is None and row.steps and "new_rate" not in contender.train:
+                rate = contender.train.get("lr", min(plan.lrs))
+                config = plan.config(Run(row, contender.label, rate, SEED, False))
+                with reproducible(config.threads or 1):
+                    hold(source)  # its weights are read once for all of them
+                    found = find_rate(config, data[row.data])
+                row = row if found is None else dataclasses.replace(row, new_rate=found / rate)
+            rows.append(row)
+    finally:
+        release()
     return dataclasses.replace(plan, rows=tuple(rows))
 
 
@@ -51,10 +70,8 @@ def find_rate(run: TrainConfig, data: Data) -> float | None:
         run: begins from a source.
         data: its training text.
     """
-    import torch
 
     from twoaxis.base.machine import pick_device
-    from twoaxis.model.groups import param_groups
     from twoaxis.model.loss import labelled, logits_of, summed_loss
     from twoaxis.pretrained.record import new_parameters
     from twoaxis.training.engines.engine import autocast, load_batch
@@ -66,27 +83,74 @@ def find_rate(run: TrainConfig, data: Data) -> float | None:
     if not new:
         return None
     model.to(device)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in new)
-    examples = data.train(SEED, 2 * run.batch)
-    first, second = (load_batch(examples, range(n * run.batch, (n + 1) * run.batch), device) for n in range(2))
+    examples = data.train(SEED, (STEPS + 1) * run.batch + ROWS)
 
-    def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def loss(first: int, count: int) -> torch.Tensor:
+        batch = load_batch(examples, range(first, first + count), device)
         with autocast(run, device):
             inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
             logits = logits_of(model(**inputs, use_cache=False))
         return summed_loss(logits, batch["labels"]) / labelled(batch["labels"])
 
-    loss(first).backward()
+    most = _largest_harmless(run, model, new, loss)
+    return _best_below(run, model, most, loss)
+
+
+def _largest_harmless(run: TrainConfig, model: Any, new: list[str], loss: Loss) -> float:
+    """The largest rate at which one step of what is new does little harm; the model is as before."""
+    import torch
+
+    from twoaxis.model.groups import param_groups
+
+    loss(0, run.batch).backward()
     groups = [(p, group["lr"]) for group in param_groups(model, lr=1.0) for p in group["params"]]
-    steps = [(p, p.detach().clone(), lr * p.grad.sign()) for p, lr in groups if p.grad is not None]
+    ours = {id(model.get_parameter(name)) for name in new}
+    steps = [(p, p.detach().clone(), lr * p.grad.sign()) for p, lr in groups if p.grad is not None and id(p) in ours]
     best = GRID[0]
     with torch.no_grad():
-        allowed = loss(second) + HARM
+        allowed = loss(run.batch, run.batch) + HARM
         for rate in GRID:
             for parameter, start, step in steps:
                 parameter.copy_(start - rate * step)
-            if not loss(second) <= allowed:  # not a number among it
+            if not loss(run.batch, run.batch) <= allowed:  # not a number among it
                 break
             best = rate
+        for parameter, start, _ in steps:
+            parameter.copy_(start)
+    model.zero_grad(set_to_none=True)
+    return best
+
+
+def _best_below(run: TrainConfig, model: Any, most: float, loss: Loss) -> float:
+    """Of a rate and smaller ones, as long as they are better, the one after whose trial the loss is lowest."""
+    import torch
+
+    from twoaxis.training.setup import make_optimizer
+
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    starts = [parameter.detach().clone() for parameter in learning]
+    short = dataclasses.replace(run, steps=STEPS, tokens=None)
+
+    def tried(rate: float) -> float:
+        with torch.no_grad():
+            for parameter, start in zip(learning, starts, strict=True):
+                parameter.copy_(start)
+        optimizer = make_optimizer(dataclasses.replace(short, new_rate=rate / run.lr), model)
+        for step in range(1, STEPS + 1):
+            loss((step - 1) * run.batch, run.batch).backward()
+            if run.clip:
+                torch.nn.utils.clip_grad_norm_(learning, run.clip)
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] * short.rate(step)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            found = [loss((STEPS + 1) * run.batch + row, 1).item() for row in range(ROWS)]
+        return math.fsum(found) / ROWS
+
+    best, lowest = most, tried(most)
+    for rate in reversed(GRID[: GRID.index(most)]):
+        if (now := tried(rate)) >= lowest:
+            break
+        best, lowest = rate, now
     return best

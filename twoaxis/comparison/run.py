@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -22,11 +22,11 @@ from twoaxis.base.files import Claimed, claim, remove_partial
 from twoaxis.base.interrupt import Interrupted
 from twoaxis.base.machine import reproducible
 from twoaxis.base.options import read_fields
-from twoaxis.base.plugins import fingerprints, use_files
+from twoaxis.base.plugins import fingerprints, use
 from twoaxis.base.progress import console_here
-from twoaxis.base.timer import Rounds, Throughput
-from twoaxis.comparison.budget import Measure, count_contender, make_rows, measure_speeds, threads_of
-from twoaxis.comparison.contenders import controls, low_rank_control, recipe_checks, with_budget
+from twoaxis.base.timer import Throughput
+from twoaxis.comparison.budget import Measure, count_contender, make_rows, measure_speeds
+from twoaxis.comparison.contenders import controls, low_rank_control, recipe_checks, with_budget, without_matching
 from twoaxis.comparison.decisions import choose_rates, seeds_wanted
 from twoaxis.comparison.forecast import forecast
 from twoaxis.comparison.options import command_line, merge, parse
@@ -35,30 +35,23 @@ from twoaxis.comparison.results import Comparison
 from twoaxis.comparison.retrofit_rates import with_new_rates
 from twoaxis.comparison.runner.launchers import Launcher, LocalLauncher, default_jobs
 from twoaxis.comparison.runner.ranks import become_ranks, only_gpus
-from twoaxis.comparison.runner.watch import Failure, Watch
+from twoaxis.comparison.runner.watch import Watch
 from twoaxis.comparison.runner.worker import Beat, Unit, in_child
+from twoaxis.model.config import Methods
 from twoaxis.pretrained.model_for_training import hold, release, source_digest
 from twoaxis.show.numbers import seconds
 from twoaxis.training.engines.processes import Degrees
-from twoaxis.training.results import Result, load_result
+from twoaxis.training.folder import Result, load_result
 
 if TYPE_CHECKING:
     from twoaxis.data.load import Data
     from twoaxis.model.variant import Contender
+    from twoaxis.training.config import TrainConfig
 
 WORK = "twoaxis.comparison.run:Runs"
 """What a worker of a comparison loads."""
 UNIT = 1e6
 """Progress is counted in millions of operations: time goes by them, not by runs of different sizes."""
-
-
-class Outcome(NamedTuple):
-    """What came of a comparison."""
-
-    plan: Plan  # with the learning rates that were chosen
-    failures: list[Failure]  # runs that failed twice
-    missing: list[str]  # runs that were not done because of them
-    diverged: list[str]  # runs whose loss stopped being a number; they count as done
 
 
 def read_options(file: str | None, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,15 +102,18 @@ def prepare(options: Mapping[str, Any], out: str | Path, *, command: str = "", m
         _allow(Path(out) / PLAN, {"use": stored.use}, options)
     plan = Plan.new(options) if stored is None else stored.grow(options)
     about: dict[str, Any] = dict(plan.about)
+    files = fingerprints(plan.use)
+    _same("the file", about.get("use", {}), files)
+    use(*plan.use)
+    for each in map(without_matching, plan.contenders):  # a misspelt method shall not wait for the data
+        Methods(stream=each.stream, stream_options=each.stream_options)
+        Methods(mixer=each.mixer, mixer_options=each.mixer_options)
     if (source := plan.base.source) is not None:
         digest = source_digest(source)
         _same("the model", {source: about.get("source", digest)}, {source: digest})
         about["source"] = digest
         with reproducible(plan.base.threads or 1):
             hold(source)
-    files = fingerprints(plan.use)
-    _same("the file", about.get("use", {}), files)
-    use_files(plan.use)
     loaded = load_all(plan)
     named = ("fingerprint", "vocab_size", "chance")
     facts = {label: it.describe() | {name: getattr(it, name) for name in named} for label, it in loaded.items()}
@@ -142,7 +138,8 @@ def compare(
     command: str | None = None,
     launcher: Launcher | None = None,
     console: Console | None = None,
-) -> Outcome:
+    report: bool = True,
+) -> Comparison:
     """Run a comparison, or what is missing of it; where another process is at it, help it.
 
     Args:
@@ -151,30 +148,18 @@ def compare(
         jobs: runs at once; None is as many as the launcher has places for.
         command: kept with the plan; None is the one that says the same.
         launcher: starts the workers; None is one on this machine.
-        console: of rich, for progress; None is stderr.
+        console: of rich, for progress and for what failed; None is stderr.
+        report: whether to write the report.
     """
-    out = Path(out)
+    out, console = Path(out), console_here() if console is None else console
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
-    if (before := Plan.load(out)) is None:
+    if Plan.load(out) is None:
         Plan.new(options)  # what makes no sense is refused before there is a folder
-    match = options.get("match") if before is None else before.match
-    console = console_here() if console is None else console
+    command = command_line(out, None, options) if command is None else command
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-
-    def measured(configs: Mapping[str, Any], vocabulary: int) -> Mapping[str, Throughput]:
-        say(f"measuring the throughput of {len(configs)} contenders in turns")
-        if match == "time":
-            return measure_speeds(configs, vocabulary)
-        # A contender that crashes would take this process along, and its run is where that is to be reported.
-        found = in_child(lambda: measure_speeds(configs, vocabulary))
-        if found is None:
-            say("it could not be measured: a contender fails; throughput will be that of the runs themselves")
-        return {key: Throughput(Rounds(tuple(rate)), fixed) for key, ((rate,), fixed) in (found or {}).items()}
-
-    launcher = LocalLauncher() if launcher is None else launcher
+    launcher, joined = LocalLauncher() if launcher is None else launcher, False
     with contextlib.ExitStack() as stack:
-        joined = False
         if not out.exists():
             stack.callback(_remove_empty, out)
         try:
@@ -183,29 +168,8 @@ def compare(
             if Plan.load(out) is None:
                 raise
             joined = True
-        before = Plan.load(out)
-        command = command_line(out, None, options) if command is None else command
-        plan = prepare(options, out, command="" if joined else command, measure=measured)
+        plan = _planned(options, out, "" if joined else command, joined, say)
         processes = Degrees.read(plan.base.parallel, None).world
-        if processes > 1 and plan.match == "time":
-            raise ValueError(
-                f"parallel {plan.base.parallel}: budgets of equal time are measured in one process; match by tokens or "
-                "flops"
-            )
-        if not joined and plan.base.source is not None:
-            if before is None or plan.rows != before.rows:
-                say("finding the rates at which new parameters may learn")
-                plan = with_new_rates(plan, load_all(plan))
-            release()
-        if before is not None and (changed := _changes(before.about, _machine(plan))):
-            say(f"not as when the comparison began, so runs may differ for this reason alone: {'; '.join(changed)}")
-        if not joined:
-            remove_partial(out)
-            plan.save(out)  # from here on the folder knows what it is
-        elif before is not None and dataclasses.replace(plan, about=before.about) != before:
-            raise Claimed(f"{out} is in use by another process; what it does not do yet can be added when it is done")
-        else:
-            say(f"joining the comparison in {out}, which another process began")
         count = jobs or launcher.places(plan.base.device, processes)
         if (left := _left(plan, out, count)) is not None:
             say(left)
@@ -221,7 +185,51 @@ def compare(
             stack.enter_context(contextlib.suppress(Claimed))
             stack.enter_context(claim(out))
         work.keep_rates()
-    return work.outcome(failures)
+    found = Comparison.load(out)
+    failed, missing = [f"{name}: {message}" for name, message in failures.items()], found.missing_runs
+    told = {"failed": failed, "missing": missing, "diverged": found.diverged_runs}
+    for text in [f"{kind}: {line}" for kind, lines in told.items() for line in lines]:
+        say(f"twoaxis: {text}")
+    if missing:
+        say(f"twoaxis: the same command, or twoaxis compare --out {out}, tries these again")
+    found = dataclasses.replace(found, failed=(*failed, *missing))
+    if report:
+        found.save()
+    return found
+
+
+def _planned(options: Mapping[str, Any], out: Path, command: str, joined: bool, say: Callable[[str], None]) -> Plan:
+    """The plan as it stands in the folder from now on; whoever joins in may ask for nothing more."""
+
+    def measure(configs: Mapping[str, TrainConfig], vocabulary: int) -> Mapping[str, Throughput]:
+        say(f"measuring the throughput of {len(configs)} contenders in turns")
+        # A contender that crashes would take this process along, and its run is where that is to be reported.
+        found = in_child(lambda: measure_speeds(configs, vocabulary))
+        if found is None:
+            say("it could not be measured: a contender fails; throughput will be that of the runs themselves")
+        return found or {}
+
+    before, plan = Plan.load(out), prepare(options, out, command=command, measure=measure)
+    if Degrees.read(plan.base.parallel, None).world > 1 and plan.match == "time":
+        raise ValueError(
+            f"parallel {plan.base.parallel}: budgets of equal time are measured in one process; match by tokens or "
+            "flops"
+        )
+    if not joined and plan.base.source is not None:
+        if before is None or plan.rows != before.rows:
+            say("finding the rates at which new parameters may learn")
+            plan = with_new_rates(plan, load_all(plan))
+        release()
+    if before is not None and (changed := _changes(before.about, _machine(plan))):
+        say(f"not as when the comparison began, so runs may differ for this reason alone: {'; '.join(changed)}")
+    if not joined:
+        remove_partial(out)
+        plan.save(out)  # from here on the folder knows what it is
+    elif before is not None and dataclasses.replace(plan, about=before.about) != before:
+        raise Claimed(f"{out} is in use by another process; what it does not do yet can be added when it is done")
+    else:
+        say(f"joining the comparison in {out}, which another process began")
+    return plan
 
 
 def _remove_empty(folder: Path) -> None:
@@ -239,28 +247,6 @@ def _left(plan: Plan, out: Path, jobs: int) -> str | None:
     return f"{runs} runs, {jobs} at a time: {most}{seconds(found.seconds)}" if runs else None
 
 
-def found_by(outcome: Outcome, out: str | Path, *, report: bool = True) -> Comparison:
-    """What a comparison that was run found; says on stderr what failed, what is missing and what diverged.
-
-    Args:
-        outcome: of `compare`.
-        out: its folder.
-        report: whether to write the report.
-    """
-    lines = [f"failed: {it.name}: {it.message}" for it in outcome.failures]
-    lines += [f"missing: {name}" for name in outcome.missing]
-    lines += [f"diverged: {text}" for text in outcome.diverged]
-    if outcome.missing:
-        lines.append(f"the same command, or twoaxis compare --out {out}, tries these again")
-    for line in lines:
-        console_here().print(f"twoaxis: {line}", markup=False, highlight=False, soft_wrap=True)
-    failed = (*(f"{it.name}: {it.message}" for it in outcome.failures), *outcome.missing)
-    found = dataclasses.replace(Comparison.load(out), failed=failed)
-    if report:
-        found.save()
-    return found
-
-
 class Runs:
     """The runs of a comparison's folder, as a worker and a coordinator see them.
 
@@ -276,7 +262,7 @@ class Runs:
 
     def prepare(self) -> None:
         """Import what a run imports."""
-        from twoaxis.model.load import quiet
+        from twoaxis.base.machine import quiet
 
         quiet()
         plan = self.plan()
@@ -324,8 +310,8 @@ class Runs:
         return [
             Unit(
                 self.folder / run.folder,
-                run.name,
-                run.flops / UNIT,
+                plan.name_of(run),
+                run.row.flops / UNIT,
                 partial(self._outcome, run),
                 partial(self._perform, plan, run),
             )
@@ -338,7 +324,7 @@ class Runs:
         if result is None:
             return None
         loss = f"diverged: {result.message}" if result.loss is None else f"loss {result.loss:.4f}"
-        return f"{loss} ({result.seconds:.0f} s of training)"
+        return f"{loss} ({result.seconds:.0f} s)"
 
     def _perform(self, plan: Plan, run: Run, beat: Beat, slot: int) -> None:
         """Train; a run of several processes forks them."""
@@ -360,26 +346,13 @@ class Runs:
         """Compared runs of rows whose rate is not known yet."""
         plan = self.plan()
         seeds = plan.seeds[: plan.looks[0].seeds]
-        return [row.tokens * row.flops_per_token / UNIT for row in plan.rows if row.lr is None for _ in seeds]
+        return [row.flops / UNIT for row in plan.rows if row.lr is None for _ in seeds]
 
     def keep_rates(self) -> None:
         """Write the rates that results have decided into compare.json."""
         plan, stored = self.plan(), Plan.load(self.folder)
         if stored is not None and stored.rows != plan.rows:
             plan.save(self.folder)
-
-    def outcome(self, failures: list[Failure]) -> Outcome:
-        """What is there, and what is not."""
-        plan = self.plan()
-        missing = [
-            f"{plan.contender(row.contender).label}, {row.data}, {row.size}: all seeds, no learning rate was chosen"
-            for row in plan.rows
-            if row.lr is None
-        ]
-        ended = [(run, self.result(run)) for run in self.runs(plan)]
-        missing += [run.name for run, result in ended if result is None]
-        diverged = [f"{run.name}: {it.message}" for run, it in ended if it is not None and it.status == "diverged"]
-        return Outcome(plan, failures, missing, diverged)
 
 
 def load_all(plan: Plan) -> dict[str, Data]:
@@ -430,7 +403,7 @@ def _with_more(plan: Plan, options: Mapping[str, Any], vocabularies: Mapping[str
 
     def parameters(contender: Contender) -> int:
         words = vocabularies[data_label(plan.data[0])]
-        return count_contender(plan, contender, plan.sizes[0], plan.data[0], words).parameters
+        return count_contender(plan, contender, plan.sizes[0], plan.data[0], words).row.parameters
 
     first, checks = plan.contender(plan.baseline_key), []
     if options.get("controls"):
@@ -451,7 +424,7 @@ def _machine(plan: Plan) -> dict[str, Any]:
     """Versions and hardware, with the threads a run has."""
     from twoaxis.base.machine import hardware, hardware_line, versions
 
-    with threads_of(plan.base):
+    with reproducible(plan.base.threads or 1):
         return {"versions": versions(), "hardware": hardware(), "hardware_line": hardware_line()}
 
 

@@ -1,6 +1,6 @@
-"""What a comparison says in sentences: verdicts, then the conditions they hold under.
+"""What a comparison says in sentences: verdicts, warnings, then the conditions they hold under.
 
-A sentence more: a function of the comparison, and SENTENCES.
+A sentence more: a function of the comparison that returns sentences, and WARNINGS or CONDITIONS.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ import math
 
 from twoaxis.base.plugins import use_options
 from twoaxis.comparison.charts import NAMES
-from twoaxis.comparison.entries import Entry
 from twoaxis.comparison.results import REPORT, Comparison
-from twoaxis.comparison.sections import Section
+from twoaxis.comparison.sections import Entry, Section
 from twoaxis.comparison.statistics import BETTER, EQUIVALENT, OPEN, POWER, WORSE, Difference
 from twoaxis.show.numbers import difference as signed
 from twoaxis.show.numbers import loss, seconds
-from twoaxis.training.results import MODEL
+from twoaxis.training.folder import MODEL
 
 CLOCK = "in CPU time of the process where a run has one thread of a CPU, else by the clock"
 """How `base.timer` measures."""
+WARNING = "**Warning:**"
+"""Begins a paragraph of its own."""
 
 
 def headline(found: Comparison) -> str:
@@ -70,14 +71,16 @@ def _next(found: Comparison) -> list[tuple[str, str]]:
             following += "".join(dict.fromkeys(map(use_options, paths)))
             if section.chance is not None:  # a model of a task reads no text
                 following = f"twoaxis compare --out {found.folder.as_posix()} --seeds {2 * len(found.plan.seeds)}"
+                following += "".join(f" --use {file}" for file in found.plan.use)
             return [*(("model", f"`{path}`") for path in paths), ("next", f"`{following}`")]
     return []
 
 
 def closing(found: Comparison) -> list[str]:
-    """Paragraphs in plain language: what is resolved, what is not, under which conditions."""
-    said = [_verdicts(section, several=len(found.sections) > 1) for section in found.sections]
-    return [*said, " ".join(filter(None, (sentence(found) for sentence in SENTENCES)))]
+    """Paragraphs in plain language: what is resolved, what is not, each warning, and under which conditions."""
+    verdicts = [_verdicts(section, several=len(found.sections) > 1) for section in found.sections]
+    warnings = [f"**Warning:** {text}" for warn in WARNINGS for text in warn(found)]
+    return [*verdicts, *warnings, " ".join(text for condition in CONDITIONS for text in condition(found))]
 
 
 def _verdicts(section: Section, *, several: bool) -> str:
@@ -89,8 +92,12 @@ def _verdicts(section: Section, *, several: bool) -> str:
             parts.append(f"resolved as {word} than {base}: {', '.join(named)}")
     if equal := [entry.label for entry in section.contenders if entry.verdict == EQUIVALENT]:
         parts.append(f"equivalent within {section.plan.margin:g} nats per token: {', '.join(equal)}")
-    if rest := [_open(e, e.difference) for e in section.contenders if e.difference and e.verdict == OPEN]:
-        parts.append(f"not resolved at this scale and with these seeds: {', '.join(rest)}")
+    still_open = [(e, e.difference) for e in section.contenders if e.difference and e.verdict == OPEN]
+    if rest := [_open(entry, difference) for entry, difference in still_open]:
+        known = any(difference.detectable and not difference.diverged for _, difference in still_open)
+        goal = "half of it" if section.plan.margin is None else "the margin"
+        brackets = f" (in brackets: what would have been, with {POWER:.0%} probability, and what {goal} needs)"
+        parts.append(f"not resolved at this scale and with these seeds{brackets if known else ''}: {', '.join(rest)}")
     if not parts:
         return f"{where}there is nothing but {base} to compare."
     for axis, name in NAMES.items():
@@ -120,50 +127,40 @@ def _open(entry: Entry, found: Difference) -> str:
     elif found.low is None:
         reasons.append("one seed tells nothing of chance")
     elif found.detectable and not found.diverged:
-        reasons.append(f"{unsigned(found.detectable)} or more would have been, with a probability of {POWER:.0%}")
+        reasons.append(unsigned(found.detectable))
         if entry.power is not None:
-            effect, needed, took = entry.power
+            _, needed, took = entry.power
             if needed is None:
-                reasons.append(f"for {unsigned(effect)} more held-out rows are needed")
+                reasons.append("more held-out rows")
             elif needed > len(found.seeds):
-                minutes = "" if took is None else f", about {seconds(took)} at the throughput in the table,"
-                reasons.append(f"{needed} seeds{minutes} would do for {unsigned(effect)}")
+                reasons.append(f"{needed} seeds{'' if took is None else f', about {seconds(took)}'}")
     return f"{entry.label} ({'; '.join(reasons)})" if reasons else entry.label
 
 
-def counting_sentence(found: Comparison) -> str:
-    """Warning that the baseline has learned less than a table of counts."""
+# Warnings.
+
+
+def learned_less_than_counts(found: Comparison) -> list[str]:
+    """The baseline has learned less than a table of counts."""
     short = []
     for section in found.sections:
         mean, table = section.baseline.mean("loss"), section.ngrams.get("bigram")
         if mean is not None and table is not None and mean > table:
             short.append(f"{loss(mean)} on {section.data}, {section.size}, where a bigram table has {loss(table)}")
-    if not short:
-        return ""
-    return (
-        f"**Warning:** the baseline has learned less than a table of counts over the same tokens ({'; '.join(short)}): "
+    return short and [
+        f"the baseline has learned less than a table of counts over the same tokens ({'; '.join(short)}): "
         "differences say how fast contenders begin to learn; train longer to see what they come to."
-    )
+    ]
 
 
-def recipe_sentence(found: Comparison) -> str:
-    """Warning that another recipe moves the baseline more than a contender differs from it."""
-    said = []
-    for section in found.sections:
-        check = section.unsteadiness
-        if check is None or check.difference is None or check.difference.mean is None:
-            continue
-        moved, others = abs(check.difference.mean), [(e.label, e.difference) for e in section.contenders]
-        smaller = [label for label, it in others if it and it.resolved and abs(it.mean or 0.0) < moved]
-        words = f"{check.label} moves the loss by {signed(check.difference.mean)}"
-        if smaller:
-            words = f"**Warning:** {words}, more than the difference of {', '.join(smaller)}: the recipe may explain it"
-        said.append(words + ".")
-    return " ".join(said)
+def recipe_explains(found: Comparison) -> list[str]:
+    """Another recipe moves the baseline more than a contender differs from it."""
+    moves = [(moved, labels) for moved, labels in map(_recipe, found.sections) if labels]
+    return [f"{it}, more than the difference of {', '.join(names)}: the recipe may explain it." for it, names in moves]
 
 
-def unmoved_sentence(found: Comparison) -> str:
-    """Warning of parameters that had no gradient in a run, and of streams that stayed copies of each other."""
+def did_not_learn(found: Comparison) -> list[str]:
+    """Parameters had no gradient in a run, or streams stayed copies of each other."""
     equal = [entry.label for entry in found.entries if any(it.equal_streams for it in entry.results.values())]
     said = [f"{label} (its streams are still equal)" for label in equal]
     for entry in found.entries:
@@ -171,15 +168,27 @@ def unmoved_sentence(found: Comparison) -> str:
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             said.append(f"{entry.label} (no gradient: {', '.join(names[:3])}{more})")
-    return f"**Warning:** methods of which something did not learn: {'; '.join(said)}." if said else ""
+    return said and [f"methods of which something did not learn: {'; '.join(said)}."]
 
 
-def source_sentence(found: Comparison) -> str:
+def unfinished(found: Comparison) -> list[str]:
+    """Runs had not finished."""
+    runs = _count(found.missing, "run")
+    return [f"{runs} had not finished when this was made: verdicts may change."] if found.missing else []
+
+
+WARNINGS = (learned_less_than_counts, recipe_explains, did_not_learn, unfinished)
+
+
+# Conditions.
+
+
+def source(found: Comparison) -> list[str]:
     """What the contenders are made of, what training on gains without them, and what low-rank additions do."""
-    base, said = found.plan.base, []
+    base = found.plan.base
     if base.source is None:
-        return ""
-    said.append(f"All contenders are {base.source} with a method on it; what learns is {base.train}.")
+        return []
+    said = [f"All contenders are {base.source} with a method on it; what learns is {base.train}."]
     if "all" not in base.train:
         said.append("Gains are lower bounds: what is frozen has adapted to the plain residual.")
     for section in found.sections:
@@ -187,94 +196,95 @@ def source_sentence(found: Comparison) -> str:
             gain = check.difference
             if gain is not None and gain.mean is not None and not check.row.steps:
                 said.append(f"Training {section.baseline.label} alone moves the loss by {signed(-gain.mean)}.")
-        if section.beyond:
-            sure = {name: it.mean for name, it in section.beyond.items() if it.verdict == BETTER}
-            more = [f"{name} by {unsigned(mean or 0.0)}" for name, mean in sure.items()]
-            assert section.low_rank is not None
+        if section.low_rank is not None:
+            beyond = [(entry.label, section.beyond.get(entry.key)) for entry in section.contenders]
+            more = [f"{name} by {unsigned(it.mean or 0.0)}" for name, it in beyond if it and it.verdict == BETTER]
             said.append(f"Resolved as better than {section.low_rank.label}, too: {', '.join(more) or 'none'}.")
-    return " ".join(said)
+    return said
 
 
-def rate_sentence(found: Comparison) -> str:
+def recipe(found: Comparison) -> list[str]:
+    """How far another recipe moves the baseline, where that explains nothing."""
+    return [f"{moved}." for moved, labels in map(_recipe, found.sections) if moved and not labels]
+
+
+def _recipe(section: Section) -> tuple[str, list[str]]:
+    """How far another recipe moves the baseline, and the resolved contenders that differ from it by less."""
+    check = section.unsteadiness
+    if check is None or check.difference is None or check.difference.mean is None:
+        return "", []
+    moved, others = check.difference.mean, [(entry.label, entry.difference) for entry in section.contenders]
+    smaller = [label for label, it in others if it and it.resolved and abs(it.mean or 0.0) < abs(moved)]
+    return f"{check.label} moves the loss by {signed(moved)}", smaller
+
+
+def rates(found: Comparison) -> list[str]:
     """How learning rates were chosen."""
     if found.plan.base.source is not None and any(entry.row.new_rate for entry in found.entries):
-        return (
+        return [
             "What is new had the largest rate at which one step does no harm to training text that it has not seen "
             "(new lr), what the contenders share the same rate."
-        )
+        ]
     if len(found.plan.lrs) > 1:
-        rates = ", ".join(f"{rate:g}" for rate in found.plan.lrs)
+        tried = ", ".join(f"{rate:g}" for rate in found.plan.lrs)
         text = (
-            f"Each contender had the best of the learning rates {rates}, chosen on separate seeds and held-out rows; "
+            f"Each contender had the best of the learning rates {tried}, chosen on separate seeds and held-out rows; "
             "docs/explanation/statistics.md says how much oftener equal contenders are called different for that."
         )
         every = {entry.label for entry in found.entries}
         edge = {entry.label for entry in found.entries if entry.row.lr_edge}
         whom = "every contender" if edge == every and len(edge) > 2 else ", ".join(sorted(edge))
-        return f"{text} The best rate lies at the edge of those tried for {whom}: widen --lr." if edge else text
+        return [text, *([f"The best rate lies at the edge of those tried for {whom}: widen --lr."] if edge else [])]
     if not found.shared_rate:
-        return "Contenders had learning rates of their own, as they were given."
-    rate = next((entry.row.lr for entry in found.entries if entry.row.lr is not None), None)
-    return (
-        f"All contenders had one shared learning rate{'' if rate is None else f' ({rate:g})'}, which favours the "
-        "one it was tuned for, most often the baseline; --lr a,b,c chooses one for each."
-    )
+        return ["Contenders had learning rates of their own, as they were given."]
+    rate = next((f" ({entry.row.lr:g})" for entry in found.entries if entry.row.lr is not None), "")
+    return [
+        f"All contenders had one shared learning rate{rate}, which favours the one it was tuned for, most often the "
+        "baseline; --lr a,b,c chooses one for each."
+    ]
 
 
-def init_sentence(found: Comparison) -> str:
+def initial_weights(found: Comparison) -> list[str]:
     """How initial weights were scaled."""
     if found.plan.base.source is not None:
-        return "Every contender computes what the source does before its first step."
+        return ["Every contender computes what the source does before its first step."]
+    if len(found.inits) > 1:
+        return [" and ".join(f"init={init}" for init in found.inits) + " were both used; see the tables."]
     inits = {
         "paper": "Initial weights are rescaled as each paper prescribes (init=paper).",
         "paired": "All contenders of a seed start from the same weights in what they have in common (init=paired).",
     }
-    if len(found.inits) > 1:
-        return " and ".join(f"init={init}" for init in found.inits) + " were both used; see the tables."
-    return "".join(inits.get(init, f"{init}.") for init in found.inits)
+    return [inits.get(init, f"{init}.") for init in found.inits]
 
 
-def match_sentence(found: Comparison) -> str:
+def matched(found: Comparison) -> list[str]:
     """What was the same for all contenders."""
-    matched = {
-        "tokens": "Contenders were matched by training tokens; what they cost besides is in the tables.",
-        "flops": "Contenders were matched by training operations, within the rounding to whole steps.",
-        "time": f"Contenders were matched by time, by a throughput measured once before the runs, {CLOCK}; where it "
-        "differs from the baseline's by less than it varied, it counts as equal.",
-    }
-    return matched[found.plan.match]
+    if found.plan.match == "time":
+        return [
+            f"Contenders were matched by time, by a throughput measured once before the runs, {CLOCK}; where it "
+            "differs from the baseline's by less than it varied, it counts as equal."
+        ]
+    if found.plan.match == "flops":
+        return ["Contenders were matched by training operations, within the rounding to whole steps."]
+    return ["Contenders were matched by training tokens; what they cost besides is in the tables."]
 
 
-def law_sentence(found: Comparison) -> str:
+def speed_up_needs(found: Comparison) -> list[str]:
     """What is missing to express a difference as a speed-up."""
     if found.plan.base.source is not None or any(scaling.law is not None for scaling in found.laws.values()):
-        return ""
+        return []
     if any(entry.worth for entry in found.entries):
-        return ""
-    return "The effective speed-up needs --exchange, --sizes (three or more), or a law given by --l-inf and --alpha."
+        return []
+    return ["The effective speed-up needs --exchange, --sizes (three or more), or a law given by --l-inf and --alpha."]
 
 
-def gap_sentence(found: Comparison) -> str:
-    """How many runs diverged or had not finished."""
-    diverged, said = sum(len(entry.diverged) for entry in found.entries), []
-    if diverged:
-        said.append(f"{_count(diverged, 'run')} diverged.")
-    if found.missing:
-        said.append(f"{_count(found.missing, 'run')} had not finished when this was made: verdicts may change.")
-    return " ".join(said)
+def diverged(found: Comparison) -> list[str]:
+    """How many runs diverged."""
+    runs = sum(len(entry.diverged) for entry in found.entries)
+    return [f"{_count(runs, 'run')} diverged."] if runs else []
 
 
-SENTENCES = (
-    source_sentence,
-    counting_sentence,
-    recipe_sentence,
-    unmoved_sentence,
-    rate_sentence,
-    init_sentence,
-    match_sentence,
-    law_sentence,
-    gap_sentence,
-)
+CONDITIONS = (source, recipe, rates, initial_weights, matched, speed_up_needs, diverged)
 
 
 def unsigned(value: float) -> str:

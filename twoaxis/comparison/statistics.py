@@ -6,17 +6,18 @@ common, so the unit is the difference within a seed, and seeds are what vary.
     seed    baseline  contender  difference
     0       4.231     4.208      -0.023        mean m of n differences, variance s²
     1       4.219     4.201      -0.018
-    2       4.240     4.219      -0.021        m ± t · sqrt(v / n + r²)
+    2       4.240     4.219      -0.021        m ± hypot(t · sqrt(v / n), u · r)
 
 - v is s² for one or two contenders, with n - 1 degrees of freedom for t. Of three or more it is moderated: a variance
   of few seeds is often far too small by chance, and then something is resolved that is not there. With s0² the
   geometric mean over the table, corrected for the bias of a logarithm, v = max(s², (s² + s0²) / 2), with 2 (n - 1)
   degrees of freedom. A noisy contender keeps its noise, a calm one may not be calmer than half of what is usual here.
 - r is the standard error over held-out rows: other held-out text would move the difference by as much, and more seeds
-  do not make it smaller.
-- t is taken at the level 1 - alpha / k of k contenders (Bonferroni), so that all intervals together hold in 95% of
-  comparisons whatever the correlation that the shared baseline brings. A difference is resolved exactly when its
-  interval leaves zero out: the table and the verdict cannot disagree.
+  do not make it smaller. Rows are many, so its quantile u has their degrees of freedom and not those of the seeds,
+  which would make an interval that rows dominate up to three times too wide.
+- t and u are taken at the level 1 - alpha / k of k contenders (Bonferroni), so that all intervals together hold in 95%
+  of comparisons whatever the correlation that the shared baseline brings. A difference is resolved exactly when its
+  interval leaves zero out: the table and the verdict cannot disagree. p is the alpha at which it would just touch zero.
 - Seeds that come in several looks, of which each could resolve something, share alpha: see `planned_looks` and
   `added_looks`. An interval is then the intersection of those of all looks.
 
@@ -27,6 +28,7 @@ Everything here is a function of numbers: nothing is read, nothing is planned. Q
 
 from __future__ import annotations
 
+import bisect
 import importlib
 import math
 from collections.abc import Mapping, Sequence
@@ -34,7 +36,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twoaxis.base.extras import needs
+from twoaxis.base.machine import needs
 
 BETTER, WORSE, OPEN, EQUIVALENT = "resolved (better)", "resolved (worse)", "not resolved", "equivalent"
 """The verdicts; the last one for an interval inside a margin that was given."""
@@ -90,7 +92,7 @@ class Difference(NamedTuple):
     mean: float | None = None  # of the differences; None without a pair
     spread: float | None = None  # standard deviation of the differences; None with fewer than two pairs
     error: float | None = None  # standard error of the mean, from seeds (moderated) and held-out rows
-    freedom: int = 0  # degrees of freedom of it
+    freedom: int = 0  # degrees of freedom of the seeds' part of it
     low: float | None = None  # lower end of the simultaneous interval
     high: float | None = None  # upper end of it
     p: float | None = None  # probability of so large a difference by chance, for this contender alone
@@ -101,6 +103,7 @@ class Difference(NamedTuple):
     diverged: tuple[int, ...] = ()  # seeds at which the contender diverged
     missing: tuple[int, ...] = ()  # seeds at which the contender or the baseline has not finished
     row_error: float | None = None  # of the mean, over held-out rows alone; None where losses of rows are not known
+    rows: int = 0  # how many they are
     wanted: int = 0  # seeds that its looks ask for, until one of them resolves it
 
     @property
@@ -175,6 +178,7 @@ class Pair(NamedTuple):
     fallen: tuple[int, ...]  # seeds at which the baseline diverged
     missing: tuple[int, ...]
     row_error: float | None
+    rows: int
     planned: int
 
 
@@ -189,7 +193,8 @@ def _pair(baseline: Sample, contender: Sample, seeds: Sequence[int], step: float
     variance = max(spread_of(list(values.values())) ** 2, step**2 / 6) if len(values) > 1 else math.nan
     diverged, fallen = (tuple(s for s in seeds if s in its and its[s] is None) for its in (ours, others))
     missing = tuple(seed for seed in seeds if seed not in ours or seed not in others)
-    return Pair(values, variance, diverged, fallen, missing, _row_error(baseline, contender, list(values)), len(seeds))
+    error, rows = _row_error(baseline, contender, list(values))
+    return Pair(values, variance, diverged, fallen, missing, error, rows, len(seeds))
 
 
 def moderate(variances: np.ndarray, freedoms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -221,16 +226,15 @@ def _interval(pair: Pair, variance: float, freedom: int, alpha: float, tests: fl
     if pair.missing:
         notes.append(f"{len(pair.missing)} of {pair.planned} seeds not finished")
     mean = math.fsum(values) / len(values) if values else None
-    found: dict[str, Any] = {"freedom": freedom, "row_error": pair.row_error, "wanted": pair.planned}
+    found: dict[str, Any] = {"freedom": freedom, "row_error": pair.row_error, "rows": pair.rows, "wanted": pair.planned}
     if len(values) == 1:
         notes.append("one seed: no interval")
     elif mean is not None:
-        error = math.sqrt(variance / len(values) + (pair.row_error or 0.0) ** 2)
-        quantile, p = t_quantile(1 - alpha, freedom), _p(mean, error, freedom)
-        found |= {"spread": spread_of(values), "error": error, "p": p, "corrected_p": min(1.0, tests * p)}
-        found |= {"low": mean - quantile * error, "high": mean + quantile * error}
-        found["detectable"] = error * _shift(quantile, freedom)
-        if error == 0 and mean == 0:
+        errors = Errors(math.sqrt(variance / len(values)), freedom, pair.row_error or 0.0, max(1, pair.rows - 1))
+        half, p = errors.half(alpha), errors.p(mean)
+        found |= {"spread": spread_of(values), "error": errors.total, "p": p, "corrected_p": min(1.0, tests * p)}
+        found |= {"low": mean - half, "high": mean + half, "detectable": errors.detectable(alpha)}
+        if errors.total == 0 and mean == 0:
             notes.append("the same at every seed")
     found |= {"note": "; ".join(notes), "diverged": pair.diverged, "missing": pair.missing}
     return Difference(tuple(pair.values), mean, **found)
@@ -264,16 +268,17 @@ def _verdict(found: Difference, pair: Pair, lower_is_better: bool, margin: float
     return found._replace(verdict=verdict, note=note)
 
 
-def _row_error(baseline: Sample, contender: Sample, seeds: Sequence[int]) -> float | None:
-    """Standard error over held-out rows of the difference, each row's taken as its mean over the seeds."""
+def _row_error(baseline: Sample, contender: Sample, seeds: Sequence[int]) -> tuple[float | None, int]:
+    """Standard error over held-out rows of the difference, each row's taken as its mean over the seeds, and how many
+    rows there are."""
     if not seeds or any(not (baseline.rows.get(seed) and contender.rows.get(seed)) for seed in seeds):
-        return None
+        return None, 0
     least = min(len(sample.rows[seed]) for sample in (baseline, contender) for seed in seeds)
     mine, theirs = (np.array([its.rows[seed][:least] for seed in seeds], dtype=float) for its in (contender, baseline))
     apart = mine - theirs
     known = ~np.isnan(apart)
     rows = np.where(known, apart, 0.0).sum(0)[known.any(0)] / known.sum(0)[known.any(0)]
-    return float(rows.std(ddof=1)) / math.sqrt(len(rows)) if len(rows) > 1 else None
+    return (float(rows.std(ddof=1)) / math.sqrt(len(rows)), len(rows)) if len(rows) > 1 else (None, 0)
 
 
 def mean_of_all(values: Sequence[float | None]) -> float | None:
@@ -288,26 +293,72 @@ def spread_of(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))
 
 
-def _p(mean: float, error: float, freedom: int) -> float:
-    """Two-sided probability of `mean`, and 1 or 0 where nothing varies."""
-    if error == 0:
-        return 1.0 if mean == 0 else 0.0
-    return 2 * float(from_scipy("special").stdtr(freedom, -abs(mean) / error))
+# Intervals, probabilities and power of a mean whose error has two parts.
 
 
-# Power.
+def half_width(alpha: Any, seeds: Any, freedom: Any, rows: Any = 0.0, row_freedom: Any = 1) -> Any:
+    """Half of an interval at the level 1 - alpha; numbers or arrays, see `Errors`."""
+    stdtrit = from_scipy("special").stdtrit
+    return np.hypot(stdtrit(freedom, alpha / 2) * seeds, stdtrit(row_freedom, alpha / 2) * rows)
 
 
-def power(shift: float, quantile: float, freedom: float) -> float:
-    """Probability that a true difference of `shift` standard errors is resolved, with its sign."""
-    return 1 - float(from_scipy("special").nctdtr(freedom, shift, quantile))
+class Errors(NamedTuple):
+    """Standard errors of a mean, of seeds and of held-out rows, each with its degrees of freedom."""
 
+    seeds: float
+    freedom: int
+    rows: float = 0.0
+    row_freedom: int = 1
 
-def _shift(quantile: float, freedom: float) -> float:
-    """True difference, in standard errors, that is resolved with the probability `POWER`."""
-    # Student's t of a true difference exceeds it in half of all cases: the one looked for lies a bit beyond.
-    ends = quantile / 2, 2 * quantile + 10
-    return float(from_scipy("optimize").brentq(lambda shift: power(shift, quantile, freedom) - POWER, *ends))
+    @property
+    def total(self) -> float:
+        """The standard error of both."""
+        return math.hypot(self.seeds, self.rows)
+
+    def half(self, alpha: float) -> float:
+        """Half of the interval at the level 1 - alpha."""
+        return float(half_width(alpha, *self))
+
+    def p(self, mean: float) -> float:
+        """The alpha at which the interval of a mean would end at zero; 1 or 0 where nothing varies."""
+        if self.total == 0 or mean == 0:
+            return float(mean == 0)
+        special = from_scipy("special")
+        # Both parts together need a larger alpha than each alone.
+        parts = ((self.freedom, self.seeds), (self.row_freedom, self.rows))
+        alone = [2 * float(special.stdtr(freedom, -abs(mean) / error)) for freedom, error in parts if error]
+        if len(alone) == 1 or max(alone) == 0:
+            return max(alone)
+        # In logarithms, so that small ones keep their digits; the end below both may be rounded.
+        ends = math.log(max(alone)) - 1e-6, 0.0
+        found = from_scipy("optimize").brentq(lambda log: self.half(math.exp(log)) - abs(mean), *ends, xtol=1e-13)
+        return math.exp(found)
+
+    def power(self, alpha: float, effect: float) -> float:
+        """Probability that a true difference of `effect` is resolved with its sign, if these are the true errors."""
+        return self._resolved(self._halves(alpha), effect)
+
+    def detectable(self, alpha: float) -> float:
+        """The true difference that is resolved with the probability `POWER`."""
+        if self.total == 0:
+            return 0.0
+        halves = self._halves(alpha)
+        ends = 0.0, float(halves.max()) + 10 * self.total
+        found = from_scipy("optimize").brentq(lambda effect: self._resolved(halves, effect) - POWER, *ends, rtol=1e-6)
+        return float(found)
+
+    def _halves(self, alpha: float) -> np.ndarray:
+        """Half widths that estimates of these errors lead to, each as probable as the others."""
+
+        def estimates(error: float, freedom: int, count: int) -> np.ndarray:
+            middles = (np.arange(count) + 0.5) / count
+            return error * np.sqrt(2 / freedom * from_scipy("special").gammaincinv(freedom / 2, middles))
+
+        seeds, rows = estimates(self.seeds, self.freedom, 200), estimates(self.rows, self.row_freedom, 16)
+        return half_width(alpha, seeds[:, None], self.freedom, rows, self.row_freedom)
+
+    def _resolved(self, halves: np.ndarray, effect: float) -> float:
+        return float(from_scipy("special").ndtr((abs(effect) - halves) / self.total).mean())
 
 
 def seeds_for(
@@ -315,19 +366,20 @@ def seeds_for(
 ) -> int | None:
     """How many seeds, in one look at so many contenders, resolve a true difference of `effect` with a probability of
     80%, if the variances that were found are the true ones; None for more than `most`, as where rows are too few."""
-    count = len(found.seeds)
+    count, rows = len(found.seeds), found.row_error or 0.0
     if found.error is None or count < 2 or effect == 0:
         return None
-    rows = (found.row_error or 0.0) ** 2
-    variance, each = max(found.error**2 - rows, 0.0) * count, found.freedom // (count - 1)
-    for seeds in range(2, most + 1):
-        error, freedom = math.sqrt(variance / seeds + rows), each * (seeds - 1)
-        quantile = t_quantile(1 - (1 - level) / max(1, contenders), freedom)
-        if error == 0 or (
-            abs(effect) > quantile * error / 2 and power(abs(effect) / error, quantile, freedom) >= POWER
-        ):
-            return seeds
-    return None
+    variance, each = max(found.error**2 - rows**2, 0.0) * count, found.freedom // (count - 1)
+    alpha = (1 - level) / max(1, contenders)
+
+    def enough(seeds: int) -> bool:
+        errors = Errors(math.sqrt(variance / seeds), each * (seeds - 1), rows, max(1, found.rows - 1))
+        return errors.total == 0 or errors.power(alpha, effect) >= POWER
+
+    # More seeds never make it harder, so the least number is found by halving.
+    counts = range(2, most + 1)
+    first = bisect.bisect_left(counts, True, key=enough)
+    return counts[first] if first < len(counts) else None
 
 
 def t_quantile(level: float, freedom: float) -> float:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from twoaxis.base.meter import Meter
 from twoaxis.costs.fuse import Part
 from twoaxis.costs.trace import Kept, Recompute, Runner, longer
-from twoaxis.model.cache import RingLayer
-from twoaxis.model.grafted import MixerSite, children_of, find_layers
+from twoaxis.model.graft_cache import RingLayer
+from twoaxis.model.graft_layers import MixerSite, children_of, find_layers
 from twoaxis.sequence.mixer import LocalOperator
 
 
@@ -54,8 +54,7 @@ class GraftRunner(Runner):
         layers: Any = zip(made.layers, past.layers, strict=False)
         for mine, theirs in layers:
             if isinstance(mine, RingLayer):
-                mine.rings = {name: longer(rings, seen) for name, rings in theirs.rings.items()}
-                mine.seen = seen
+                mine.past = theirs.past.map(lambda ring: longer(ring, seen))._replace(seen=seen)
             elif getattr(theirs, "keys", None) is not None:
                 shapes = [[*t.shape[:-2], seen, t.shape[-1]] for t in (theirs.keys, theirs.values)]
                 mine.update(*(theirs.keys.new_empty(shape) for shape in shapes))

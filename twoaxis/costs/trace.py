@@ -144,19 +144,18 @@ class Runner:
     def train(self, ids: Tensor, meter: Meter, recompute: Recompute) -> Tensor:
         """Logits of all tokens."""
         again = functools.partial(checkpoint, use_reentrant=False) if recompute == "block" else None
-        info = self.model.info(ids, 0, None)
-        out, _ = self.model.run(self.model.embed(ids), None, info, recompute=again)
+        info = self.model.info(ids)  # before anything runs: the positions belong to no part
+        out = self.model.run(self.model.embed(ids), info, recompute=again)
         meter.part = self.head
         return self.model.logits(out)
 
     def step(self, ids: Tensor, past: Any, meter: Meter) -> Any:
         """The next tokens, remembered; logits of the last one."""
-        past = self.model.start() if past is None else past
-        info = self.model.info(ids, past.seen, None)
-        out, after = self.model.run(self.model.embed(ids), past, info)
+        info = self.model.info(ids, self.model.start() if past is None else past)
+        out = self.model.run(self.model.embed(ids), info)
         meter.part = self.head
         self.model.logits(out[:, -1:])
-        return after
+        return info.memory.after(ids.shape[1])
 
     def kept(self, past: Any) -> Kept:
         """Bytes of what is remembered."""
@@ -266,16 +265,11 @@ def add_views(parts: dict[Any, Work], meter: Meter) -> None:
             parts[part.work].eager[VIEW] += count
 
 
-def longer(ring: Any, seen: int) -> Any:
-    """A ring, or several, as `seen` tokens would have left it."""
-    if not isinstance(ring, Ring):
-        return tuple(longer(each, seen) for each in ring)
+def longer(ring: Ring, seen: int) -> Ring:
+    """A ring as `seen` tokens would have left it."""
     length = seen if ring.window is None else min(seen, ring.window - 1)
-    if not ring.pieces or not length:
-        return ring._replace(seen=seen, pieces=())
-    shapes = ([*t.shape[: ring.axis], length, *t.shape[ring.axis + 1 :]] for t in ring.pieces[0])
-    piece = tuple(t.new_empty(shape) for t, shape in zip(ring.pieces[0], shapes, strict=True))
-    return ring._replace(seen=seen, pieces=(piece,))
+    shapes = [[*t.shape[: ring.axis], length, *t.shape[ring.axis + 1 :]] for t in ring.kept] if length else []
+    return ring._replace(seen=seen, kept=tuple(t.new_empty(s) for t, s in zip(ring.kept, shapes, strict=False)))
 
 
 def _sites(events: list[Event], sites: tuple[Site, ...], tokens: int) -> tuple[SiteTraffic, ...]:

@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from twoaxis.base.extras import needs
 from twoaxis.base.files import file_errors
-from twoaxis.base.machine import quiet_logger
+from twoaxis.base.machine import needs, quiet_logger
 from twoaxis.base.registry import did_you_mean
 
 RECORDS = (".jsonl", ".ndjson", ".parquet")

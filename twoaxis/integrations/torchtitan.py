@@ -19,7 +19,6 @@ whole on every device of tensor parallelism or of a pipeline is on no mesh.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +38,7 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from twoaxis.base.files import write_json
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.family import decoder_key, graft_document, graft_key
+from twoaxis.model.decoder_as_graft import decoder_key, graft_document, graft_key
 from twoaxis.model.flops import training_flops
 from twoaxis.parallel.pipeline import Pipeline, Schedule
 from twoaxis.parallel.shard import materialise, shard, units
@@ -91,12 +90,9 @@ class TwoAxisModel(Decoder, BaseModel):
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, **kwargs: Any) -> Tensor:  # pyright: ignore
         """Logits; `positions` start from 0 in every document."""
-        with self.precision(tokens.device):
+        # operators cast what they take, and nobody casts the stream's state
+        with torch.autocast(tokens.device.type, self.narrow, enabled=self.narrow is not None):
             return super().forward(tokens, positions)
-
-    def precision(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """Context manager of forward passes: operators cast what they take, and nobody casts the stream's state."""
-        return torch.autocast(device.type, self.narrow or torch.bfloat16, enabled=self.narrow is not None)
 
     @torch.no_grad()
     def init_states(self, *, buffer_device: torch.device | None = None) -> None:
@@ -136,8 +132,7 @@ def pipeline(model: TwoAxisModel, **given: Any) -> tuple[Any, list[nn.Module], b
         context=asked.training.seq_len,
         group=asked.parallel_dims.get_mesh("pp").get_group(),
         device=asked.device,
-        increments=model.narrow,
-        context_manager=lambda: model.precision(asked.device),
+        narrow=model.narrow,
         **blocks,
     )
     return SharedSchedule(made, model), [model], made.first, made.last

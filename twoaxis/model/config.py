@@ -91,7 +91,10 @@ class Methods(Options):
             if key == "placement" and isinstance(value, int):
                 value = str(value)  # the spelling of a lone block reads as a number
             check_type(key, value, field_types(type(self))[key])
-            object.__setattr__(self, key, tuple(value) if isinstance(value, list) else value)
+            value, given = tuple(value) if isinstance(value, list) else value, getattr(self, key)
+            if given not in (value, getattr(type(self), key)):
+                raise ValueError(f"{key} is given twice: {value!r} with {spelled!r} and {given!r} beside it")
+            object.__setattr__(self, key, value)
         if twice := sorted(set(options) & set(getattr(self, f"{axis}_options"))):
             raise ValueError(f"{twice[0]} is given in {axis} {spelled!r} and in {axis}_options; leave one out")
         name, options = registry.expand(name, {**getattr(self, f"{axis}_options"), **options})

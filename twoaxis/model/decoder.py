@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,66 +22,9 @@ from twoaxis.depth.stream import Applied, Seen, State, Stream
 from twoaxis.depth.walk import Watch, apply_sublayer, visit, without_aux
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.initialise import initialise
-from twoaxis.model.sublayers import (
-    MLP,
-    Attention,
-    MixerSublayer,
-    Parallel,
-    Rings,
-    RMSNorm,
-    SiteNorm,
-    Sublayer,
-    TokenInfo,
-)
-from twoaxis.ring import Ring
+from twoaxis.model.memory import Memory, Past, close_stream, open_stream
+from twoaxis.model.sublayers import MLP, Attention, MixerSublayer, Parallel, RMSNorm, SiteNorm, TokenInfo
 from twoaxis.sequence.rope import make_rope
-
-
-class Past(NamedTuple):
-    """What a decoder remembers of earlier tokens: a value, so that an old one stays valid."""
-
-    seen: int
-    """Tokens so far, padding included."""
-    stream: tuple[Ring, ...]
-    """Of the residual stream; empty for those that do not mix tokens."""
-    sublayers: tuple[tuple[Ring, ...], ...]
-    """Of each sub-layer, in the order of the sites."""
-
-    def map(self, change: Callable[[Ring], Ring]) -> Past:
-        """`change` on every ring."""
-        changed = tuple(tuple(change(ring) for ring in rings) for rings in self.sublayers)
-        return Past(self.seen, tuple(change(ring) for ring in self.stream), changed)
-
-    def trim(self, count: int) -> Past:
-        """Take back the last `count` tokens; needs `start(spare=count)` where a window has moved on."""
-        return self.map(lambda ring: ring.trim(count))._replace(seen=self.seen - count)
-
-    def reorder(self, index: Tensor) -> Past:
-        """Rows of the batch in another order, or a selection of them."""
-        return self.map(lambda ring: ring.reorder(index))
-
-    def repeat(self, times: int) -> Past:
-        """Each row of the batch `times` times."""
-        return self.map(lambda ring: ring.repeat(times))
-
-    def rings(self) -> Iterator[Ring]:
-        """Every ring."""
-        for rings in (self.stream, *self.sublayers):
-            yield from rings
-
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(ring.nbytes() for ring in self.rings())
-
-    def nbytes_by_part(self) -> dict[str, int]:
-        """Bytes of what grows with the sequence, of local windows and convolutions, and of the residual stream."""
-        rings = [ring for of_site in self.sublayers for ring in of_site]
-        return {
-            "attention": sum(ring.nbytes() for ring in rings if ring.window is None),
-            "local": sum(ring.nbytes() for ring in rings if ring.window is not None),
-            "stream": sum(ring.nbytes() for ring in self.stream),
-        }
-
 
 NORMS = {"attention": "input_layernorm", "parallel": "input_layernorm", "mlp": "post_attention_layernorm"}
 """Names of the pre-norms of a block's own sites, by kind."""
@@ -103,7 +46,7 @@ class Block(nn.Module):
             norm = SiteNorm(ways, config.hidden_size, config.rms_norm_eps) if stream.normed(site) else None
             if site.kind == "mixer":
                 assert mixer is not None
-                self.mixer = MixerSublayer(mixer.build("site", config.hidden_size), norm)
+                self.mixer = MixerSublayer(number, mixer.build("site", config.hidden_size), norm)
                 continue
             self.add_module(NORMS[site.kind], norm)
             if site.kind != "mlp":
@@ -114,38 +57,25 @@ class Block(nn.Module):
                 # in a tuple, which registers nothing: its parameters have their places above
                 self.parallel = (Parallel(self.self_attn, self.mlp),)
 
-    def forward(
-        self,
-        stream: Stream,
-        state: State,
-        past: tuple[tuple[Ring, ...], ...] | None,
-        info: TokenInfo,
-        watch: Watch | None = None,
-    ) -> tuple[State, list[Rings]]:
-        """The state after the block, and what its sub-layers remember; nothing where `past`, their rings, is None."""
-        rings: list[Rings] = []
+    def forward(self, stream: Stream, state: State, info: TokenInfo, watch: Watch | None = None) -> State:
+        """The state after the block."""
 
         def act(site: Site, seen: Seen) -> Applied:
-            def sublayer(c: Seen) -> Tensor:
-                y, ring = self.sublayer(site)(c, None if past is None else past[len(rings)], info)
-                rings.append(ring)
-                return y
-
             norm = self.norm(site)
             c = without_aux(seen) if norm is None else norm(seen)
-            return apply_sublayer(c, sublayer)
+            return apply_sublayer(c, lambda c: self.sublayer(site)(c, info))
 
-        return visit(stream, state, self.sites, act, watch), rings
+        return visit(stream, state, self.sites, act, watch)
 
     def norm(self, site: Site) -> SiteNorm | None:
         """The pre-norm of one of the block's sites; None where the stream normalises."""
         return self.mixer.norm if site.kind == "mixer" else cast("SiteNorm | None", self._modules[NORMS[site.kind]])
 
-    def sublayer(self, site: Site) -> Sublayer:
+    def sublayer(self, site: Site) -> nn.Module:
         """The sub-layer of one of the block's sites."""
         if site.kind == "parallel":
             return self.parallel[0]
-        return {"mixer": lambda: self.mixer, "attention": lambda: self.self_attn, "mlp": lambda: self.mlp}[site.kind]()
+        return getattr(self, "self_attn" if site.kind == "attention" else site.kind)
 
 
 def norm_name(site: Site) -> str:
@@ -189,45 +119,34 @@ class Decoder(nn.Module):
         """The pre-norm of `site`; None where the stream normalises."""
         return self.block(site.block).norm(site)
 
-    def sublayer(self, site: Site) -> Sublayer:
+    def sublayer(self, site: Site) -> nn.Module:
         """The sub-layer of `site`."""
         return self.block(site.block).sublayer(site)
 
     def run(
-        self,
-        x: Tensor,
-        past: Past | None,
-        info: TokenInfo,
-        *,
-        watch: Watch | None = None,
-        recompute: Callable[..., Any] | None = None,
-    ) -> tuple[Tensor, Past | None]:
+        self, x: Tensor, info: TokenInfo, *, watch: Watch | None = None, recompute: Callable[..., Any] | None = None
+    ) -> Tensor:
         """The embedding (B, T, D) through every block to the normalised output.
 
         Args:
             x: the embedding.
-            past: what earlier tokens left, or None when nothing is to be remembered.
-            info: see `info`.
+            info: see `info`; its memory is replaced ring by ring.
             watch: called at every site with the site, the state and what it reads; at the out site too.
             recompute: runs a block so that its activations are made anew in the backward pass.
         """
-        stream, rings = self.stream, []
-        state = stream.open(x, () if past is None else past.stream, reach=info.reach, keep=past is not None)
-        for module in self.layers:
-            block = cast(Block, module)
-            before = None if past is None else past.sublayers[len(rings) : len(rings) + len(block.sites)]
-            given = (stream, state, before, info, watch)
-            state, of_block = block(*given) if recompute is None else recompute(block, *given)
-            rings += of_block
+        stream, out = self.stream, self.stream.layout.out
+        state = open_stream(stream, x, info.memory, info.reach)
+        for block in self.layers:
+            given = (stream, state, info, watch)
+            state = block(*given) if recompute is None else recompute(block, *given)
         if watch is not None:
-            watch(stream.layout.out, state, stream.read(state, stream.layout.out))
-        out = self.norm(stream.close(state))
-        return out, None if past is None else Past(past.seen + x.shape[1], stream.memory(state), tuple(rings))
+            watch(out, state, stream.read(state, out))
+        close_stream(stream, state, info.memory)
+        return self.norm(stream.close(state))
 
     def start(self, spare: int = 0) -> Past:
         """The memory before the first token; up to `spare` tokens can be trimmed later."""
-        rings = [Ring(taps, axis=1, spare=spare) for taps in self.stream.memory_windows()]
-        return Past(0, tuple(rings), tuple(self.sublayer(site).start(spare) for site in self.stream.sites))
+        return Past(spare=spare)
 
     def forward(
         self,
@@ -253,7 +172,7 @@ class Decoder(nn.Module):
     def hidden(self, tokens: Tensor, *, reach: Tensor | None = None) -> Tensor:
         """The normalised output (B, T, D), which `logits` takes."""
         recompute = self._recompute if self.recompute_every and self.training else None
-        return self.run(self.embed(tokens), None, self.info(tokens, 0, reach), recompute=recompute)[0]
+        return self.run(self.embed(tokens), self.info(tokens, reach=reach), recompute=recompute)
 
     def step(
         self, tokens: Tensor, past: Past, *, reach: Tensor | None = None, logits_to_keep: int = 0
@@ -266,9 +185,10 @@ class Decoder(nn.Module):
             reach: as in `forward`.
             logits_to_keep: how many of the last positions get logits; 0 is all of them.
         """
-        out, after = self.run(self.embed(tokens), past, self.info(tokens, past.seen, reach))
-        assert after is not None
-        return self.logits(out[:, -logits_to_keep:]), after
+        info = self.info(tokens, past, reach)
+        out = self.run(self.embed(tokens), info)
+        assert info.memory is not None
+        return self.logits(out[:, -logits_to_keep:]), info.memory.after(tokens.shape[1])
 
     def activation_checkpointing_enable(self, every_n_layers: int = 1) -> None:
         """Make the activations of every n-th block anew in the backward pass, from the first on."""
@@ -279,11 +199,18 @@ class Decoder(nn.Module):
     def _recompute(self, block: Block, *given: Any) -> Any:
         return block(*given) if block.number % self.recompute_every else checkpoint(block, *given, use_reentrant=False)
 
-    def info(self, tokens: Tensor, seen: int, reach: Tensor | None, dtype: torch.dtype | None = None) -> TokenInfo:
-        """What sub-layers know of the tokens. Only distances count, so positions run through padding and documents."""
+    def info(
+        self, tokens: Tensor, past: Past | None = None, reach: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> TokenInfo:
+        """What sub-layers know of the tokens after `past`; None remembers nothing.
+
+        Only distances count, so positions run through padding and documents.
+        """
+        seen = 0 if past is None else past.seen
         positions = torch.arange(seen, seen + tokens.shape[1], device=tokens.device)
         config, dtype = self.config, self.embed_tokens.weight.dtype if dtype is None else dtype
-        return TokenInfo(reach, make_rope(positions, config.head_size, config.rope_theta, dtype, config.rope_scaling))
+        rope = make_rope(positions, config.head_size, config.rope_theta, dtype, config.rope_scaling)
+        return TokenInfo(reach, rope, None if past is None else Memory(past))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(B, T) integers to (B, T, D)."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from twoaxis.depth.stream import Stream
     from twoaxis.model.graft import TwoAxisForCausalLM
-    from twoaxis.model.survey import Architecture
+    from twoaxis.model.graft_survey import Architecture
 
 KERNELS = "twoaxis_meta"
 """What the attention of models on meta tensors is called; see `attend`."""
@@ -41,7 +41,7 @@ class FamilyShape(Methods):
     @cached_property
     def architecture(self) -> Architecture:
         """What its layers do."""
-        from twoaxis.model.survey import survey_of
+        from twoaxis.model.graft_survey import survey_of
 
         return survey_of(self.text)
 
@@ -100,9 +100,9 @@ class FamilyShape(Methods):
         """The graft on meta tensors; nothing is allocated."""
         import torch
 
-        from twoaxis.model.added_modules import narrow_new_
         from twoaxis.model.graft import TwoAxisForCausalLM
         from twoaxis.model.graft_config import TwoAxisConfig, as_fields
+        from twoaxis.model.graft_modules import narrow_new_
 
         backbone, survey = self._backbone(dtype), self.architecture.to_dict()
         config = TwoAxisConfig(text_config=backbone.config, survey=survey, dtype=dtype, **as_fields(self.methods()))

@@ -143,7 +143,7 @@ def meta_model(of: Any) -> Any:
             return Decoder(config)  # one that runs may be spread over devices
     if isinstance(of, nn.Module):
         return of
-    from twoaxis.model.scratch import on_meta
+    from twoaxis.model.graft_from_scratch import on_meta
 
     return on_meta(of)
 
@@ -224,7 +224,7 @@ def _layers(model: Any) -> Iterator[tuple[nn.Module, list[tuple[str, nn.Module]]
             named = [(name, child) for name, child in block.named_children() if name != "mixer"]
             yield block, [({"self_attn": "attention", "mlp": "mlp"}.get(name, "norm"), child) for name, child in named]
         return
-    from twoaxis.model.grafted import children_of, find_layers
+    from twoaxis.model.graft_layers import children_of, find_layers
 
     for layer in find_layers(model.backbone):
         children: list[tuple[str, Any]] = list(children_of(layer))
@@ -329,7 +329,7 @@ def _scores(model: Any, number: int, child: Any, tokens: int) -> int | None:
 
 
 def _class_name(module: nn.Module) -> str:
-    from twoaxis.model.grafted import original_class
+    from twoaxis.model.graft_layers import original_class
 
     return original_class(module).__name__
 

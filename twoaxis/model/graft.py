@@ -32,15 +32,13 @@ from transformers import (
 
 from twoaxis.base.plugins import write_origins
 from twoaxis.depth.stream import Stream
-from twoaxis.model import additions, grafted
-from twoaxis.model.added_modules import check_attention, furnish, narrow_new_, take_norms
-from twoaxis.model.additions import Refused, Residual
-from twoaxis.model.cache import add_rings, check_packed, find_reach, nbytes_by_part, rings_of
+from twoaxis.model import graft_layers, graft_residual
 from twoaxis.model.config import Methods
+from twoaxis.model.graft_cache import add_rings, check_packed, find_reach, nbytes_by_part, rings_of
 from twoaxis.model.graft_config import TwoAxisConfig, as_fields
-from twoaxis.model.initialise import family_start, initialise, named_generator
-from twoaxis.model.save import check_keys, write_loader
-from twoaxis.model.survey import (
+from twoaxis.model.graft_modules import check_attention, furnish, narrow_new_, take_norms
+from twoaxis.model.graft_residual import Refused, Residual
+from twoaxis.model.graft_survey import (
     TOLERANCE,
     announced,
     difference,
@@ -52,6 +50,9 @@ from twoaxis.model.survey import (
     sample,
     survey_of,
 )
+from twoaxis.model.initialise import family_start, initialise, named_generator
+from twoaxis.model.memory import Memory
+from twoaxis.model.save import check_keys, write_loader
 from twoaxis.sequence.mixer import LocalOperator
 
 
@@ -92,7 +93,7 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
         config.text_config = backbone.config  # one object: whoever resizes the vocabulary changes both
         config._attn_implementation_internal = backbone.config._attn_implementation
         found, methods = config.architecture, config.methods()
-        layers = grafted.attach(backbone, kind_of)
+        layers = graft_layers.attach(backbone, kind_of)
         if len(layers) != len(found.forms):
             raise ValueError(f"survey speaks of {len(found.forms)} layers, the model has {len(layers)}; make it anew")
         self._blocks, self._packs = len(layers), found.packs
@@ -155,7 +156,7 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
 
     def initialise_(self, seed: int) -> None:
         """Set every parameter as for a training from scratch, with our initial values; see `initialise`."""
-        layers, found = grafted.find_layers(self.backbone), self.config.architecture.forms
+        layers, found = graft_layers.find_layers(self.backbone), self.config.architecture.forms
         path = next(name for name, module in self.named_modules() if module is layers)
         ends = {f"{path}.{b}.{name}" for b, form in enumerate(found) for names in form.outputs for name in names}
         initialise(self, seed, self.config.methods().init, outputs=ends, special=family_start(self, seed))
@@ -197,13 +198,13 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
         """Where all ways of switching activation checkpointing on meet: the reentrant kind is refused."""
         for function in (*args[:1], kwargs.get("gradient_checkpointing_func")):
             if enable and getattr(function, "keywords", {}).get("use_reentrant"):
-                raise ValueError(grafted.REENTRANT)
+                raise ValueError(graft_layers.REENTRANT)
         super()._set_gradient_checkpointing(enable, *args, **kwargs)
 
     @property
     def recomputes(self) -> bool:
         """Whether activation checkpointing is on in some layer."""
-        return any(getattr(layer, "gradient_checkpointing", False) for layer in grafted.find_layers(self.backbone))
+        return any(getattr(layer, "gradient_checkpointing", False) for layer in graft_layers.find_layers(self.backbone))
 
     # Running.
 
@@ -240,17 +241,18 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
             if use and cache is None:
                 cache = self.make_cache()
             ring = None if cache is None else rings_of(cache, self._blocks, self._made_for)
-        reach = find_reach(tokens, positions, given, 0 if ring is None else ring.seen) if self.mixes_tokens else None
+        memory = None if ring is None else Memory(ring.past)
+        reach = (
+            find_reach(tokens, positions, given, 0 if ring is None else ring.past.seen) if self.mixes_tokens else None
+        )
         weights: dict[int, Tensor | None] | None = {} if output_depth_weights else None
-        memory, spare = (None, 0) if ring is None else (dict(ring.rings), ring.kept)
-        run = additions.Pass(self.stream, self._addends, self._ways, memory, reach, spare, weights)
+        run = graft_residual.Pass(self.stream, self._addends, self._ways, memory, reach, weights)
         if cache is not None:
             call[self._cache_name] = cache
         with announced(run):
             out = module(**{k: v for k, v in call.items() if v is not None}, return_dict=True)
-        if ring is not None:
-            assert run.memory is not None
-            ring.rings, ring.seen = run.memory, ring.seen + given.shape[1]
+        if ring is not None and memory is not None:
+            ring.past = memory.after(given.shape[1])
         if getattr(out, "hidden_states", None) is not None:  # recorded by hooks on their layers
             out.hidden_states = tuple(h.x if isinstance(h, Residual) else h for h in out.hidden_states)
         if weights is not None:
@@ -278,7 +280,7 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def prove_again(self) -> None:
         """Where the layers' source is another than when the model was made: compare with the untouched layers anew."""
-        found, layers = self.config.architecture, grafted.find_layers(self.backbone)
+        found, layers = self.config.architecture, graft_layers.find_layers(self.backbone)
         if found.digest == (now := digest(layers)):
             return
         before = self.backbone(sample(self.backbone), use_cache=False).logits
@@ -424,12 +426,12 @@ def graft(
     spelled: dict[str, Any] = {"stream": stream, "mixer": mixer, "placement": placement, "blend": blend, "init": init}
     spelled["mixer_blocks"] = None if mixer_blocks is None else tuple(mixer_blocks)
     methods = stream if isinstance(stream, Methods) else Methods(**spelled)
-    placed = any("forward" in layer.__dict__ for layer in grafted.find_layers(model))
+    placed = any("forward" in layer.__dict__ for layer in graft_layers.find_layers(model))
     if placed or any(parameter.is_meta for parameter in model.parameters()):
         raise Refused(f"{type(model).__name__} is spread by a device map; graft first, load the saved folder with it")
     tokens, was = sample(model), model.training
     before = model.eval()(tokens, use_cache=False).logits
-    found = examine(model)
+    found = examine(model, before)
     config = TwoAxisConfig(
         # a copy: a live configuration would get this one's choices handed down
         text_config=copy.deepcopy(model.config),

@@ -10,12 +10,13 @@ from typing import Annotated, Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from twoaxis.base.options import Positive, between, check_type
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import Methods
-from twoaxis.model.family import FORMAT, GRAFT
-from twoaxis.model.survey import Architecture
+from twoaxis.model.decoder_as_graft import FORMAT, GRAFT, METHODS
+from twoaxis.model.graft_survey import Architecture
 
 ALSO = {
     "num_hidden_layers": ("num_layers", "decoder_layers"),
@@ -26,7 +27,6 @@ ALSO = {
 """What families call a size that they have no alias for."""
 EXPERTS = "moe_intermediate_size"
 """Hidden width of an expert, where a family tells it from that of a plain MLP."""
-METHODS = tuple(field.name for field in dataclasses.fields(Methods))
 PASSED_ON = {
     # fields that transformers itself reads from a configuration file or from keyword arguments
     *("_commit_hash", "_name_or_path", "attn_implementation", "auto_map", "custom_pipelines", "experts_implementation"),
@@ -66,6 +66,7 @@ class TwoAxisConfig(PreTrainedConfig):
     init: str = "paper"
 
     def __post_init__(self, **kwargs: Any) -> None:
+        kwargs.pop("decoder", None)  # a decoder's own fields: from here on the model is what transformers makes of it
         known = {field.name for field in dataclasses.fields(self)}
         for name in kwargs:
             if name not in PASSED_ON | set(GenerationConfig._get_default_generation_params()):
@@ -128,6 +129,13 @@ def as_fields(methods: Methods) -> dict[str, Any]:
         found[name] = dict(found[name]) or None
     blocks = found["mixer_blocks"]
     return {**found, "mixer_blocks": None if blocks is None else list(blocks)}
+
+
+def check_family(family: Any) -> None:
+    """Refuse what transformers has no causal language model for; the nearest name is suggested."""
+    if not isinstance(family, str) or family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        hint = did_you_mean(str(family), sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+        raise ValueError(f"transformers has no family {family!r} of causal language models{hint}; mend model_type")
 
 
 def family_config(document: dict[str, Any]) -> PreTrainedConfig:

@@ -55,8 +55,8 @@ def initialise(
         outputs: names, whole or last, of the linear layers that end a sub-layer.
         special: starts a family's own module of a name anew; None where there are none.
     """
-    if next(model.parameters()).is_meta:
-        return  # there is nothing to fill, and torch takes long to do so
+    if all(parameter.is_meta for parameter in model.parameters()):
+        return  # there are no numbers, and drawing none takes most of the time of building a deep model there
     spread: float = getattr(cast(Any, model).config, "initializer_range", 0.02) if std is None else std
     stream = next(module for module in model.modules() if isinstance(module, Stream))
     scale = stream.output_scale if init == "paper" else 1.0

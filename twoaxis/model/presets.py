@@ -10,31 +10,29 @@ a tokenizer. `parameters` is what the plain backbone has, for public shapes the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from twoaxis.base.files import read_json
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import ModelConfig
-from twoaxis.model.family import GRAFT
+from twoaxis.model.decoder_as_graft import GRAFT
 from twoaxis.model.family_shape import FamilyShape
 from twoaxis.model.save import is_decoder, read_config
 
 
 class Preset(NamedTuple):
-    """A named shape: where it comes from, the parameters of the plain backbone (a tied head counted once), fields."""
+    """A named shape: the parameters of the plain backbone, a tied head counted once, and its fields."""
 
-    about: str
     parameters: int
     fields: dict[str, Any]
 
 
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-
-
-def _shape(parameters: int, sizes: tuple[int, ...], about: str, shared: Any = None, **more: Any) -> Preset:
-    """A preset from the five `SIZES`, the fields that it shares with its relatives, and its own."""
-    return Preset(about, parameters, dict(zip(SIZES, sizes, strict=True)) | (shared or {}) | more)
+def _shape(parameters: int, sizes: tuple[int, ...], shared: Mapping[str, Any], **more: Any) -> Preset:
+    """A preset from its five sizes, the fields that it shares with its relatives, and its own."""
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    return Preset(parameters, {**dict(zip(names, sizes, strict=True)), **shared, **more})
 
 
 LLAMA_32 = {
@@ -51,104 +49,58 @@ QWEN = {"rms_norm_eps": 1e-6, "rope_theta": 1e6}
 QWEN3 = QWEN | {"num_key_value_heads": 8, "max_position_embeddings": 40_960, "qk_norm": True}
 LARGE = {"num_key_value_heads": 8, "tie_word_embeddings": False}
 
+SMOLLM2 = {"num_key_value_heads": 3, "max_position_embeddings": 8192, "initializer_range": 1 / 24, "rope_theta": 1e5}
+SMOLLM3 = {"num_key_value_heads": 4, "max_position_embeddings": 65_536, "rms_norm_eps": 1e-6, "rope_theta": 5e6}
+QWEN25 = QWEN | {"num_key_value_heads": 2, "max_position_embeddings": 32_768, "attention_bias": True}
+MISTRAL = LARGE | {"max_position_embeddings": 32_768, "rope_theta": 1e6}
+LLAMA3 = LARGE | {"max_position_embeddings": 8192, "rope_theta": 5e5}
+
 # Small models start from larger values than large ones: 0.02 is too small for a width of 128, see docs on training.
 PRESETS = {
-    "pico": _shape(
-        *(419_136, (256, 64, 176, 8, 4)),
-        "Eight thin blocks for bytes: deep enough for streams to differ, and trained in half a minute on one core.",
-        OURS,
-        initializer_range=0.08,
-    ),
-    "nano": _shape(
-        *(836_992, (256, 128, 352, 4, 4)),
-        "Bytes in, bytes out, small enough to train in minutes on two cores.",
-        OURS,
-        initializer_range=0.06,
-    ),
-    "tiny": _shape(
-        *(4_812_800, (256, 256, 688, 6, 4)),
-        "Bytes again, twice as wide and half again as deep.",
-        OURS,
-        initializer_range=0.04,
-    ),
-    "small": _shape(
-        *(123_590_400, (50_304, 768, 2048, 12, 6)),
-        "The 124M backbone of Deep Delta Learning: six heads of 128, SwiGLU of floor(8d/3), QK-norm, GPT-2's tokens "
-        "padded to 50,304.",
-        OURS,
-    ),
-    "smollm2-135m": _shape(
-        *(134_515_008, (49_152, 576, 1536, 30, 9)),
-        "SmolLM2-135M: thin and deep, thirty blocks of width 576.",
-        {"num_key_value_heads": 3, "max_position_embeddings": 8192, "initializer_range": 1 / 24, "rope_theta": 1e5},
-    ),
-    "medium": _shape(
-        *(353_508_352, (50_304, 1024, 2730, 24, 8)),
-        "The 353M backbone of Deep Delta Learning: eight heads of 128, otherwise as small.",
-        OURS,
-    ),
-    "qwen2.5-0.5b": _shape(
-        *(494_032_768, (151_936, 896, 4864, 24, 14)),
-        "Qwen2.5-0.5B: biases on queries, keys and values, two key heads.",
-        QWEN | {"num_key_value_heads": 2, "max_position_embeddings": 32_768, "attention_bias": True},
-    ),
-    "qwen3-0.6b": _shape(
-        *(596_049_920, (151_936, 1024, 3072, 28, 16)),
-        "Qwen3-0.6B: QK-norm, and heads that are wider together than the stream.",
-        QWEN3,
-        head_dim=128,
-    ),
-    "llama-3.2-1b": _shape(1_235_814_400, (128_256, 2048, 8192, 16, 32), "Llama 3.2 1B; also called 1b.", LONG),
-    "qwen3-1.7b": _shape(1_720_574_976, (151_936, 2048, 6144, 28, 16), "Qwen3-1.7B.", QWEN3),
+    # Eight thin blocks for bytes: deep enough for streams to differ, and trained in half a minute on one core.
+    "pico": _shape(419_136, (256, 64, 176, 8, 4), OURS, initializer_range=0.08),
+    # Bytes in, bytes out, small enough to train in minutes on two cores.
+    "nano": _shape(836_992, (256, 128, 352, 4, 4), OURS, initializer_range=0.06),
+    # Bytes again, twice as wide and half again as deep.
+    "tiny": _shape(4_812_800, (256, 256, 688, 6, 4), OURS, initializer_range=0.04),
+    # The 124M backbone of Deep Delta Learning: heads of 128, SwiGLU of floor(8d/3), GPT-2's tokens padded to 50,304.
+    "small": _shape(123_590_400, (50_304, 768, 2048, 12, 6), OURS),
+    "smollm2-135m": _shape(134_515_008, (49_152, 576, 1536, 30, 9), SMOLLM2),
+    # The 353M backbone of Deep Delta Learning.
+    "medium": _shape(353_508_352, (50_304, 1024, 2730, 24, 8), OURS),
+    "qwen2.5-0.5b": _shape(494_032_768, (151_936, 896, 4864, 24, 14), QWEN25),
+    # Its heads are wider together than the stream.
+    "qwen3-0.6b": _shape(596_049_920, (151_936, 1024, 3072, 28, 16), QWEN3, head_dim=128),
+    # The shape of the Hyper-Connections paper; OLMo's norms have no scale, which ours have.
+    "olmo-1b": _shape(1_176_832_000, (50_304, 2048, 8192, 16, 16), {}),
+    "llama-3.2-1b": _shape(1_235_814_400, (128_256, 2048, 8192, 16, 32), LONG),
+    "qwen3-1.7b": _shape(1_720_574_976, (151_936, 2048, 6144, 28, 16), QWEN3),
+    # Every fourth block has no rotary positions.
     "smollm3-3b": _shape(
-        *(3_075_098_624, (128_256, 2048, 11_008, 36, 16)),
-        "SmolLM3-3B: every fourth block has no rotary positions.",
-        {"num_key_value_heads": 4, "max_position_embeddings": 65_536, "rms_norm_eps": 1e-6, "rope_theta": 5e6},
-        no_rope_blocks=tuple(range(3, 36, 4)),
+        3_075_098_624, (128_256, 2048, 11_008, 36, 16), SMOLLM3, no_rope_blocks=tuple(range(3, 36, 4))
     ),
-    "llama-3.2-3b": _shape(3_212_749_824, (128_256, 3072, 8192, 28, 24), "Llama 3.2 3B; also called 3b.", LONG),
-    "qwen3-4b": _shape(4_022_468_096, (151_936, 2560, 9728, 36, 32), "Qwen3-4B.", QWEN3, head_dim=128),
-    "mistral-7b": _shape(
-        *(7_248_023_552, (32_768, 4096, 14_336, 32, 32)),
-        "Mistral 7B v0.3, which has no sliding window.",
-        LARGE | {"max_position_embeddings": 32_768, "rope_theta": 1e6},
-    ),
-    "llama-3-8b": _shape(
-        *(8_030_261_248, (128_256, 4096, 14_336, 32, 32)),
-        "Llama 3 8B; also called 8b.",
-        LARGE | {"max_position_embeddings": 8192, "rope_theta": 5e5},
-    ),
-    "qwen3-8b": _shape(8_190_735_360, (151_936, 4096, 12_288, 36, 32), "Qwen3-8B.", QWEN3 | LARGE),
-}
-"""Every preset, by the number of its parameters."""
-
-PUBLIC = {
-    "olmo-1b": _shape(
-        *(1_176_832_000, (50_304, 2048, 8192, 16, 16)),
-        "OLMo 1B, the shape of the Hyper-Connections paper: its norms have no scale, which ours have.",
-    ),
+    "llama-3.2-3b": _shape(3_212_749_824, (128_256, 3072, 8192, 28, 24), LONG),
+    "qwen3-4b": _shape(4_022_468_096, (151_936, 2560, 9728, 36, 32), QWEN3, head_dim=128),
+    # Version 0.3, which has no sliding window.
+    "mistral-7b": _shape(7_248_023_552, (32_768, 4096, 14_336, 32, 32), MISTRAL),
+    "llama-3-8b": _shape(8_030_261_248, (128_256, 4096, 14_336, 32, 32), LLAMA3),
+    "qwen3-8b": _shape(8_190_735_360, (151_936, 4096, 12_288, 36, 32), QWEN3 | LARGE),
     "qwen3-32b": _shape(
-        *(32_762_123_264, (151_936, 5120, 25_600, 64, 64)),
-        "Qwen3-32B.",
-        LARGE | {"head_dim": 128, "rms_norm_eps": 1e-6, "qk_norm": True},
+        *(32_762_123_264, (151_936, 5120, 25_600, 64, 64), LARGE), head_dim=128, rms_norm_eps=1e-6, qk_norm=True
     ),
-    "llama-3-70b": _shape(70_553_706_496, (128_256, 8192, 28_672, 80, 64), "Llama 3 70B.", LARGE),
-    "kimi-k3": _shape(
-        *(50_133_758_976, (163_840, 7168, 18_432, 93, 56)),
-        "The depth and width of Kimi-K3, 93 layers of 7168, as a dense decoder: its experts and its "
-        "latent attention are not modelled, so only what the stream does is K3's.",
-        LARGE,
-        head_dim=128,
-    ),
+    # The depth and width of Kimi-K3 as a dense decoder: without its experts and its latent attention only what the
+    # stream does is K3's.
+    "kimi-k3": _shape(50_133_758_976, (163_840, 7168, 18_432, 93, 56), LARGE, head_dim=128),
+    "llama-3-70b": _shape(70_553_706_496, (128_256, 8192, 28_672, 80, 64), LARGE),
 }
-"""Public shapes that nobody trains on a laptop; `parameters` as the backbone here has them."""
+"""Every shape, by the number of its parameters: the published one for public weights."""
 
 ALSO = {"1b": "llama-3.2-1b", "3b": "llama-3.2-3b", "8b": "llama-3-8b"}
 """Short names."""
 
 
 def preset_names() -> tuple[str, ...]:
-    """Every name `preset` knows, the smallest shape first; the short ones are in `ALSO`."""
+    """The names `preset` takes, the smallest shape first."""
     return tuple(PRESETS)
 
 
@@ -173,17 +125,11 @@ def preset(name: str, **changes: Any) -> ModelConfig:
     return ModelConfig.from_dict(preset_fields(name) | changes, "a model")
 
 
-def shape_names() -> tuple[str, ...]:
-    """Every name `find_shape` knows, the smallest shape first."""
-    both = {**PRESETS, **PUBLIC}
-    return tuple(sorted(both, key=lambda name: both[name].parameters))
-
-
 def find_shape(given: str) -> ModelConfig | FamilyShape:
     """The model of a name, of a configuration file, or of a folder with one. Files of families need transformers."""
     name = ALSO.get(given.lower(), given.lower())
-    if name in PRESETS or name in PUBLIC:
-        return ModelConfig(**(PRESETS.get(name) or PUBLIC[name]).fields)
+    if name in PRESETS:
+        return preset(name)
     path = Path(given).expanduser()
     if path.is_dir():
         path = path / "config.json"
@@ -191,9 +137,9 @@ def find_shape(given: str) -> ModelConfig | FamilyShape:
         return _read_shape(path)
     if "/" in given or given.endswith(".json"):
         raise ValueError(f"there is no configuration file {path}")
-    hint = did_you_mean(name, [*PRESETS, *PUBLIC, *ALSO])
+    hint = did_you_mean(name, [*PRESETS, *ALSO])
     raise ValueError(
-        f"unknown shape {given!r}{hint}; give a config.json, a folder with one, or one of {', '.join(shape_names())}"
+        f"unknown shape {given!r}{hint}; give a config.json, a folder with one, or one of {', '.join(PRESETS)}"
     )
 
 
@@ -205,16 +151,12 @@ def _read_shape(path: Path) -> ModelConfig | FamilyShape:
         raise ValueError(f"{path} has no model_type: it is not the configuration of a transformers model")
     if is_decoder(document):
         return read_config(path)
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+    from twoaxis.model.graft_config import check_family
 
     family = document.get("text_config") if kind == GRAFT else document
-    kind = family.get("model_type") if isinstance(family, dict) else None
-    if not isinstance(family, dict) or not isinstance(kind, str) or kind not in KNOWN:
-        hint = did_you_mean(str(kind), list(KNOWN))
-        raise ValueError(
-            f"{path}: transformers has no family {kind!r} of causal language models{hint}; mend model_type"
-        )
+    family = family if isinstance(family, dict) else {}
     try:
+        check_family(family.get("model_type"))
         shape = FamilyShape(family={name: value for name, value in family.items() if name != "architectures"})
         _ = shape.architecture  # the dry run that everything else needs
         return shape

@@ -2,11 +2,12 @@
 
     as the graft of a family that has its options, which every tool of transformers opens
     config.json          {"model_type": "twoaxis", "format": 1, "text_config": {...}, "stream": ..., "survey": ...}
+                         and the fields of `ModelConfig` in "decoder", until transformers writes the folder anew
     model.safetensors    every weight, by the names in the graft
     modeling_twoaxis.py  one import of this package, for programs that do not import it
 
     where no family has them (`why_no_graft` says which)
-    config.json          {"model_type": "twoaxis_decoder", "format": 1, ...} and the fields of `ModelConfig`
+    config.json          {"model_type": "twoaxis_decoder", "format": 1, "decoder": {...}}
     model.safetensors    every weight, by the names in `Decoder`
 
 A file that is missing, damaged or of another shape is a `ValueError` that names it and the field.
@@ -28,10 +29,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from twoaxis.base.files import file_errors, read_json, write_json, write_text
+from twoaxis.base.options import check_names
 from twoaxis.base.plugins import write_origins
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.family import FORMAT, GRAFT, graft_document, graft_key, is_decoders, read_graft
+from twoaxis.model.decoder_as_graft import FORMAT, GRAFT, graft_document, graft_key, read_graft
 
 DECODER = "twoaxis_decoder"
 """The `model_type` of a folder that holds a decoder which is no graft."""
@@ -59,7 +61,7 @@ def save_decoder(folder: str | Path, model: Decoder) -> None:
         write_loader(path)
         tensors = {graft_key(name): tensor for name, tensor in tensors.items()}
     else:
-        write_json(path / CONFIG, {"model_type": DECODER, "format": FORMAT, **model.config.to_dict()})
+        write_json(path / CONFIG, {"model_type": DECODER, "format": FORMAT, "decoder": model.config.to_dict()})
     write_origins(path, model.config.classes)
     save_tensors(path / WEIGHTS, tensors)
 
@@ -106,21 +108,23 @@ def check_keys(
 
 def is_decoder(document: Any) -> bool:
     """Whether the config.json of a folder is as a decoder wrote it, so that it is read as one."""
-    return isinstance(document, dict) and (document.get("model_type") == DECODER or is_decoders(document))
+    return isinstance(document, dict) and (document.get("model_type") == DECODER or "decoder" in document)
 
 
 def read_config(path: Path) -> ModelConfig:
     """The configuration in a decoder's folder."""
     document = read_json(path)
     if not is_decoder(document):
-        raise ValueError(f"{path} is not the configuration of a decoder: its model_type is not {DECODER!r}")
+        raise ValueError(f"{path} is not the configuration of a decoder: it has no field decoder")
     try:
         if document.get("format") != FORMAT:
             raise ValueError(f"format is {document.get('format')!r}, this version reads {FORMAT}; save it anew")
-        if document["model_type"] != DECODER:
+        if not isinstance(document.get("decoder"), dict):
+            raise ValueError(f"decoder must hold the fields of a decoder, got {document.get('decoder')!r}")
+        if document.get("model_type") != DECODER:
             return read_graft(document)
-        fields = {name: value for name, value in document.items() if name not in ("model_type", "format")}
-        return ModelConfig.from_dict(fields, "a decoder")
+        check_names(document, dict.fromkeys(("model_type", "format", "decoder")), "a decoder's config.json")
+        return ModelConfig.from_dict(document["decoder"], "a decoder")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -16,8 +16,8 @@ Every stage holds the whole stream, whose parameters all stages use, and a tied 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -35,7 +35,6 @@ from twoaxis.model.stages import Boundary, boundaries, plan
 from twoaxis.parallel.shard import AS_STORED, prepare_blocks
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
-ContextMaker = Callable[[], contextlib.AbstractContextManager[Any]]
 Shelf = dict[int, Tensor]
 """Tensors of one micro-batch that a device keeps for its later chunks, by their numbers in the plan."""
 
@@ -85,7 +84,7 @@ class Stage(nn.Module):
         goes: Boundary | None,  # and behind it; None at the end
         shelves: Sequence[Shelf],  # what the chunks of this device keep, one for each micro-batch
         keeps: bool,  # whether a later chunk of this device needs them
-        context_manager: ContextMaker,
+        autocast: Callable[[], Any],  # context manager of forward passes
     ) -> None:
         super().__init__()
         vars(self)["decoder"] = decoder  # not as a child: the stage has some of its modules only
@@ -94,8 +93,7 @@ class Stage(nn.Module):
         self.stream, self.blocks, self.ends = decoder.stream, blocks, nn.ModuleList(ends)
         self.layers = nn.ModuleList(decoder.layers[number] for number in blocks)
         self.came, self.goes, self.shelves, self.keeps = came, goes, shelves, keeps
-        self.context_manager = context_manager
-        self.passes = 0
+        self.autocast, self.passes = autocast, 0
 
     def forward(self, *tensors: Tensor, reach: Tensor | None = None) -> Any:
         """From the tokens, or what the boundary before carries, to what the next device lacks of the state, or logits.
@@ -105,7 +103,7 @@ class Stage(nn.Module):
         shelf = self.shelves[self.passes % len(self.shelves)]
         self.passes += 1
         lent: list[Tensor] = []
-        with self.context_manager():
+        with self.autocast():
             if self.came is None:
                 x = self.decoder.embed(tensors[0])
                 state = self.stream.open(x, reach=reach)
@@ -115,9 +113,9 @@ class Stage(nn.Module):
                 have = shelf | dict(zip(self.came.sent, lent, strict=True))
                 packed = [have[n] for n in self.came.tensors]
                 state = self.stream.unpack(packed, self.stream.sites_of(self.blocks.start)[0], reach=reach)
-            info = self.decoder.info(x, 0, reach, x.dtype)
+            info = self.decoder.info(x, None, reach, x.dtype)
             for block in self.layers:
-                state, _ = block(self.stream, state, None, info)
+                state = block(self.stream, state, info)
             if self.goes is None:
                 out = [self.decoder.logits(self.decoder.norm(self.stream.close(state)))]
             else:
@@ -159,11 +157,10 @@ class Pipeline:
         group: dist.ProcessGroup | None = None,  # the processes in the order of the stages; None is all of them
         data: DeviceMesh | None = None,
         device: torch.device | None = None,
-        increments: torch.dtype | None = None,  # of what sub-layers write; None is that of the parameters
+        narrow: torch.dtype | None = None,  # that operators compute in, by autocast; None is that of the parameters
         cached: bool = True,  # whether a boundary leaves out what its receiver has
         recompute: int = 0,
         compile: bool = False,
-        context_manager: ContextMaker = contextlib.nullcontext,  # that forward passes run in, such as autocast
     ) -> None:
         if not isinstance(model, Decoder):
             raise ValueError(
@@ -180,14 +177,15 @@ class Pipeline:
         with torch.device("meta"):
             meta = Decoder(model.config).to(dtype)
         layout = (plan(meta, stages, virtual) if cached else plan(meta, chunks)).boundaries
-        packed, shelves = boundaries(meta, increments), [{} for _ in range(micro_batches)]
+        autocast = partial(torch.autocast, self.device.type, narrow, enabled=narrow is not None)
+        packed, shelves = boundaries(meta, narrow), [{} for _ in range(micro_batches)]
 
         def crossing(chunk: int) -> tuple[Tensor, ...]:
             """Without content, what a chunk gets: tokens for the first, and logits come out of the last."""
             if chunk == 0:
                 return (torch.empty(rows, context, dtype=torch.long, device="meta"),)
             if chunk == chunks:
-                tensors = [torch.empty(1, 1, model.config.vocab_size, dtype=increments or dtype, device="meta")]
+                tensors = [torch.empty(1, 1, model.config.vocab_size, dtype=narrow or dtype, device="meta")]
             else:
                 boundary = layout[chunk - 1]
                 by_number = dict(zip(boundary.tensors, packed[boundary.block], strict=True))
@@ -199,7 +197,7 @@ class Pipeline:
         for chunk in range(rank, chunks, stages):
             came, goes = layout[chunk - 1] if chunk else None, layout[chunk] if chunk < chunks - 1 else None
             keeps, own = cached and chunk + stages < chunks, range(chunk * per, (chunk + 1) * per)
-            stage = Stage(model, own, came, goes, shelves, keeps, context_manager)
+            stage = Stage(model, own, came, goes, shelves, keeps, autocast)
             prepare_blocks(list(stage.layers), recompute=recompute, compile=compile)
             if data is not None:  # a unit per block, and one for the ends
                 for block in stage.layers:

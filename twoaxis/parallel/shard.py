@@ -37,7 +37,7 @@ def find_blocks(model: Any) -> nn.ModuleList:
         raise ValueError(f"{type(model).__name__} has no residual stream of ours: put one on it first")
     if not hasattr(model, "backbone"):
         return model.layers
-    from twoaxis.model.grafted import find_layers  # it needs transformers, which a decoder does not
+    from twoaxis.model.graft_layers import find_layers  # it needs transformers, which a decoder does not
 
     return find_layers(model.backbone)
 
@@ -56,8 +56,6 @@ def shard(
     It may be on the meta device; then `materialise` gives it its weights.
     """
     blocks = find_blocks(model)
-    # The warning is of in-place operations on what a unit returns; states are values, which nobody changes.
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     prepare_blocks(blocks, recompute=recompute, compile=compile)
     policy = AS_STORED
     if dtype is not None:
@@ -70,6 +68,8 @@ def shard(
 
 def shard_stream(model: Any, mesh: DeviceMesh) -> None:
     """Shard a model's stream alone, as a unit that stays float32; whoever shards the model afterwards passes it by."""
+    # The warning is of in-place operations on what a unit returns; states are values, which nobody changes.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     if any(True for _ in model.stream.parameters()):
         fully_shard(model.stream, mesh=mesh, mp_policy=AS_STORED, reshard_after_forward=False)
         for opening in ("open", "unpack"):

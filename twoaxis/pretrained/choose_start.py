@@ -22,13 +22,6 @@ EXACT = ("bitwise", "rounding")
 """Neutral classes that need no Blend."""
 
 
-class Asked(NamedTuple):
-    """What the user asks for; `blend` None uses Blend where there is no exact neutral start, False refuses it."""
-
-    methods: Methods
-    blend: bool | None
-
-
 class Start(NamedTuple):
     """What was decided: the methods, the class of the stream (bitwise, rounding or blend), and what was chosen."""
 
@@ -43,15 +36,15 @@ def read_method(
     placement: str | None = None,
     mixer_blocks: list[int] | None = None,
     blend: bool | None = None,
-) -> Asked:
-    """Methods from their spellings; `placement`, `blend` and `mixer_blocks` may stand among the options too."""
-    spelled = {**parse(stream)[1], **({} if mixer is None else parse(mixer)[1])}
-    for name, given in (("placement", placement), ("blend", blend), ("mixer_blocks", mixer_blocks)):
-        if name in spelled and given is not None:
-            raise ValueError(f"{name} is given twice: {spelled[name]!r} with the method and {given!r} beside it")
+) -> tuple[Methods, bool | None]:
+    """Methods from their spellings, and what is said of Blend: True wants it, False refuses it, None leaves it open."""
     blocks = None if mixer_blocks is None else tuple(mixer_blocks)
     methods = Methods(stream=stream, mixer=mixer, placement=placement, blend=bool(blend), mixer_blocks=blocks)
-    return Asked(methods, methods.blend if "blend" in spelled else blend)
+    if "blend" not in {**parse(stream)[1], **({} if mixer is None else parse(mixer)[1])}:
+        return methods, blend
+    if blend is not None and blend != methods.blend:
+        raise ValueError(f"blend is given twice: {methods.blend} with {stream!r} and {blend} beside it")
+    return methods, methods.blend
 
 
 def shape_of(config: Any) -> tuple[int, Kinds]:
@@ -63,29 +56,29 @@ def shape_of(config: Any) -> tuple[int, Kinds]:
     return width, [("attention", "mlp")] * blocks
 
 
-def choose(asked: Asked, width: int, kinds: Kinds) -> Start:
-    """The methods of the retrofitted model, of a width and with the sub-layers of each block."""
+def choose(asked: tuple[Methods, bool | None], width: int, kinds: Kinds) -> Start:
+    """The methods of the retrofitted model, of a width and with the sub-layers of each block; see `read_method`."""
     notes: list[str] = []
-    methods = dataclasses.replace(asked.methods, blend=False)
+    methods, blend = dataclasses.replace(asked[0], blend=False), asked[1]
     methods.check_blocks(len(kinds))
     methods = _neutral_mixer(methods, width, notes)
     kind = _neutral_class(methods, width, kinds)
-    if asked.blend is not True and kind not in EXACT:
+    if blend is not True and kind not in EXACT:
         forms = STREAMS.find(methods.stream).neutral_options
         form = {name: value for name, value in forms.items() if name not in methods.stream_options}
         other = dataclasses.replace(methods, stream_options={**methods.stream_options, **form})
         if form and (better := _neutral_class(other, width, kinds)) in EXACT:
             notes.append(f"{spell(methods.stream, form)} is taken: with it the start is exact ({better}), not {kind}")
             methods, kind = other, better
-    if asked.blend is not True and kind in EXACT:
+    if blend is not True and kind in EXACT:
         return Start(methods, kind, tuple(notes))
     spelled = spell(methods.stream, dict(methods.stream_options))
-    if asked.blend is False:
+    if blend is False:
         raise ValueError(
             f"{spelled} has no exact neutral start (its class is {kind!r}) and Blend is refused; "
             "allow it, or choose other options"
         )
-    if asked.blend is None:
+    if blend is None:
         notes.append(f"{spelled} starts through Blend: its neutral class is {kind!r}")
     return Start(dataclasses.replace(methods, blend=True), "blend", tuple(notes))
 

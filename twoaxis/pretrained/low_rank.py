@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.model.grafted import find_layers
+from twoaxis.model.graft_layers import find_layers
 from twoaxis.model.initialise import named_generator
 
 NAME = "twoaxis_lora"
@@ -35,11 +35,6 @@ class LowRank(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., inputs) to (..., outputs)."""
         return F.linear(F.linear(x, self.down), self.up)
-
-
-def low_rank_size(model: Any) -> int:
-    """Parameters of additions of rank 1."""
-    return sum(sum(module.weight.shape) for _, module in _linears(model))
 
 
 def add_low_rank(model: Any, rank: int, seed: int) -> list[str]:

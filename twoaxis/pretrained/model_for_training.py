@@ -13,12 +13,14 @@ import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.files import file_sha256, read_json
+from twoaxis.base.machine import quietly
 from twoaxis.base.registry import did_you_mean
-from twoaxis.model.load import KINDS, quietly
+from twoaxis.model.load import KINDS
 from twoaxis.pretrained.choose_start import Start, choose, read_method, shape_of
+from twoaxis.pretrained.record import Begun
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,16 +30,6 @@ if TYPE_CHECKING:
 
 FIELDS = ("placement", "blend", "mixer_blocks", "lora")
 """Fields of the model that a retrofit takes; `lora` is the rank of additions to linear layers."""
-
-
-class Begun(NamedTuple):
-    """How a model began; `new` are the parameters that the source does not have, `parameters` how many it has."""
-
-    source: Source
-    start: Start
-    seed: int
-    new: tuple[str, ...]
-    parameters: int
 
 
 def is_ours(source: str) -> bool:

@@ -7,9 +7,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from twoaxis.base.files import read_json, write_json
+
+if TYPE_CHECKING:
+    from twoaxis.pretrained.choose_start import Start
+    from twoaxis.pretrained.source import Source
 
 FILE = "retrofit.json"
 Origin = Literal["new", "pretrained"]
@@ -18,6 +22,16 @@ RATES: dict[Origin, float] = {"new": 1.0, "pretrained": 0.1}
 """Multipliers of the learning rate: new parameters have everything to learn. A stream's groups multiply on top."""
 SHOWN = 3
 """Parameters that a line names before it counts the rest."""
+
+
+class Begun(NamedTuple):
+    """How a model began; `new` are the parameters that the source does not have, `parameters` how many it has."""
+
+    source: Source
+    start: Start
+    seed: int
+    new: tuple[str, ...]
+    parameters: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from twoaxis.base.files import atomic_folder, check_empty, claim, remove_partial
 from twoaxis.base.machine import versions
 from twoaxis.base.plugins import use_options
+from twoaxis.model.load import quietly
 from twoaxis.pretrained.choose_start import Start, choose, read_method, shape_of
-from twoaxis.pretrained.record import Record, write_record
+from twoaxis.pretrained.record import Begun, Record, write_record
 from twoaxis.show.document import Document, Facts, Showable
 
 if TYPE_CHECKING:
@@ -130,13 +131,15 @@ def retrofit(
             remove_partial(Path(out).parent, Path(out).name)
         say("reading the configuration")
         found = open_source(source)
+        stack.enter_context(quietly())  # from here on: a download may show its bar
         start = choose(asked, *shape_of(found.config))
         tokenizer = found.tokenizer() if tokenizer is None else tokenizer
         sample = _sample(found, tokenizer, tokens, text)
         say("loading the source")
         model, parameters, against = _convert(found, start, wanted, sample, seed, say)
         say("computing the source's hash")
-        record = make_record(found, start, model, parameters, seed, (sample, against))
+        begun = Begun(found, start, seed, tuple(model.new_parameters()), parameters)
+        record = make_record(begun, model, (sample, against))
         model.retrofit_record = record  # type: ignore[assignment]
         if out is not None:
             say(f"writing {out}")
@@ -187,7 +190,7 @@ def _convert(
 ) -> tuple[TwoAxisForCausalLM, int, Difference]:
     """The model, the number of the source's parameters, and how far it is from the source."""
     from twoaxis.model.graft import graft
-    from twoaxis.model.survey import TOLERANCE
+    from twoaxis.model.graft_survey import TOLERANCE
     from twoaxis.pretrained.measure import difference, logits
 
     theirs: Any = source.load(dtype)
@@ -225,27 +228,15 @@ def _generation(theirs: Any) -> Any:
     return found
 
 
-def make_record(
-    source: Source,
-    start: Start,
-    model: TwoAxisForCausalLM,
-    from_source: int,
-    seed: int,
-    measured: tuple[Text, Difference] | None = None,
-) -> Record:
-    """What is kept of a retrofit.
+def make_record(begun: Begun, model: Any, measured: tuple[Text, Difference] | None = None) -> Record:
+    """What is kept of a retrofit, in training or before.
 
-    Args:
-        source: what it was made of.
-        start: how the method starts on it.
-        model: retrofitted, in training or before.
-        from_source: parameters of the source.
-        seed: of the new parameters that start at random.
-        measured: the text it was compared with its source on, and the difference; None where nobody did.
+    `measured` is the text it was compared with its source on, and the difference; None where nobody did.
     """
     from twoaxis.model.graft_config import as_fields
     from twoaxis.pretrained.untrainable import stuck
 
+    source, start, seed, new, from_source = begun
     sizes = [(parameter.numel(), parameter.element_size()) for parameter in model.parameters()]
     compared: dict[str, Any] = {"layers": model.config.architecture.exact}
     if measured is not None:
@@ -263,7 +254,7 @@ def make_record(
         added_parameters=sum(count for count, _ in sizes) - from_source,
         added_bytes=sum(count * size for count, size in sizes) - from_source * model.dtype.itemsize,
         measured=compared,
-        new=tuple(model.new_parameters()),
+        new=new,
         stuck=stuck(model, seed),
         notes=start.notes,
         versions={name: version for name, version in versions().items() if version and name != "tokenizers"},

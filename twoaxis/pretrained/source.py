@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.base.extras import needs
 from twoaxis.base.files import file_sha256
-from twoaxis.base.registry import did_you_mean
+from twoaxis.base.machine import needs
 from twoaxis.data.tokenizer import has_tokenizer
-from twoaxis.model.family import GRAFT
+from twoaxis.model.decoder_as_graft import GRAFT
+from twoaxis.model.graft_survey import first_line
 from twoaxis.model.load import KINDS, weight_files
-from twoaxis.model.survey import first_line
 
 if TYPE_CHECKING:
     import torch
@@ -163,6 +162,8 @@ def _check_family(model_type: Any, kind: str | None = None) -> None:
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as known
 
+    from twoaxis.model.graft_config import check_family
+
     if kind in known.values():
         return
     if model_type in KINDS:
@@ -170,9 +171,7 @@ def _check_family(model_type: Any, kind: str | None = None) -> None:
             "this is a twoaxis model already; retrofit takes the checkpoint it came from, or one trained with the "
             "plain residual"
         )
-    if not isinstance(model_type, str) or model_type not in known:
-        hint = did_you_mean(str(model_type), sorted(known))
-        raise ValueError(f"model_type {model_type!r} is no causal language model of transformers{hint}")
+    check_family(model_type)
     if kind is not None:
         raise ValueError(f"retrofit takes a causal language model, got {kind}")
 

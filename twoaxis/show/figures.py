@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from twoaxis.base.extras import needs
+from twoaxis.base.machine import needs
 from twoaxis.show.charts import PALETTE, Axis, Chart, Line, Mark, Panel, Row, legend
 from twoaxis.show.numbers import UNITS
 from twoaxis.show.numbers import whole as whole_number

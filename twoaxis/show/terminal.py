@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 GAP = 2
 """Blank columns between the columns of a table."""
-READABLE = 14
+READABLE = 12
 """A column of words is not made narrower than this to fit one more beside it."""
+NUMERIC = re.compile(r"[-+×<]?\.?\d|-?$")
+"""How the cells of a column of numbers begin."""
 PROSE = 100
 """Paragraphs are not wider than this however wide the terminal."""
 WIDTH = 80
@@ -106,16 +108,25 @@ def _list(console: Console, pairs: list[tuple[str, str]], width: int) -> None:
     indent = max(len(name) for name, _ in pairs) + (1 if pairs[0][0] == "-" else GAP)
     for name, words in pairs:
         text = _words(words)
-        for number, line in enumerate(text.divide(_starts(text.plain, width - indent))):
+        # A command of several lines can be copied whole.
+        mark = " \\" if words.startswith(("`twoaxis ", "twoaxis ")) else ""
+        lines = text.divide(_starts(text.plain, width - indent - len(mark)))
+        for number, line in enumerate(lines):
             line.rstrip()
+            if number < len(lines) - 1:
+                line.append(mark)
             head = Text(("" if number else name).ljust(indent), "" if name == "-" else "bright_black")
             console.print(head + line, soft_wrap=True)
 
 
 def _starts(text: str, width: int) -> list[int]:
-    """Where the second and later lines of a text begin: at words, and inside a word that is longer and no path."""
+    """Where the second and later lines of a text begin: at words, and inside a word that is longer and no path.
+
+    An option and its value, `--prompt TEXT`, are one word if they fit into a line.
+    """
     starts, start = [], 0
-    for word in re.finditer(r"\S+", text):
+    pair = rf"--[a-z-]+ (?=[^-\s]\S*)\S{{1,{max(1, width - 12)}}}(?!\S)|\S+"
+    for word in re.finditer(pair, text):
         if start < word.start() and word.end() - start > width:
             starts.append(start := word.start())
         while word.end() - start > width and "/" not in word[0]:
@@ -169,8 +180,10 @@ def fit(table: Table, width: int) -> list[Fit]:
         cells = [plain(row[place].text) for row in table.rows]
         split = str.split if column.number or column.code else pieces
         words = [*column.head.split(), *(word for cell in cells for word in split(cell))]  # a head folds at its words
+        if all(NUMERIC.match(cell) for cell in cells):
+            words += cells  # a number and its unit, or the ends of an interval, stay on one line
         longest = max((len(word) for word in words), default=1)
-        natural.append(max(longest, *map(len, cells), 1))
+        natural.append(max(longest, *map(len, cells), _two_lines(column.head), 1))
         needed.append(min(natural[-1], max(longest, READABLE)))
         amount.append(sum(map(len, cells)))
     parts = [[0]]
@@ -183,6 +196,11 @@ def fit(table: Table, width: int) -> list[Fit]:
         whole, least, text = ([of[place] for place in part] for of in (natural, needed, amount))
         fits.append(Fit(part, _share(whole, least, text, width)))
     return fits
+
+
+def _two_lines(head: str) -> int:
+    """The least width at which a head folds into two lines at most."""
+    return next((width for width in range(1, len(head)) if len(fold(head, width)) <= 2), len(head))
 
 
 def _share(natural: list[int], needed: list[int], amount: list[int], width: int) -> list[int]:

@@ -1,21 +1,32 @@
 """What a training run depends on: one flat dataclass, the same for `twoaxis train` and `twoaxis compare`.
 
-Every field can be given on the command line, in a file (TOML, JSON or YAML) or in Python, in this order of precedence;
-the resolved values are saved with the run. The fields come in four sections, a class each. Those of the model, the data
-and the optimisation decide the weights to the last bit on one machine; `RunningOptions` decide only how the run is
-carried out and watched.
+Every field can be given on the command line, in Python or in a file, which counts less; the resolved values are saved
+with the run. The fields come in four sections, a class each. Those of the model, the data and the optimisation decide
+the weights to the last bit on one machine; `RunningOptions` decide only how the run is carried out and watched.
+
+    preset = "nano"                  run.toml; JSON and YAML alike, and the run.json of a folder
+    stream = "deep_delta"
+    steps = 2000
+    model = { hidden_size = 96 }
+
+Only what is said is in a mapping of fields (`RunFields`), so that a default never displaces what a file says.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from twoaxis.base import options
 from twoaxis.base.files import short_hash
 from twoaxis.base.machine import MOST_THREADS, can_compile
 from twoaxis.base.options import Count, Fraction, NotNegative, Options, Positive, Share, at_least, between
-from twoaxis.data.options import DataOptions
+from twoaxis.base.spec import parse_options
+from twoaxis.data.options import DataOptions, ExampleFields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +170,32 @@ class TrainConfig(RunningOptions, OptimiserOptions, DataOptions, ModelOptions):
         falling = self.decay_steps if self.schedule == "wsd" else 0
         return min(max(round(0.05 * steps), 30), steps // 2, steps - falling)
 
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 1, as a part of the peak.
+
+            rate   cosine                 wsd                     constant
+            1      . _                    . ________              . ______________
+                  .    .                 .          .            .
+                 .       .              .             .         .
+            end .          - _         .                -      .
+                |W|                    |W|        |  D  |      |W|
+
+        The warm-up rises linearly and is at the peak in step W = `warmup_steps`. The cosine falls from there and is at
+        `final_lr` in the last step; wsd stays and falls linearly through the last D = `decay_steps`. A rate depends on
+        the step alone, so a run that is resumed needs no memory of it.
+        """
+        steps, warmup, decay = self.total_steps, self.warmup_steps, self.decay_steps
+        step = min(step, steps)
+        if step <= warmup:
+            return step / warmup
+        if self.schedule == "cosine":
+            passed = (step - warmup) / (steps - warmup)
+            return self.final_lr + (1 - self.final_lr) * (1 + math.cos(math.pi * passed)) / 2
+        if self.schedule == "wsd" and step > steps - decay:
+            passed = (step - (steps - decay)) / decay
+            return 1 - (1 - self.final_lr) * passed
+        return 1.0
+
     @property
     def compiles(self) -> bool:
         """Whether the model is compiled.
@@ -183,3 +220,108 @@ class TrainConfig(RunningOptions, OptimiserOptions, DataOptions, ModelOptions):
     def key(self) -> str:
         """Stands for every field that can change the weights."""
         return short_hash({name: value for name, value in self.to_dict().items() if name not in RUNNING})
+
+
+class CommonFields(ExampleFields, total=False):
+    """Names and types of the fields of `TrainConfig` that all runs of a probe share, for editors and checkers.
+
+    A test holds these and `RunFields` equal to it.
+    """
+
+    model: Mapping[str, Any] | Sequence[str]
+    steps: int | None
+    tokens: int | None
+    batch: int
+    accumulate: int
+    new_rate: float
+    schedule: Literal["cosine", "wsd", "constant"]
+    warmup: float | None
+    decay: float
+    final_lr: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    clip: float
+    init_seed: int | None
+    dtype: Literal["float32", "bfloat16"]
+    compile: Literal["auto", "yes", "no"]
+    recompute: int
+    eval_every: int | None
+    log_every: int
+    save_seconds: float
+    save_every: int | None
+    keep: int
+    save_model: bool
+    report_to: Sequence[str]
+    measure_memory: bool
+    threads: int | None
+    device: str | None
+    parallel: str | None
+
+
+class SharedFields(CommonFields, total=False):
+    """Those that all runs of a comparison share."""
+
+    preset: str
+    family: str | None
+    source: str | None
+    train: str
+
+
+class RunFields(SharedFields, total=False):
+    """All fields of a run."""
+
+    data: Sequence[str]
+    eval_skip: int
+    stream: str
+    mixer: str | None
+    lr: float
+    seed: int
+
+
+def read_fields(path: str | Path) -> dict[str, Any]:
+    """The fields in a TOML, JSON or YAML file; of a run.json those of its run."""
+    fields = options.read_fields(path)
+    if "config" in fields and "key" in fields:
+        fields = fields["config"]
+        if not isinstance(fields, dict):
+            raise ValueError(f"config in {path} must be a table of fields and values, got {fields!r:.80}")
+    if isinstance(fields.get("model_type"), str):  # a configuration of transformers, not of a run
+        return {"family": str(path)}
+    if "from" in fields:  # as the command line calls it
+        fields = {name: value for name, value in fields.items() if name != "from"} | {"source": fields["from"]}
+    if not isinstance(fields.get("model", {}), dict):
+        raise ValueError(f"model in {path} must be a table of fields and values, got {fields['model']!r}")
+    return fields
+
+
+def parse_model(changes: str | Sequence[str]) -> dict[str, Any]:
+    """Fields of the model from `FIELD=VALUE[,FIELD=VALUE...]`, each once."""
+    texts = [changes] if isinstance(changes, str) else changes
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"model must be a table of fields and values, or FIELD=VALUE, got {str(changes)[:80]}")
+    wrong = lambda part: f"--model {part.strip()} changes nothing; write --model FIELD=VALUE[,FIELD=VALUE]"  # noqa: E731
+    return parse_options(texts, "--model", wrong)
+
+
+def merge(file: Mapping[str, Any], said: Mapping[str, Any]) -> TrainConfig:
+    """A run from a file's fields (see `read_fields`) and from what is said, which counts more.
+
+    Fields of the model are merged one by one. Steps and tokens stand for one another: what is said displaces the
+    file's.
+    """
+    fields = dict(file) | dict(said)
+    tables = [given["model"] for given in (file, said) if "model" in given]
+    fields["model"] = {}
+    for table in tables:
+        fields["model"] |= table if isinstance(table, Mapping) else parse_model(table)
+    if "steps" in said or "tokens" in said:
+        for name in {"steps", "tokens"} - set(said):
+            fields.pop(name, None)
+    listed = {name: (value,) if isinstance(value, str) and name in LISTS else value for name, value in fields.items()}
+    return TrainConfig.from_dict(listed, "a training run")
+
+
+LISTS = ("data", "report_to")
+"""Fields that are lists, of which one entry may be said alone."""

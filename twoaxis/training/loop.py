@@ -21,11 +21,9 @@ import torch
 from twoaxis.base.interrupt import StopSignal
 from twoaxis.training.checkpoint import save_checkpoint, wait_for_checkpoint
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.counters import Counters
 from twoaxis.training.engines.engine import Engine
 from twoaxis.training.folder import RunFolder
-from twoaxis.training.loggers import Logger
-from twoaxis.training.schedule import rate
+from twoaxis.training.log import Counters, Logger
 
 OnStep = Callable[[int, "float | None"], None]
 """Called with the step and its loss after every step, and once before the first with the step and None."""
@@ -81,7 +79,7 @@ def fit(job: Job) -> bool:
         _check_finite(loss, f"the loss of step {step}")
         _check_finite(norm, f"the gradient's norm of step {step}")
 
-        factor = rate(run, step)  # a function of the step: there is no scheduler whose state must be restored
+        factor = run.rate(step)  # a function of the step: there is no scheduler whose state must be restored
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
         optimizer.step()

@@ -35,20 +35,21 @@ def resolve(run: TrainConfig) -> TrainConfig:
     run = dataclasses.replace(run, **with_family({"family": run.family, "model": run.model}))
     if run.source is None:
         return run
-    from twoaxis.data.tokenizer import has_tokenizer
+    from twoaxis.data.tokenizer import has_tokenizer, trained_on_bytes
 
     source = _check_source(run, run.source)
     run = dataclasses.replace(run, source=source)
     if not run.tokenizer.startswith("bpe:") or run.data[0].startswith("task:"):
         return run
-    if Path(source).expanduser().exists() and not has_tokenizer(source):
+    on_bytes = trained_on_bytes(source)
+    if Path(source).expanduser().exists() and not on_bytes and not has_tokenizer(source):
         raise ValueError(f"{run.source} has no tokenizer; name the one its model was trained with, such as bytes")
     if run.tokenizer != TrainConfig.tokenizer:
         raise ValueError(
             f"tokenizer {run.tokenizer} would be trained anew, and the model in {run.source} knows nothing of its "
             "tokens; leave it out to use the model's own"
         )
-    return dataclasses.replace(run, tokenizer=source)
+    return dataclasses.replace(run, tokenizer="bytes" if on_bytes else source)
 
 
 def _canonical(place: str, spelling: Any, registry: Registry[Any]) -> Any:
@@ -80,7 +81,7 @@ def with_family(fields: dict[str, Any]) -> dict[str, Any]:
     from twoaxis.data.tokenizer import need_transformers
 
     need_transformers()
-    from twoaxis.model.scratch import is_file, read_family
+    from twoaxis.model.graft_from_scratch import is_file, read_family
 
     if not is_file(family):
         return fields
@@ -148,7 +149,7 @@ def model_config(run: TrainConfig, vocabulary: int, end: int | None = None) -> M
         raise ValueError(f"the data has {vocabulary} tokens, model.vocab_size is {fields['vocab_size']}")
     if run.family is not None:
         from twoaxis.model.config import Methods
-        from twoaxis.model.scratch import on_meta, scratch_config
+        from twoaxis.model.graft_from_scratch import on_meta, scratch_config
 
         own = {field.name for field in dataclasses.fields(Methods)}
         chosen = Methods.from_dict(methods | {n: value for n, value in fields.items() if n in own}, "a model")
@@ -177,7 +178,7 @@ def make_model(run: TrainConfig, vocabulary: int, end: int | None = None) -> Mod
 
             model = Decoder(config, seed)
         else:
-            from twoaxis.model.scratch import from_scratch
+            from twoaxis.model.graft_from_scratch import from_scratch
 
             model = from_scratch(config, seed)
     if run.recompute:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.files import atomic_folder
 from twoaxis.base.interrupt import Interrupted, StopSignal
-from twoaxis.base.machine import reproducible
-from twoaxis.model.load import quietly
+from twoaxis.base.machine import quietly, reproducible
 from twoaxis.training.engines.processes import (
     find_place,
     join_processes,
@@ -30,9 +29,8 @@ from twoaxis.training.engines.processes import (
     warn,
     world,
 )
-from twoaxis.training.folder import RunFolder
-from twoaxis.training.loggers import check_loggers, make_loggers
-from twoaxis.training.results import Result
+from twoaxis.training.folder import Result, RunFolder
+from twoaxis.training.log import check_loggers, make_loggers
 from twoaxis.training.setup import check, make_model, make_optimizer, resolve
 
 if TYPE_CHECKING:
@@ -110,7 +108,8 @@ def _where(run: TrainConfig, folder: RunFolder, engine: Engine) -> tuple[Result 
     if engine.rank == 0:
         result = folder.finished(run)
         checkpoint = None if result is not None else newest_checkpoint(folder.checkpoints, run.key, warn)
-    step = engine.from_first(FINISHED if result is not None else 0 if checkpoint is None else checkpoint.step)
+    own = FINISHED if result is not None else 0 if checkpoint is None else checkpoint.step
+    step = engine.gather(own)[0]
     if engine.rank > 0:
         result = folder.finished(run)
         path = folder.checkpoints / f"step-{step:08d}"
@@ -128,10 +127,9 @@ def _prepare(
 
     from twoaxis.model.flops import training_flops
     from twoaxis.pretrained.model_for_training import source_digest
-    from twoaxis.training.checkpoint import load_checkpoint, remove_after
-    from twoaxis.training.counters import Counters
+    from twoaxis.training.checkpoint import learned, load_checkpoint, remove_after, weights_digest
+    from twoaxis.training.log import Counters
     from twoaxis.training.loop import Job
-    from twoaxis.training.tensors import learned, weights_digest
 
     model = engine.build(lambda: make_model(run, data.vocab_size, data.end))
     initial = weights_digest(learned(model, engine.weights()))  # the source's digest stands for the rest
@@ -228,7 +226,8 @@ def _train(job: Job, data: Data) -> Result:
     from twoaxis.training.checkpoint import wait_for_checkpoint
     from twoaxis.training.loop import Diverged, fit
 
-    counters, about = job.counters, job.folder.about() or {}
+    counters, about = job.counters, job.folder.about()
+    assert about is not None
     job.stop.patient = True  # from here on a checkpoint can be written first
     outcome: dict[str, Any] = {"status": "finished"}
     try:
@@ -249,8 +248,8 @@ def _train(job: Job, data: Data) -> Result:
         steps=counters.step,
         **{name: counters.position[name] for name in ("tokens", "flops", "seconds")},
         tokens_per_second=counters.tokens_per_second,
-        parameters=about["learned"],
-        peak_memory=about["peak_memory"],
+        parameters=about.learned,
+        peak_memory=about.peak_memory,
         train_loss=counters.train_loss,
         folder=str(job.folder.path),
         **outcome,
@@ -262,8 +261,8 @@ def _train(job: Job, data: Data) -> Result:
 
 def _measure(job: Job, data: Data) -> dict[str, Any]:
     """The fields of a result that are about the final model; it is safe to be killed before they are written."""
+    from twoaxis.training.checkpoint import learned, weights_digest
     from twoaxis.training.loop import evaluate
-    from twoaxis.training.tensors import learned, weights_digest
 
     engine = job.engine
     # a run that goes on behind its last step has evaluated nothing yet
@@ -300,7 +299,7 @@ def _keep(job: Job, data: Data) -> None:
             from twoaxis.pretrained.retrofit import make_record
 
             begun: Any = getattr(engine.model, "begun", None)  # a retrofit stays one: what is new in it is known
-            made = begun and make_record(begun.source, begun.start, engine.model, begun.parameters, begun.seed)
+            made = begun and make_record(begun, engine.model)
             if (record := made or read_record(run.source)) is not None:
                 write_record(record, place)
 

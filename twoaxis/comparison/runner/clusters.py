@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from twoaxis.base.extras import needs
+from twoaxis.base.machine import needs
 from twoaxis.base.options import Count, NotNegative, Options, Positive, at_least
 from twoaxis.comparison.runner.launchers import End, Launcher, LocalLauncher, serve
 
@@ -97,6 +97,8 @@ class RayLauncher(Launcher):
 
 JOBS = ".slurm"
 """Folder of what submitit writes, inside the comparison's."""
+NOTICE = 120
+"""Seconds before the end of a job's time in which runs save."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +117,6 @@ class SlurmOptions(Options):
     """Gigabytes of a run; None is the cluster's default."""
     minutes: Count = 240
     """Time of a job, after which it goes back into the queue."""
-    notice: Count = 120
-    """Seconds before that in which runs save."""
     requeues: Count = 100
     """How often a job may run out of time."""
     more: dict[str, Any] = field(default_factory=dict)
@@ -180,8 +180,7 @@ class SlurmLauncher(Launcher):
             slurm_partition=asked.partition,
             slurm_account=asked.account,
             slurm_array_parallelism=jobs,
-            slurm_signal_delay_s=asked.notice,
-            **asked.more,
+            **{"slurm_signal_delay_s": NOTICE} | asked.more,
         )
         with executor.batch():
             return [executor.submit(Job(work, folder, use)) for _ in range(jobs)]

@@ -38,7 +38,7 @@ class Launcher:
 
     def __init__(self) -> None:
         self.jobs: Sequence[Any] = ()
-        self.end: End = (1, "nothing")
+        self.said = "nothing"  # by the worker that decided the exit code
 
     def places(self, device: str | None, processes: int = 1) -> int:
         """How many runs of so many processes at once, unless the user says."""
@@ -65,12 +65,9 @@ class Launcher:
                 ends.append(job.result())
             except Exception as error:  # a worker's own, or the cluster's about a process or node that died too often
                 ends.append((1, f"{type(error).__name__}: {error}"))
-        self.end = judge(ends)
-        return self.end[0]
-
-    def said(self) -> str:
-        """The last line of the worker that decided the exit code."""
-        return self.end[1]
+        # the work is at its end as soon as one of them says so
+        code, self.said = next((end for end in ends if end[0] == 0), ends[0])
+        return code
 
     def stop(self, seconds: float = 60.0) -> None:
         """Have the runs save and end; what takes longer is left to `close`."""
@@ -158,7 +155,7 @@ def serve(work: str, folder: Path, use: Sequence[str] = (), launcher: LocalLaunc
         except KeyboardInterrupt:
             local.stop()
             raise
-        return code, local.said()
+        return code, local.said
 
 
 def find_launcher(spelling: str | None) -> Launcher:
@@ -174,11 +171,6 @@ def find_launcher(spelling: str | None) -> Launcher:
         hint = did_you_mean(name, ("local", "ray", "slurm"))
         raise ValueError(f"unknown launcher {spelling!r}{hint}; give local, ray[:...] or slurm[:...]")
     return LocalLauncher()
-
-
-def judge(ends: Sequence[End]) -> End:
-    """What several workers come to: the work is at its end as soon as one of them says so."""
-    return next((end for end in ends if end[0] == 0), ends[0])
 
 
 def default_jobs(device: str | None, processes: int = 1) -> tuple[int, list[str | None]]:

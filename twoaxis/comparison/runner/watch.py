@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
@@ -21,20 +21,6 @@ from twoaxis.comparison.runner.worker import DISK_REFUSED, FAILED, OUTPUT, PROGR
 
 LOOK = 0.5
 """Seconds between two looks at the folders."""
-
-
-class Failure(NamedTuple):
-    """A run that did not come to its end."""
-
-    name: str  # of the run
-    message: str  # why, in words; with the end of what it printed where it crashed
-    tries: int
-
-
-def failure(unit: Unit) -> Failure | None:
-    """How a unit failed, as its folder says."""
-    message, tries = read_failure(unit.folder)
-    return Failure(unit.name, message, tries) if tries else None
 
 
 def _remove(unit: Unit, *names: str) -> None:
@@ -81,8 +67,8 @@ class Watch:
         *,
         processes: int = 1,
         joined: bool = False,
-    ) -> list[Failure]:
-        """Have everything done that has no result; those that failed.
+    ) -> dict[str, str]:
+        """Have everything done that has no result; why runs failed, by their names.
 
         Ctrl-C, SIGTERM and a closed terminal stop the runs after a checkpoint; a second one stops at once.
 
@@ -114,8 +100,11 @@ class Watch:
         for unit in self.units:
             if unit.outcome() is not None:
                 _remove(unit, OUTPUT, FAILED, PROGRESS)  # what only an unfinished one needs
-        missing = [unit for unit in self.units if unit.folder not in self.done]
-        return [found for unit in missing if (found := failure(unit)) is not None]
+        return self._failures()
+
+    def _failures(self) -> dict[str, str]:
+        found = {unit.name: read_failure(unit.folder) for unit in self.units if unit.folder not in self.done}
+        return {name: failure.message for name, failure in found.items() if failure.tries}
 
     def _follow(self, launcher: Launcher, *started: Any) -> None:
         """Start the worker and look at the folders until it ends, which must not leave runs without a reason."""
@@ -127,13 +116,12 @@ class Watch:
                 self._look(bar)
                 time.sleep(LOOK)
             self._look(bar)
-        left, said = [unit for unit in self.units if unit.folder not in self.done], launcher.said()
-        if code == DISK_REFUSED and not any(map(failure, left)):
-            raise ValueError(f"the system refuses files: {said}. What was finished is kept; start again")
+        if code == DISK_REFUSED and not self._failures():
+            raise ValueError(f"the system refuses files: {launcher.said}. What was finished is kept; start again")
         if code not in (0, DISK_REFUSED):
             raise ValueError(
                 f"the process that starts the runs has ended with {code}; start again, finished runs are kept. It "
-                f"said: {said}"
+                f"said: {launcher.said}"
             )
 
     def _look(self, bar: Progress) -> None:
@@ -143,16 +131,14 @@ class Watch:
         total = len(self.units) + len(self.work.later())
         notes, size = [], 0.0
         for unit in self.units:
-            if unit.folder in self.done:
-                size += unit.size
-                continue
-            outcome = unit.outcome()
+            outcome = None if unit.folder in self.done else unit.outcome()
             if outcome is not None:
                 self.done.add(unit.folder)
-                size += unit.size
                 self.first.pop(unit.folder, None)
                 if not self.console.is_terminal or "diverged" in outcome:
                     bar.say(f"{len(self.done)}/{total}  {unit.name}: {outcome}")
+            if unit.folder in self.done:
+                size += unit.size
                 continue
             self._look_for_failure(unit, bar)
             first, part, note = read_progress(unit.folder)
@@ -173,14 +159,12 @@ class Watch:
         bar.advance(round(size) - bar.done, note)
 
     def _look_for_failure(self, unit: Unit, bar: Progress) -> None:
-        found = failure(unit)
-        if found is None or self.failed.get(unit.folder) == found.tries:
-            return
-        self.failed[unit.folder] = found.tries
-        (unit.folder / PROGRESS).unlink(missing_ok=True)
-        ended = found.tries >= TRIES
-        more = "" if ended else "\n  it is tried once more"
-        bar.say(f"{unit.name}{' failed' if ended else ''}: {found.message}{more}")
+        message, tries = read_failure(unit.folder)
+        if tries and self.failed.get(unit.folder) != tries:
+            self.failed[unit.folder] = tries
+            (unit.folder / PROGRESS).unlink(missing_ok=True)
+            failed, more = (" failed", "") if tries >= TRIES else ("", "\n  it is tried once more")
+            bar.say(f"{unit.name}{failed}: {message}{more}")
 
 
 def read_progress(folder: Path) -> tuple[float, float | None, str]:

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import gc
-import json
+import multiprocessing
 import os
 import select
 import signal
@@ -36,7 +37,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from twoaxis.base.files import LEASE, PARTIAL, Claimed, FileError, file_errors, read_json, write_json
 from twoaxis.base.interrupt import allow, deferred
-from twoaxis.base.plugins import use_files
+from twoaxis.base.plugins import use
 
 PROGRESS, FAILED, OUTPUT = ".progress", "failed.json", "output.txt"
 """Files of a unit's folder while it has no result: how far it is, how it failed, what it printed."""
@@ -88,20 +89,20 @@ def load_work(name: str, folder: Path) -> Work:
 
 
 class Stop:
-    """Whether SIGTERM has come. Handlers do nothing else, so that no moment is bad for one."""
+    """Whether SIGTERM has come. Its handler does nothing else, so that no moment is bad for one."""
 
-    def __init__(self) -> None:
-        self.heard = self.passed_on = False
-        signal.signal(signal.SIGTERM, self._hear)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started the worker decides what stops
+    heard = passed_on = False
 
-    def _hear(self, number: int, frame: Any) -> None:
+    def hear(self, number: int, frame: Any) -> None:
+        """Handle it."""
         self.heard = True
 
 
 def work(name: str, folder: Path, jobs: int) -> int:
     """Carry out the units of a folder, `jobs` at once, until each has a result or has failed twice; the exit code."""
     stop = Stop()
+    signal.signal(signal.SIGTERM, stop.hear)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started the worker decides what stops
     todo = load_work(name, folder)
     todo.prepare()
     gc.collect()
@@ -160,7 +161,7 @@ def _next(todo: Work, busy: Collection[Path], tries: Counter[Path]) -> Unit | No
     """The next unit to start: new ones first, then those that failed once, then those that somebody else may have."""
     left = [unit for unit in todo.units() if unit.folder not in busy and unit.outcome() is None]
     for unit in left:  # another worker's attempts count
-        tries[unit.folder] = max(tries[unit.folder], read_failure(unit.folder)[1])
+        tries[unit.folder] = max(tries[unit.folder], read_failure(unit.folder).tries)
     open_units = (unit for unit in left if tries[unit.folder] < TRIES)
     return min(open_units, key=lambda unit: (_leased(unit), tries[unit.folder]), default=None)
 
@@ -170,12 +171,19 @@ def _leased(unit: Unit) -> bool:
     return (unit.folder / LEASE).exists()
 
 
-def read_failure(folder: Path) -> tuple[str, int]:
-    """Why a run failed, as its folder says, and how often it was tried; 0 while the worker has not looked at it."""
+class Failure(NamedTuple):
+    """How a run did not come to its end."""
+
+    message: str = ""  # why, in words; with the end of what it printed where it crashed
+    tries: int = 0  # 0 while the worker has not looked at it
+
+
+def read_failure(folder: Path) -> Failure:
+    """How a run failed, as its folder says."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         said = read_json(folder / FAILED) if (folder / FAILED).exists() else {}
-        return str(said["message"]), int(said.get("tries", 0))
-    return "", 0
+        return Failure(str(said["message"]), int(said.get("tries", 0)))
+    return Failure()
 
 
 def become_run(unit: Unit, slot: int, life_line: int, held: int) -> NoReturn:
@@ -191,8 +199,6 @@ def become_run(unit: Unit, slot: int, life_line: int, held: int) -> NoReturn:
             os.dup2(nothing.fileno(), 0)
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-        import faulthandler
-
         faulthandler.enable()
         unit.perform(Progress(unit.folder), slot)
         code = 0
@@ -223,37 +229,33 @@ def tell_failure(folder: Path, message: str) -> None:
 
 
 def in_child(function: Callable[[], Any]) -> Any:
-    """What a function returns in a forked process, as JSON has it; None where it raises or crashes.
+    """What a function returns in a forked process; None where it raises or crashes.
 
     For trying code of others in a process that must go on whatever it does. The child says nothing and ends with this
     process.
     """
-    (answer, said), (life_line, held) = os.pipe(), os.pipe()
-    if (pid := os.fork()) == 0:
-        code = 1
-        try:
-            os.close(held)
-            end_with(life_line)
-            import faulthandler
+    context = multiprocessing.get_context("fork")
+    heard, said = context.Pipe(duplex=False)
 
-            faulthandler.disable()
-            with open(os.devnull, "r+") as nothing:
-                for number in range(3):
-                    os.dup2(nothing.fileno(), number)
-            with os.fdopen(said, "w") as out:
-                json.dump(function(), out)
-            code = 0
-        finally:
-            os._exit(code)  # also past an exception: nothing of the parent's is to be cleaned up here
-    os.close(said)
-    os.close(life_line)
+    def answer() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        end_with(parent.sentinel)
+        faulthandler.disable()
+        with open(os.devnull, "r+") as nothing:
+            for number in range(3):
+                os.dup2(nothing.fileno(), number)
+        said.send(function())
+
+    child = context.Process(target=answer, daemon=True)
+    child.start()
+    said.close()
     try:
-        with os.fdopen(answer) as told:
-            text = told.read()
-        _, status = os.waitpid(pid, 0)  # before the life line ends, which would kill a child that has answered
+        return heard.recv()
+    except EOFError:
+        return None
     finally:
-        os.close(held)
-    return json.loads(text) if status == 0 else None
+        child.join()
 
 
 def end_with(life_line: int) -> None:
@@ -286,7 +288,7 @@ class Progress:
 
 def note_failure(folder: Path, code: int, tries: int) -> None:
     """Write down why a run ended and how often it was tried; on a full disk the exit code alone says it."""
-    said = read_failure(folder)[0] if code in (1, DISK_REFUSED) else ""
+    said = read_failure(folder).message if code in (1, DISK_REFUSED) else ""
     message, tries = said or explain(code, folder / OUTPUT), TRIES if code == DISK_REFUSED else tries
     with contextlib.suppress(FileError):
         write_json(folder / FAILED, {"message": message, "tries": tries})
@@ -325,7 +327,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--use", action="append", default=[], help="Python file with methods of your own; it is run")
     given = parser.parse_args(arguments)
     try:
-        use_files(given.use)
+        use(*given.use)
         return work(given.work, given.folder, given.jobs)
     except FileError as error:
         print(error, flush=True)

@@ -18,10 +18,10 @@ from twoaxis.model.loss import summed_loss
 from twoaxis.parallel.pipeline import Pipeline
 from twoaxis.parallel.shard import find_blocks, materialise, prepare_blocks, shard, total_norm, units, whole_tensor
 from twoaxis.parallel.tensor import add_partial, spread_tensors
+from twoaxis.training.checkpoint import fill, save_model, weights
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.engines.engine import Batch, Engine, Losses, Scores, autocast, count_parameters
+from twoaxis.training.engines.engine import Batch, Engine, Losses, Scores, count_parameters
 from twoaxis.training.engines.processes import TIMEOUT, Degrees, Place
-from twoaxis.training.tensors import load_weights, save_model, weights
 
 
 class ShardedEngine(Engine):
@@ -100,8 +100,8 @@ class ShardedEngine(Engine):
 
     def weights(self) -> dict[str, Tensor]:
         """Every weight whole, by name, on the CPU of the first process; a tensor at a time is whole on a device."""
-        own, gathered, listed = weights(self.model), {}, [{} for _ in range(self.world)]
-        dist.all_gather_object(listed, {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()})
+        own, gathered = weights(self.model), {}
+        listed = self.gather({name: (tensor.shape, tensor.dtype) for name, tensor in own.items()})
         for name in dict.fromkeys(name for theirs in listed for name in theirs):
             holder = next(rank for rank, theirs in enumerate(listed) if name in theirs)
             full = whole_tensor(own[name]).contiguous() if name in own else None
@@ -120,7 +120,7 @@ class ShardedEngine(Engine):
         gathered = self.weights()
         if self.rank == 0:
             whole = self.make()
-            load_weights(whole, gathered)
+            fill(weights(whole), gathered)
             save_model(folder, whole)
 
 
@@ -140,10 +140,9 @@ class PipelinedEngine(ShardedEngine):
             group=self.mesh.get_group("pp"),
             data=self.data if self.shares > 1 else None,
             device=self.device,
-            increments=torch.bfloat16 if run.dtype == "bfloat16" else None,
+            narrow=torch.bfloat16 if run.dtype == "bfloat16" else None,
             compile=run.compiles,
             recompute=run.recompute,
-            context_manager=lambda: autocast(run, self.device),
         )
         self._counted, self.roots = self.pipeline.counted, self.pipeline.stages
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from twoaxis.model.loss import IGNORED, auxiliary_loss, labelled, logits_of, score, summed_loss
+from twoaxis.training.checkpoint import save_model, weights
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.engines.processes import Place
-from twoaxis.training.tensors import save_model, weights
 
 Said = TypeVar("Said")
 Batch = dict[str, Tensor]
@@ -187,19 +187,16 @@ class Engine:
         numbers = [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values]
         return (self._sum(torch.stack(numbers)) / self.world).tolist()
 
-    def from_first(self, said: Said) -> Said:
-        """What the first process says, in all of them."""
-        listed = [said]
+    def gather(self, said: Said) -> list[Said]:
+        """What every process says, in all of them."""
+        listed = [said] * self.world
         if self.world > 1:
-            dist.broadcast_object_list(listed, 0)
-        return listed[0]
+            dist.all_gather_object(listed, said)
+        return listed
 
     def any(self, found: dict[str, bool]) -> dict[str, bool]:
         """By name, whether something was found in one of the processes."""
-        if not self.sharded:
-            return found
-        listed: list[dict[str, bool]] = [{} for _ in range(self.world)]
-        dist.all_gather_object(listed, found)
+        listed = self.gather(found)
         names = dict.fromkeys(name for theirs in listed for name in theirs)
         return {name: any(theirs.get(name, False) for theirs in listed) for name in names}
 

@@ -21,14 +21,13 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from twoaxis.base.files import read_json
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import SHORT, Methods, ModelConfig
 from twoaxis.model.graft import TwoAxisForCausalLM
-from twoaxis.model.graft_config import ALSO, EXPERTS, PASSED_ON, TwoAxisConfig, as_fields, family_config
-from twoaxis.model.survey import survey_of
+from twoaxis.model.graft_config import ALSO, EXPERTS, PASSED_ON, TwoAxisConfig, as_fields, check_family, family_config
+from twoaxis.model.graft_survey import survey_of
 
 IN_PROPORTION = (
     *(EXPERTS, "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size"),
@@ -44,12 +43,7 @@ FROM_DATA = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 
 def family_class(family: str) -> type[PreTrainedConfig]:
     """The class of a family's configuration; a ValueError suggests the nearest name."""
-    if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or family not in CONFIG_MAPPING:
-        hint = did_you_mean(family, sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
-        raise ValueError(
-            f"transformers has no family {family!r} of causal language models{hint}; give a model_type such as qwen3, "
-            "or a config.json"
-        )
+    check_family(family)
     cls = CONFIG_MAPPING[family]
     if own_name(cls, "hidden_size") is None:
         inner = getattr(cast(Any, cls).sub_configs.get("text_config"), "model_type", None)

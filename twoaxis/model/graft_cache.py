@@ -11,7 +11,6 @@ transformers works, static ones included. A mask tells documents and padding apa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from twoaxis.base.meter import tensors_in
-from twoaxis.ring import Ring
+from twoaxis.model.memory import Past
 from twoaxis.window import document_reach
 
 EVERYTHING = 2**40
@@ -37,58 +36,43 @@ class RingLayer(CacheLayerMixin):
     def __init__(self, made_for: Any, spare: int = 0) -> None:
         super().__init__()
         self.made_for, self.spare, self.recording = made_for, spare, False
-        self.rings: dict[str, Any] = {}
-        self.seen = 0
+        self.past = Past(spare=spare)
 
     def reset(self) -> None:
         """Forget everything."""
-        self.rings, self.seen = {}, 0
-
-    def all_rings(self) -> list[tuple[str, Ring]]:
-        """Every ring by the name of its owner."""
-        return [(k, r) for k, v in self.rings.items() for r in ((v,) if isinstance(v, Ring) else v)]
-
-    def _map(self, change: Callable[[Ring], Ring]) -> None:
-        changed = {k: change(v) if isinstance(v, Ring) else tuple(map(change, v)) for k, v in self.rings.items()}
-        self.rings = changed
+        self.past = Past(spare=self.past.spare)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Rows in another order, for beam search."""
-        self._map(lambda ring: ring.reorder(beam_idx))
+        self.past = self.past.reorder(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row `repeats` times."""
-        self._map(lambda ring: ring.repeat(repeats))
+        self.past = self.past.repeat(repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some rows."""
         rows = indices.nonzero().squeeze(-1) if indices.dtype == torch.bool else indices
-        self._map(lambda ring: ring.reorder(rows))
+        self.past = self.past.reorder(rows)
 
     def activate_past_recording(self) -> None:
         """From now on nothing is forgotten until `crop`, so that any number of new tokens can be taken back."""
         self.recording = True
-        self._map(lambda ring: ring._replace(spare=EVERYTHING))
-
-    @property
-    def kept(self) -> int:
-        """Positions that fresh rings keep beyond their window."""
-        return EVERYTHING if self.recording else self.spare
+        self.past = self.past.map(lambda ring: ring._replace(spare=EVERYTHING))._replace(spare=EVERYTHING)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last tokens; minus their number, as in transformers. Refused where too few are kept."""
         if tokens_to_remove > 0:
             raise ValueError(f"crop takes minus the number of tokens to take back, got {tokens_to_remove}")
         tokens_to_remove = int(tokens_to_remove)  # versions of transformers hand over a tensor, which sums would change
-        self._map(lambda ring: ring.trim(-tokens_to_remove))
-        self.seen += tokens_to_remove
+        self.past = self.past.trim(-tokens_to_remove)
         if self.recording:
             small = self.spare
-            self._map(lambda ring: ring._replace(spare=small).evict()._replace(spare=EVERYTHING))
+            self.past = self.past.map(lambda ring: ring._replace(spare=small).evict()._replace(spare=EVERYTHING))
 
     def get_seq_length(self) -> int:
         """Tokens seen; a hybrid cache may ask the first layer that is not linear, which can be this one."""
-        return self.seen
+        return self.past.seen
 
     def get_max_length(self) -> int:
         """No limit."""
@@ -96,7 +80,7 @@ class RingLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of what a mask would cover."""
-        return self.seen + query_length, 0
+        return self.past.seen + query_length, 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: rings begin with their first token."""
@@ -154,8 +138,8 @@ def nbytes_by_part(cache: Cache) -> dict[str, int]:
     found = {"backbone": 0, "mixer": 0, "stream": 0}
     for layer in cache.layers:
         if isinstance(layer, RingLayer):
-            for name, ring in layer.all_rings():
-                found["stream" if name == "stream" else "mixer"] += ring.nbytes()
+            kept = layer.past.nbytes_by_part()
+            found["stream"], found["mixer"] = kept["stream"], kept["local"]
         else:
             found["backbone"] += sum(t.numel() * t.element_size() for t in tensors_in(list(vars(layer).values())))
     return found

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from twoaxis.depth.site import OUT
 from twoaxis.depth.stream import Stream
-from twoaxis.model import grafted
-from twoaxis.model.additions import Refused
+from twoaxis.model import graft_layers
 from twoaxis.model.config import Methods
+from twoaxis.model.graft_residual import Refused
+from twoaxis.model.graft_survey import PROJECTIONS, Architecture, Branch
 from twoaxis.model.sublayers import POINTS
-from twoaxis.model.survey import PROJECTIONS, Architecture, Branch
 
 
 def furnish(layer: nn.Module, block: int, found: Architecture, methods: Methods, stream: Stream, eps: float) -> None:
@@ -26,7 +26,7 @@ def furnish(layer: nn.Module, block: int, found: Architecture, methods: Methods,
         assert made is not None
         if point == "site":
             own = eps if stream.normed(stream.sites_of(block)[0]) else None
-            layer.twoaxis_mixer = grafted.MixerSite(f"{block}", made.build(point, width), width, own)
+            layer.twoaxis_mixer = graft_layers.MixerSite(f"{block}", made.build(point, width), width, own)
             continue
         host, place = POINTS[point]
         kind = "mlp" if host == "mlp" else "attention"
@@ -70,7 +70,7 @@ def take_norms(backbone: nn.Module, layers: nn.ModuleList, found: Architecture, 
             scales[site.index] = scale
         blank = nn.Identity()
         if site.kind != OUT:
-            grafted.become(blank, grafted.GraftedChild, norm.joint)
+            graft_layers.become(blank, graft_layers.GraftedChild, norm.joint)
         taken.append((parent, readers[0], blank))
     for parent, name, blank in taken:
         parent.set_submodule(name, blank)
@@ -128,7 +128,7 @@ def _copy_norm(layer: nn.Module, branch: Branch, ways: tuple[str, ...]) -> None:
     norm = layer.get_submodule(branch.norm)
     for way in ways:
         plain = copy.deepcopy(norm)
-        plain.__class__ = grafted.original_class(norm)
+        plain.__class__ = graft_layers.original_class(norm)
         del plain.joint
         for name in [n for n in plain._modules if n.startswith("twoaxis_")]:
             del plain._modules[name]
@@ -154,7 +154,7 @@ def narrow_new_(model: Any, dtype: torch.dtype, device: torch.device) -> None:
     for _, local in model.local_operators():
         local.to(device, dtype)
     for module in model.modules():
-        if isinstance(module, grafted.MixerSite):
+        if isinstance(module, graft_layers.MixerSite):
             module.norm.to(device, dtype)
 
 

@@ -1,7 +1,7 @@
 """Someone else's layers with a stream in their residual: the classes that are mixed into theirs.
 
 An object keeps its identity, its children and the name of its class; only how it is called changes, by what travels
-through it (`twoaxis.model.additions`). Without a pass announced everything works as before.
+through it (`twoaxis.model.graft_residual`). Without a pass announced everything works as before.
 
 Keys and values that a stream changes are exchanged before they are attended to and cached:
 
@@ -30,7 +30,7 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from twoaxis.depth.stream import Seen
-from twoaxis.model.additions import CURRENT, Carried, Pass, Refused, Residual
+from twoaxis.model.graft_residual import CURRENT, Carried, Pass, Refused, Residual
 from twoaxis.sequence.mixer import LocalOperator
 
 LAYER_LISTS = ("layers", "h", "blocks", "block", "layer", "decoder")

@@ -33,9 +33,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from twoaxis.base.options import check_type
 from twoaxis.depth.registry import stream
 from twoaxis.depth.stream import Seen
-from twoaxis.model import additions, grafted
-from twoaxis.model.additions import Refused, Residual
-from twoaxis.model.grafted import GraftedChild
+from twoaxis.model import graft_layers, graft_residual
+from twoaxis.model.graft_layers import GraftedChild
+from twoaxis.model.graft_residual import Refused, Residual
 from twoaxis.model.initialise import CONV1D
 
 NORM = re.compile(r"norm|^ln|layer_?norm", re.I)
@@ -237,17 +237,17 @@ def sample(model: nn.Module, length: int = TOKENS) -> Tensor:
 @contextmanager
 def announced(run: Any) -> Iterator[None]:
     """Layers take part in `run` while this is active."""
-    token = additions.CURRENT.set(run)
+    token = graft_residual.CURRENT.set(run)
     try:
         yield
     finally:
-        additions.CURRENT.reset(token)
+        graft_residual.CURRENT.reset(token)
 
 
 @torch.no_grad()
 def survey(model: nn.Module) -> Survey:
     """A dry run that has gone through every layer of a model; `attach` must have been called."""
-    run, layers, was = Survey(), grafted.find_layers(model), model.training
+    run, layers, was = Survey(), graft_layers.find_layers(model), model.training
 
     def note(name: str, args: tuple[Any, ...]) -> None:
         if args and args[0] is run.closed is not None:
@@ -337,16 +337,18 @@ def _tuples(value: Any) -> Any:
 
 
 @torch.no_grad()
-def examine(model: nn.Module) -> Architecture:
-    """Make the layers of a model able to carry a stream and prove it, against logits taken before it is touched."""
+def examine(model: nn.Module, before: Tensor | None = None) -> Architecture:
+    """Make the layers of a model able to carry a stream and prove it, against the logits of `sample` that were taken
+    before it was touched; None takes them here."""
     tokens, was = sample(model), model.training
     try:
-        before = model.eval()(tokens, use_cache=False).logits
-        if not bool(before.isfinite().all()):
+        model.eval()
+        plain: Tensor = model(tokens, use_cache=False).logits if before is None else before
+        if not bool(plain.isfinite().all()):
             raise ValueError("the logits are not finite: the model overflows in this dtype; choose another")
-        layers = grafted.attach(model, kind_of)
+        layers = graft_layers.attach(model, kind_of)
         found = survey(model)
-        exact = prove(model, found.forms, found.width, before)
+        exact = prove(model, found.forms, found.width, plain)
         packs = _packs(model, tokens)
         return Architecture(tuple(found.forms), found.width, exact, packs, digest(layers), found.final)
     finally:
@@ -358,12 +360,12 @@ def prove(model: nn.Module, forms: Sequence[Form], width: int, before: Tensor) -
     """How exactly a pass with the plain stream gives the logits of the untouched model; refused where it does not."""
     plain = stream("standard", blocks=len(forms), width=width, kinds=[form.kinds for form in forms])
     sites = [count for form in forms for count in form.addends]
-    run = additions.Bare(plain, sites, [("x",)] * (len(sites) + 1))
+    run = graft_residual.Bare(plain, sites, [("x",)] * (len(sites) + 1))
     with announced(run):
         after = model(sample(model), use_cache=False).logits
     found = difference(after, before)
     if found > TOLERANCE[before.dtype]:
-        where = type(grafted.find_layers(model)[0]).__name__
+        where = type(graft_layers.find_layers(model)[0]).__name__
         raise Refused(f"{where}: with its additions taken over the logits differ by {found:.2g} of the largest")
     return "bitwise" if found == 0.0 else "rounding"
 
@@ -399,7 +401,7 @@ def _packs(model: nn.Module, tokens: Tensor) -> bool:
 
 def digest(layers: nn.ModuleList) -> str:
     """Of the source of the layers' classes: another one may add elsewhere."""
-    sources = {inspect.getsource(grafted.original_class(layer)) for layer in layers}
+    sources = {inspect.getsource(graft_layers.original_class(layer)) for layer in layers}
     return hashlib.sha256("\n".join(sorted(sources)).encode()).hexdigest()[:16]
 
 

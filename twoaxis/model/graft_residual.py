@@ -10,7 +10,7 @@
 
 Layer 0 opens the stream and the last one closes it, so embedding, masks, final norm, head and loss see tensors alone.
 Where norms stand, whether a factor scales the increment, whether there are two, three or four sub-layers is read off
-the layer's own forward by one dry run (`twoaxis.model.survey`); there is no table of families.
+the layer's own forward by one dry run (`twoaxis.model.graft_survey`); there is no table of families.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from transformers.utils.output_capturing import CompileableContextVar
 
 from twoaxis.depth.stream import Seen, State, Stream
-from twoaxis.ring import Ring
+from twoaxis.model.memory import Memory, close_stream, mix, open_stream
 from twoaxis.sequence.mixer import LocalOperator
 
 if TYPE_CHECKING:
-    from twoaxis.model.grafted import GraftedChild
+    from twoaxis.model.graft_layers import GraftedChild
 
 CURRENT = CompileableContextVar("twoaxis_pass")
 """The pass that runs: the model sets it around its backbone's forward, and layer 0 opens the stream of it."""
@@ -161,10 +161,6 @@ class Residual(Carried):
         return func(*args, **kwargs)
 
 
-def _is_leaf(value: Any) -> bool:
-    return isinstance(value, Residual)
-
-
 # what derives from the state (the read) is not handed over: it is made again from the tensors that come back
 pytree.register_pytree_node(
     Residual,
@@ -198,9 +194,8 @@ class Pass:
         stream: whose pass it is.
         addends: by site, how many additions of the layer make up one write.
         ways: by site, what the stream's read has.
-        memory: rings of what mixes tokens, by name; None remembers nothing.
+        memory: of what mixes tokens; None remembers nothing.
         reach: (B, T) how many earlier positions belong to the token's document; None is all of them.
-        spare: positions that fresh rings keep beyond their window.
         weights: filled with what each site reads from which source, by index; None does not ask.
     """
 
@@ -209,21 +204,16 @@ class Pass:
         stream: Stream,
         addends: Sequence[int],
         ways: Sequence[tuple[str, ...]],
-        memory: dict[str, Any] | None = None,
+        memory: Memory | None = None,
         reach: Tensor | None = None,
-        spare: int = 0,
         weights: dict[int, Tensor | None] | None = None,
     ) -> None:
         self.stream, self.addends, self.ways = stream, addends, ways
-        self.memory, self.reach, self.spare, self.weights = memory, reach, spare, weights
+        self.memory, self.reach, self.weights = memory, reach, weights
 
     def open(self, x: Tensor) -> Residual:
         """Layer 0 is called with the embedding."""
-        past: tuple[Any, ...] = ()
-        if self.memory is not None:
-            windows = self.stream.memory_windows()
-            past = self.memory.get("stream") or tuple(Ring(taps, axis=1, spare=self.spare) for taps in windows)
-        return Residual(self, self.stream.open(x, past, reach=self.reach, keep=self.memory is not None))
+        return Residual(self, open_stream(self.stream, x, self.memory, self.reach))
 
     def read(self, state: State) -> Seen:
         """What the next site sees."""
@@ -260,8 +250,7 @@ class Pass:
         """The last layer returned."""
         if residual.state.index != self.stream.layout.out.index:
             raise Refused(f"the layers ended at site {residual.state.index} of {self.stream.layout.out.index}")
-        if self.memory is not None:
-            self.memory["stream"] = self.stream.memory(residual.state)
+        close_stream(self.stream, residual.state, self.memory)
         return residual.x
 
     def enter_layer(self, layer: nn.Module, residual: Residual) -> Residual:
@@ -295,10 +284,7 @@ class Pass:
 
     def mix(self, name: str, operator: LocalOperator, x: Tensor) -> Tensor:
         """`x` through a mixer's operator, whose memory is called `name`."""
-        if self.memory is None:
-            return operator(x, reach=self.reach)
-        y, self.memory[name] = operator.step(x, self.memory.get(name) or operator.start(self.spare), reach=self.reach)
-        return y
+        return mix(operator, x, name, self.memory, self.reach)
 
 
 class Bare(Pass):

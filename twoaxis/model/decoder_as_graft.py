@@ -1,10 +1,9 @@
-"""Families whose layers are our decoder's: their configurations and parameter names, both ways.
+"""A decoder as the graft of a family whose layers are its own: configuration and names of parameters.
 
     family     what it has
     llama      biases of the attention, all four or none; biases of the MLP
     qwen3      normalised queries and keys; windows
     qwen2      biases of query, key and value; windows
-    mistral    one window for every layer
     smollm3    llama's, and windows, and layers without rotary positions
 
 A decoder of such options is saved as the graft of the family, which every tool of transformers opens. A graft of any
@@ -14,64 +13,26 @@ other family works as well (`twoaxis.model.graft`); it has no decoder.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from twoaxis.base.options import check_names
 from twoaxis.model.config import Methods, ModelConfig
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
 GRAFT, FORMAT = "twoaxis", 1
 """What config.json of a graft has as `model_type` and as number of its layout."""
-OWN = ("model_type", "format", "architectures", "dtype", "text_config", "survey", "auto_map")
+OWN = ("model_type", "format", "architectures", "dtype", "text_config", "survey", "auto_map", "decoder")
 """Fields of a decoder's config.json beside its methods."""
-UNSEEN = "decoder"
-"""In place of the digest of a family's layers: a decoder wrote this graft, and transformers has not seen it yet."""
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+METHODS = tuple(field.name for field in dataclasses.fields(Methods))
 SAME = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"),
     "initializer_range",
 )
 """Fields that mean the same in all of them."""
-
-
-def from_family(config: PreTrainedConfig, methods: Methods | None = None) -> ModelConfig:
-    """The decoder of a family's configuration, one of `FAMILIES`, with methods or the plain residual."""
-    theirs: Any = config
-    family = theirs.model_type
-    if family not in FAMILIES:
-        raise ValueError(f"{family!r} has no decoder of ours; the families that have are {', '.join(FAMILIES)}")
-    window, kinds = getattr(theirs, "sliding_window", None), getattr(theirs, "layer_types", None) or []
-    windows = [window if kind == "sliding_attention" else None for kind in kinds]
-    if family == "mistral":
-        windows = [window] * theirs.num_hidden_layers
-    rotates = getattr(theirs, "no_rope_layers", None) or []
-    biased = bool(getattr(theirs, "attention_bias", False))
-    rope = dict(theirs.rope_parameters or {})
-    theta = rope.get("rope_theta", 10_000.0)
-    scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
-    own = {} if methods is None else dataclasses.asdict(methods.methods())
-    end = theirs.eos_token_id
-    return ModelConfig(
-        **{name: getattr(theirs, name) for name in SAME},
-        **own,
-        head_dim=getattr(theirs, "head_dim", None),
-        eos_token_id=end if isinstance(end, int) else None,
-        rope_theta=float(theta) if isinstance(theta, int) else theta,
-        rope_scaling=None if scaling.get("rope_type", "default") == "default" else scaling,
-        attention_bias=biased or family == "qwen2",
-        attention_output_bias=biased,
-        mlp_bias=bool(getattr(theirs, "mlp_bias", False)),
-        qk_norm=family == "qwen3",
-        attention_windows=tuple(windows) if any(windows) else None,
-        no_rope_blocks=tuple(b for b, on in enumerate(rotates[: theirs.num_hidden_layers]) if not on),
-    )
 
 
 def family_fields(config: ModelConfig) -> dict[str, Any]:
@@ -121,7 +82,8 @@ def graft_document(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
     mlp = ["mlp", "post_attention_layernorm", ["gate_proj", "up_proj"]]
     sites = [["attention", "mlp"], [1, 1], [["self_attn.o_proj"], ["mlp.down_proj"]], [[attention[1]], [mlp[1]]]]
     survey = {"forms": [[*sites, attention, mlp]], "width": config.hidden_size, "exact": "bitwise", "packs": True}
-    survey |= {"digest": UNSEEN, "final": "model.norm"}
+    # no digest of the family's layers: transformers has not seen them yet
+    survey |= {"digest": "decoder", "final": "model.norm"}
     return {
         "model_type": GRAFT,
         "format": FORMAT,
@@ -129,30 +91,30 @@ def graft_document(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
         "dtype": str(dtype).removeprefix("torch."),
         "text_config": text,
         "survey": {**survey, "layers": [0] * config.num_hidden_layers},
-        **{field.name: getattr(config, field.name) for field in dataclasses.fields(Methods)},
+        "decoder": config.to_dict(),
+        **{name: getattr(config, name) for name in METHODS},
     }
 
 
-def is_decoders(document: Any) -> bool:
-    """Whether the config.json of a graft is as a decoder wrote it; `save_pretrained` writes another digest."""
-    survey = document.get("survey") if isinstance(document, dict) else None
-    return isinstance(survey, dict) and survey.get("digest") == UNSEEN
-
-
 def read_graft(document: dict[str, Any]) -> ModelConfig:
-    """The decoder's configuration from what `graft_document` made; a ValueError names what is wrong in it."""
-    methods = {field.name for field in dataclasses.fields(Methods)}
-    check_names(document, dict.fromkeys((*OWN, *methods)), "a decoder's config.json")
-    given = Methods.from_dict({name: value for name, value in document.items() if name in methods})
-    text = document.get("text_config")
-    if not isinstance(text, dict):
-        raise ValueError(f"text_config must be a family's configuration, got {text!r}")
-    try:
-        return from_family(SimpleNamespace(**text), given)  # pyright: ignore[reportArgumentType]
-    except AttributeError as error:
-        raise ValueError(f"text_config has no {error.name}") from error
-    except TypeError as error:
-        raise ValueError(f"text_config cannot be read: {error}") from error
+    """The decoder's configuration in what `graft_document` made; a ValueError names what was changed in the rest.
+
+    The rest is what transformers reads: the two must say the same.
+    """
+    check_names(document, dict.fromkeys((*OWN, *METHODS)), "a decoder's config.json")
+    config = ModelConfig.from_dict(document["decoder"], "a decoder")
+    want = json.loads(json.dumps(graft_document(config, torch.float32)))
+    for name in (*METHODS, "survey", "text_config"):
+        _check_same(name, document.get(name), want[name])
+    return config
+
+
+def _check_same(name: str, found: Any, want: Any) -> None:
+    if isinstance(found, dict) and isinstance(want, dict):
+        for key in (*want, *found):
+            _check_same(f"{name}.{key}", found.get(key), want.get(key))
+    elif type(found) is not type(want) or found != want:
+        raise ValueError(f"{name} is {found!r}, with the options in decoder it is {want!r}; save the model anew")
 
 
 OURS = r"(mixer|before|inside|norm_[qkvx])"
