@@ -25,7 +25,7 @@ from twoaxis.model.presets import preset
 from twoaxis.model.save import save_decoder
 
 PROMPT = "Grüße from the two axes"
-TEXT = "The residual stream only adds along depth. ÄÖÜ\r\n" * 6
+TEXT = "The residual stream only adds along depth. ÄÖÜ\r\n" * 2
 
 
 @pytest.fixture(scope="module")
