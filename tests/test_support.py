@@ -12,7 +12,7 @@ import torch
 
 from tests.support.commands import call, run, run_child, run_line
 from twoaxis import stream_names
-from twoaxis.base.plugins import use_files
+from twoaxis.base.plugins import use
 
 OWN = """
 import twoaxis
@@ -47,7 +47,7 @@ def test_what_a_command_changes_is_restored(tmp_path: Path) -> None:
         torch.set_num_threads(2)
         torch.use_deterministic_algorithms(True)
         torch.manual_seed(77)
-        use_files([tmp_path / "own.py"])
+        use(tmp_path / "own.py")
         assert "passing" in stream_names()
         print("said", file=sys.stderr)
         sys.exit("the reason")

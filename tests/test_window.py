@@ -138,18 +138,17 @@ def test_padding_reach() -> None:
     data=st.data(),
     window=st.sampled_from([None, 1, 2, 5, 17, 60]),
     heads=st.sampled_from([(2, 2), (4, 2)]),
-    merge=st.booleans(),
     axis=st.sampled_from([1, 2]),
 )
 def test_ring_is_exact_for_any_chunking(
-    data: st.DataObject, window: int | None, heads: tuple[int, int], merge: bool, axis: int
+    data: st.DataObject, window: int | None, heads: tuple[int, int], axis: int
 ) -> None:
     length = data.draw(st.integers(1, 45))
     q, k, v = (randn(2, length, h, 4, seed=s) for s, h in enumerate((heads[0], heads[1], heads[1])))
     whole = window_attention(q, k, v, window, axis=1)
     if axis == 2:
         q, k, v = (t.unsqueeze(1) for t in (q, k, v))
-    ring, rows, at = Ring(window, axis, merge=merge), [], 0
+    ring, rows, at = Ring(window, axis), [], 0
     while at < length:
         size = data.draw(st.integers(1, length - at))
         cut = [t.narrow(axis, at, size) for t in (q, k, v)]
@@ -157,7 +156,7 @@ def test_ring_is_exact_for_any_chunking(
         rows.append(out)
         at += size
         assert ring.seen == at
-        if window is not None and merge:
+        if window is not None:
             assert ring.stored == min(at, window - 1)
     stepped = torch.cat(rows, dim=axis)
     assert (stepped.reshape(whole.shape) - whole).abs().max() <= 1e-13
@@ -171,7 +170,7 @@ def test_ring_memory_is_constant() -> None:
         for _ in range(20):
             _, ring = step(ring, *(randn(1, 1, 2, 4) for _ in range(3)))
         sizes.append(ring.nbytes())
-        held = ring.pieces[0][0].untyped_storage().nbytes() // (8 * 8)
+        held = ring.kept[0].untyped_storage().nbytes() // (8 * 8)
         assert held <= 2 * 8, "a view of a long tensor keeps it alive"
     assert sizes == [7 * 2 * 2 * 4 * 8] * 3
 

@@ -91,9 +91,9 @@ def _run(argv: list[str]) -> int:
 
     arguments, common = parse(command, name, rest)
     if common.use:
-        from twoaxis.base.plugins import use_files
+        from twoaxis.base.plugins import use
 
-        use_files(common.use)
+        use(*common.use)
     result = command(**arguments)
     if os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks
         if common.json:

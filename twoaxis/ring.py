@@ -17,28 +17,18 @@ class Ring(NamedTuple):
     A value: every method returns a new ring and leaves the old one intact, so passes may interleave and a rejected
     draft is undone by keeping the earlier ring. Memory is constant in the axis when `window` is set. Exact for any
     chunking: an operator appends, looks, and only then evicts.
-
-    Attributes:
-        window: positions an operator sees, the current one included; None keeps everything.
-        axis: the ordered axis of the tensors, counted from the front.
-        spare: positions kept beyond the window, so that up to that many can be trimmed.
-        merge: True joins the pieces into one tensor (sequence axis); False keeps them as they came, by reference
-            and without a copy (depth axis, where autograd needs them anyway).
-        seen: positions appended so far.
-        pieces: the stored positions, oldest first; each piece is a tuple of tensors.
     """
 
-    window: int | None
-    axis: int
-    spare: int = 0
-    merge: bool = True
-    seen: int = 0
-    pieces: tuple[tuple[Tensor, ...], ...] = ()
+    window: int | None  # positions an operator sees, the current one included; None keeps everything
+    axis: int  # the ordered axis of the tensors, counted from the front
+    spare: int = 0  # positions kept beyond the window, so that up to that many can be trimmed
+    seen: int = 0  # positions appended so far
+    kept: tuple[Tensor, ...] = ()  # the stored positions of each tensor, oldest first
 
     @property
     def stored(self) -> int:
         """Positions kept right now."""
-        return sum(piece[0].shape[self.axis] for piece in self.pieces)
+        return self.kept[0].shape[self.axis] if self.kept else 0
 
     def append(self, *tensors: Tensor) -> Ring:
         """Add n positions; drops only what none of them can see."""
@@ -50,12 +40,11 @@ class Ring(NamedTuple):
         for t in tensors:
             if t.shape[self.axis] != n:
                 raise ValueError(f"tensors of one append differ along axis {self.axis}: {n} and {t.shape[self.axis]}")
-        if self.pieces and len(self.pieces[0]) != len(tensors):
-            raise ValueError(f"this ring holds {len(self.pieces[0])} tensors a position, got {len(tensors)}")
-        pieces = (*self.pieces, tensors)
-        if self.merge and len(pieces) > 1:
-            pieces = (tuple(torch.cat(column, dim=self.axis) for column in zip(*pieces, strict=True)),)
-        return self._replace(pieces=pieces, seen=self.seen + n)._keep(n)
+        if self.kept and len(self.kept) != len(tensors):
+            raise ValueError(f"this ring holds {len(self.kept)} tensors a position, got {len(tensors)}")
+        if self.kept:
+            tensors = tuple(torch.cat(pair, dim=self.axis) for pair in zip(self.kept, tensors, strict=True))
+        return self._replace(kept=tensors, seen=self.seen + n)._keep(n)
 
     def evict(self) -> Ring:
         """Drop what no later position can see."""
@@ -66,25 +55,18 @@ class Ring(NamedTuple):
         if self.window is None:
             return self
         limit = self.window - 1 + max(new, self.spare)
-        extra, pieces = self.stored - limit, list(self.pieces)
-        while extra > 0:
-            length = pieces[0][0].shape[self.axis]
-            if length <= extra:
-                pieces.pop(0)
-            else:
-                kept = (t.narrow(self.axis, extra, length - extra) for t in pieces[0])
-                # a copy where a short view would keep the long tensor behind it alive
-                pieces[0] = tuple(t.clone() if extra > length - extra else t for t in kept)
-            extra -= length
-        return self._replace(pieces=tuple(pieces))
+        extra = self.stored - limit
+        if extra <= 0:
+            return self
+        kept = (t.narrow(self.axis, extra, limit) for t in self.kept)
+        # a copy where a short view would keep the long tensor behind it alive
+        return self._replace(kept=tuple(t.clone() if extra > limit else t for t in kept) if limit else ())
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored positions, joined along the axis."""
-        if not self.pieces:
+        """The stored positions of each tensor."""
+        if not self.kept:
             raise ValueError("the ring is empty: append positions first")
-        if len(self.pieces) == 1:
-            return self.pieces[0]
-        return tuple(torch.cat(column, dim=self.axis) for column in zip(*self.pieces, strict=True))
+        return self.kept
 
     def trim(self, count: int) -> Ring:
         """Take back the last `count` positions, for instance a rejected draft."""
@@ -100,27 +82,20 @@ class Ring(NamedTuple):
                 f"cannot trim {count} positions: {left} would remain and a window of {self.window} needs "
                 f"{need}; make the ring with spare >= {count} to keep enough of them"
             )
-        pieces, rest = list(self.pieces), count
-        while rest > 0 and pieces:
-            length = pieces[-1][0].shape[self.axis]
-            if length <= rest:
-                pieces.pop()
-            else:
-                pieces[-1] = tuple(t.narrow(self.axis, 0, length - rest) for t in pieces[-1])
-            rest -= length
-        return self._replace(pieces=tuple(pieces), seen=self.seen - count)
+        kept = tuple(t.narrow(self.axis, 0, left) for t in self.kept) if left else ()
+        return self._replace(kept=kept, seen=self.seen - count)
 
     def reorder(self, index: Tensor) -> Ring:
         """Rows of the batch (dimension 0) in another order, or a selection of them."""
-        return self._replace(pieces=tuple(tuple(t.index_select(0, index) for t in p) for p in self.pieces))
+        return self._replace(kept=tuple(t.index_select(0, index) for t in self.kept))
 
     def repeat(self, times: int) -> Ring:
         """Each row of the batch `times` times, next to each other."""
-        return self._replace(pieces=tuple(tuple(t.repeat_interleave(times, 0) for t in p) for p in self.pieces))
+        return self._replace(kept=tuple(t.repeat_interleave(times, 0) for t in self.kept))
 
     def nbytes(self) -> int:
         """Bytes of the stored positions."""
-        return sum(t.numel() * t.element_size() for piece in self.pieces for t in piece)
+        return sum(t.numel() * t.element_size() for t in self.kept)
 
 
 def check_window(window: int | None) -> None:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from twoaxis.kernels.attention import attention
-from twoaxis.kernels.history import source_dots, weighted_sum
 from twoaxis.ring import Ring, check_window
 
 
@@ -110,24 +109,8 @@ def attend(
     fused: bool = True,
 ) -> Tensor:
     """Attention of the newest positions over a ring of (k, v); equals `window_attention` over the whole axis."""
-    separate = len(ring.pieces) > 1 and q.shape[ring.axis] == 1 and sink is None and reach is None
-    if separate and all(piece[0].shape[ring.axis] == 1 for piece in ring.pieces):
-        return _attend_pieces(ring, q, scale)
     k, v = ring.tensors()
     return window_attention(q, k, v, ring.window, ring.axis, scale=scale, sink=sink, reach=reach, fused=fused)
-
-
-def _attend_pieces(ring: Ring, q: Tensor, scale: float | None) -> Tensor:
-    """Attention of the newest position over separate pieces: nothing is stacked but the logits."""
-    pieces = ring.pieces if ring.window is None else ring.pieces[-ring.window :]
-    keys = [piece[0].squeeze(ring.axis) for piece in pieces]  # (..., Hkv, D)
-    values = [piece[1].squeeze(ring.axis) for piece in pieces]
-    q_g = q.squeeze(ring.axis).unflatten(-2, (keys[0].shape[-2], -1))  # (..., Hkv, G, D)
-    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    weights = (source_dots(q_g, keys) * scale).softmax(-1)  # (..., Hkv, G, S)
-    ways = weighted_sum(values, token=weights)  # G tensors (..., Hkv, Dv)
-    out = ways[0] if len(ways) == 1 else torch.stack(ways, dim=-2).flatten(-3, -2)
-    return out.unsqueeze(ring.axis)
 
 
 def step(

@@ -262,15 +262,15 @@ def _along_depth(q: Any, k: Any, v: Any, grad: Any, window: int) -> None:
     """Layer by layer, every layer over the layers before it, as a network runs."""
     import torch
 
-    from twoaxis.ring import Ring
-    from twoaxis.window import attend
+    from twoaxis.kernels.history import source_dots, weighted_sum
 
     columns = [[t[:, :, layer : layer + 1].contiguous() for t in (q, k, v)] for layer in range(q.shape[2])]
     given = [_leaves(*column) for column in columns]
-    ring, made = Ring(window, 2, merge=False), []
-    for q_l, k_l, v_l in given:
-        ring = ring.append(k_l, v_l)
-        made.append(attend(ring, q_l))
+    made = []
+    for layer, (q_l, _, _) in enumerate(given):
+        seen = given[max(0, layer - window + 1) : layer + 1]
+        logits = source_dots(q_l.unsqueeze(-2), [k_l for _, k_l, _ in seen]) * q.shape[-1] ** -0.5
+        made += weighted_sum([v_l for _, _, v_l in seen], token=logits.softmax(-1))
     torch.autograd.backward(made, [grad[:, :, layer : layer + 1] for layer in range(q.shape[2])])
 
 

@@ -37,15 +37,6 @@ def test_help_is_complete_and_never_waits_for_torch() -> None:
     assert each.out.count("usage: twoaxis ") == len(commands)
 
 
-def test_verify_in_a_process_of_its_own() -> None:
-    done = run_child("verify", "--only", "duality", "--seed", "3")
-    assert done.code == 0, done.out + done.err
-    counted = re.search(r"(\d+) of (\d+) hold \(seed 3", done.out)
-    assert counted is not None, done.out
-    assert counted[1] == counted[2]
-    assert done.out.count(" holds") == int(counted[1])
-
-
 def test_verify_json() -> None:
     done = run_line("twoaxis verify --only duality --json")
     document = json.loads(done.out)
@@ -108,25 +99,6 @@ def test_check_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         ("Plain", "neutral class", True),
         ("Plain", "parameter groups", True),
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("verify", "--only", "dualty"),
-            "there is no check 'dualty' (did you mean 'duality'?); the families are contract",
-        ),
-        (("verify", "--sed", "1"), "Perhaps you meant"),
-        (("verfy",), "unknown command 'verfy' (did you mean 'verify'?)"),
-        (("methods", "densformer"), "did you mean 'denseformer'"),
-        (("check", "no_such_file.py"), "there is no file no_such_file.py"),
-    ],
-)
-def test_mistakes_end_in_a_message_not_a_traceback(arguments: tuple[str, ...], message: str) -> None:
-    done = run(*arguments)
-    assert done.code == 2
-    assert message in done.err + done.out
 
 
 def test_of_several_processes_the_first_one_speaks() -> None:

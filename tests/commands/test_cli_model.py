@@ -16,15 +16,16 @@ pytest.importorskip("transformers")
 import twoaxis
 from tests.support.commands import run
 from tests.support.foreign import byte_tokenizer
+from twoaxis.commands.models import Continuation
 from twoaxis.data.tokenizer import Bytes
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.generate import generate
+from twoaxis.model.generate import Generated, generate
 from twoaxis.model.load import load_model
 from twoaxis.model.presets import preset
 from twoaxis.model.save import save_decoder
 
 PROMPT = "Grüße from the two axes"
-TEXT = "The residual stream only adds along depth. ÄÖÜ\r\n" * 6
+TEXT = "The residual stream only adds along depth. ÄÖÜ\r\n" * 2
 
 
 @pytest.fixture(scope="module")
@@ -260,3 +261,16 @@ def test_folders_that_are_no_model(folder: Path, tmp_path: Path, command: str) -
 def test_a_prompt_that_is_no_text(folder: Path) -> None:
     done = run("generate", str(folder), "--prompt", "-", "--bytes", stdin=b"ab\xff")
     assert (done.code, done.err) == (2, "twoaxis: the prompt on stdin is not UTF-8: byte 2 cannot be read\n")
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_statistics_begin_a_line_of_their_own(together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the text goes to the same file; a text that goes elsewhere is left as it was made."""
+    made = Generated("text", 1, 1, 2.0, {"attention": 8})
+    places = [tmp_path / "out", tmp_path / ("out" if together else "err")]
+    with places[0].open("a") as out, places[1].open("a") as err:
+        monkeypatch.setattr("sys.stdout", out)
+        monkeypatch.setattr("sys.stderr", err)
+        Continuation("folder", "prompt", False, lambda say: (say("text"), made)[1] if say else made).show()
+    assert places[0].read_text().startswith("text\n1 tokens in 2.00 s" if together else "text")
+    assert (places[0].read_text() == "text") != together

@@ -128,7 +128,7 @@ def spellings(draw: st.DrawFn, streams: bool) -> str:
 
 
 @given(stream=st.one_of(st.none(), spellings(True)), mixer=st.one_of(st.none(), spellings(False)))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_random_options_are_a_model_or_a_refusal(stream: str | None, mixer: str | None) -> None:
     """No other exception than a ValueError of one line, and no hang, whatever is written."""
     refusal = "refused"
@@ -149,7 +149,7 @@ FIELDS = st.dictionaries(st.sampled_from([*field_types(TrainConfig), "contxt", "
 @example(file={"model": 3}, said={})
 @example(file={"model": None}, said={"model": ""})
 @example(file={}, said={"model": [1]})
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_random_fields_are_a_run_or_a_refusal(file: dict[str, Any], said: dict[str, Any]) -> None:
     """In a file and on the command line: no other exception, and nothing that is said is passed over in silence."""
     run, refusal = None, ""

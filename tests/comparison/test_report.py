@@ -19,7 +19,7 @@ from tests.comparison.fake_comparison import FAKES, STANDARD, Fake, make_fake
 from tests.support.commands import run
 from twoaxis.comparison.results import Comparison
 from twoaxis.comparison.sentences import facts, headline
-from twoaxis.show import markdown, page, terminal
+from twoaxis.show import markdown, terminal
 from twoaxis.show.document import Saved
 
 FILES = {"report.md", "report.html", "table.json"}
@@ -177,22 +177,13 @@ def test_reports_of_one_folder_at_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert not [path for path in (mine / "report").iterdir() if "partial" in path.name]
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_terminal_shows_everything(found: Comparison, width: int) -> None:
-    text = terminal.render(found.document(), width)
-    wide = [line.split() for line in text.splitlines() if len(line) > width]
+def test_the_terminal_shows_everything(found: Comparison) -> None:
+    text = terminal.render(found.document(), 80)
+    wide = [line.split() for line in text.splitlines() if len(line) > 80]
     assert all("/" in words[-1] and len(words) <= 2 for words in wide), wide  # a path beside its name stays whole
     for word in ("(better)", "(worse)", "not resolved", "needs --sizes", "Fake CPU", "torch 2.13.0"):
         assert word in text, word
     assert "twoaxis compare --stream attention_residuals" in text
-
-
-def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
-    label = "</script><script>alert(1)</script>"
-    fakes = (STANDARD, Fake(f'attention_residuals:label="{label}"', 0.1))
-    made = page.render(Comparison.load(make_fake(tmp_path / "x", fakes)).document())
-    assert "<script>alert" not in made
-    assert made.count("</script>") == 1
 
 
 def test_an_empty_comparison_has_a_report(tmp_path: Path) -> None:
@@ -207,15 +198,6 @@ def test_an_empty_comparison_has_a_report(tmp_path: Path) -> None:
 def test_failed_runs_are_named(found: Comparison) -> None:
     told = dataclasses.replace(found, failed=("muddformer, seed 3: killed",))
     assert "muddformer, seed 3: killed" in markdown.render(told.document())
-
-
-def test_without_matplotlib_the_rest_is_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = tmp_path / "x"
-    shutil.copytree(folder, mine, ignore=shutil.ignore_patterns("report"))
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    made = Comparison.load(mine).save()
-    assert {path.name for path in made.files} == FILES
-    assert 'pip install -e ".[lab]"' in made.note
 
 
 def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from tests.comparison.comparing import FRAGILE, make_options
 from tests.support.processes import alive, children, environment, wait_for
 from twoaxis.base.files import claim
 from twoaxis.base.machine import physical_cores
-from twoaxis.base.plugins import fingerprints, use_files
+from twoaxis.base.plugins import fingerprints, use
 from twoaxis.base.progress import Progress as Bar
 from twoaxis.comparison.plan import Plan
 from twoaxis.comparison.run import WORK, Runs, prepare
@@ -211,18 +211,18 @@ def test_files_with_methods_of_ones_own(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text("raise KeyError('no')")
     with pytest.raises(ValueError, match=r"own\.py cannot be imported: KeyError: 'no'"):
-        use_files([own])
+        use(own)
     with pytest.raises(ValueError, match="there is no file"):
-        use_files([tmp_path / "none.py"])
+        use(tmp_path / "none.py")
     (tmp_path / "own.txt").write_text("")
     with pytest.raises(ValueError, match=r"its name must end in \.py"):
-        use_files([tmp_path / "own.txt"])
+        use(tmp_path / "own.txt")
     before = fingerprints([own])
     own.write_text("count = 1")
     assert fingerprints([own]) != before
-    use_files([own])
+    use(own)
     own.write_text("raise KeyError('not run twice')")
-    use_files([own])
+    use(own)
 
 
 def test_what_a_child_returns_and_what_becomes_of_its_crashes() -> None:

@@ -29,9 +29,9 @@ def loss_of(law: Law, compute: float) -> float:
     return law.l_inf + (law.scale or math.nan) * compute**-law.alpha
 
 
-def losses(l_inf: float, alpha: float, rise: float, sizes: tuple[float, ...] = SIZES) -> list[float]:
+def losses(l_inf: float, alpha: float, rise: float, sizes: tuple[float, ...] = SIZES) -> tuple[float, ...]:
     """Of a law that lies `rise` above L_inf at the first size."""
-    return [l_inf + rise * (c / sizes[0]) ** -alpha for c in sizes]
+    return tuple(l_inf + rise * (c / sizes[0]) ** -alpha for c in sizes)
 
 
 @given(l_inf=st.floats(0.1, 4), alpha=st.floats(0.03, 1.0), rise=st.floats(0.5, 4))
@@ -52,28 +52,26 @@ def test_two_sizes_need_l_inf() -> None:
     law = fit_law(sizes, losses(2.0, 0.2, 1.0, sizes), l_inf=2.0)
     assert (law.l_inf, law.alpha) == pytest.approx((2.0, 0.2))
     with pytest.raises(NoLaw, match="two unknowns and there are 1 sizes"):
-        fit_law([1e15], [3.0], l_inf=2.0)
+        fit_law((1e15,), (3.0,), 2.0)
     with pytest.raises(NoLaw, match=r"--l-inf 3 must lie below every loss; the lowest is 2\.7"):
         fit_law(sizes, losses(2.0, 0.2, 1.0, sizes), l_inf=3.0)
 
 
 def test_points_that_follow_no_law_are_refused() -> None:
     with pytest.raises(NoLaw, match="do not follow a falling law"):
-        fit_law(SIZES, [3.0, 3.1, 3.2, 3.3])
+        fit_law(SIZES, (3.0, 3.1, 3.2, 3.3))
     with pytest.raises(NoLaw, match="off any falling law"):
-        fit_law(SIZES[:3], [4.0, 3.9, 2.0])  # falls faster and faster
-    with pytest.raises(ValueError, match="4 compute values and 2 losses"):
-        fit_law(SIZES, [3.0, 2.0])
+        fit_law(SIZES[:3], (4.0, 3.9, 2.0))  # falls faster and faster
     with pytest.raises(ValueError, match="losses finite"):
-        fit_law(SIZES, [3.0, 2.0, math.nan, 1.0])
+        fit_law(SIZES, (3.0, 2.0, math.nan, 1.0))
 
 
 def test_a_law_without_a_floor_says_so() -> None:
     law = fit_law(SIZES, losses(0.0, 0.1, 5.0))
     assert law.l_inf == pytest.approx(0.0, abs=1e-6)
     assert law.alpha == pytest.approx(0.1, rel=1e-4)
-    steep = [5.0 - 0.5 * i for i in range(4)]  # bends the other way: the floor would be below zero
-    found = fit_law([10.0**i for i in range(15, 19)], steep)
+    steep = tuple(5.0 - 0.5 * i for i in range(4))  # bends the other way: the floor would be below zero
+    found = fit_law(tuple(10.0**i for i in range(15, 19)), steep)
     assert found.l_inf == 0
     assert "lower end" in found.note
 
@@ -143,7 +141,7 @@ def planted(generator: np.random.Generator, seeds: int, noise: float) -> tuple[d
 @pytest.mark.parametrize("seeds", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_intervals_hold_as_often_as_they_say(seeds: int) -> None:
     generator = np.random.default_rng(seeds)
-    trials, hits, exponents = 60, 0, 0
+    trials, hits, exponents = 40, 0, 0
     compute = {str(c): c for c in SIZES}
     for _ in range(trials):
         base, law = planted(generator, seeds, 0.004)
@@ -160,9 +158,9 @@ def test_intervals_hold_as_often_as_they_say(seeds: int) -> None:
         assert alpha.low is not None
         assert alpha.high is not None
         exponents += alpha.low <= 0.3 <= alpha.high
-    # 95% of 60 is 57; fewer than 50 would come up in one of a thousand trials.
-    assert hits >= 50
-    assert exponents >= 50
+    # 95% of 40 is 38; fewer than 33 would come up in one of a thousand trials.
+    assert hits >= 33
+    assert exponents >= 33
 
 
 def test_a_law_that_seeds_do_not_support_has_no_interval() -> None:

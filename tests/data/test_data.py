@@ -49,16 +49,6 @@ def test_what_a_run_gets(tmp_path: Path, folder: Path) -> None:
     assert len(data.held_out(10**6)) == len(data.corpus.held_out.tokens) // 32
 
 
-def test_no_row_of_one_part_is_of_the_other(tmp_path: Path, folder: Path) -> None:
-    data = load(tmp_path, folder)
-    train, held = (bytes(np.array(part.tokens, np.uint8)) for part in (data.corpus.train, data.corpus.held_out))
-    for row in ids(data.held_out(10**6)).tolist():
-        assert bytes(row) in held
-        assert bytes(row) not in train
-    for row in ids(data.train(0, data.rows)).tolist():
-        assert bytes(row) in train
-
-
 def test_the_fingerprint_changes_with_the_tokens_only(tmp_path: Path, folder: Path) -> None:
     base = load(tmp_path, folder).fingerprint
     same: list[dict[str, Any]] = [{"eval_examples": 3}, {"cache": str(tmp_path / "other")}]
@@ -134,10 +124,14 @@ def test_what_is_said_of_it(tmp_path: Path, folder: Path) -> None:
     (folder / "copy.txt").write_bytes((folder / "000.txt").read_bytes())
     (folder / "zero.bin").write_bytes(b"\0")
     (folder / ".hidden").write_text("x")
-    data = load(tmp_path, folder, tokenizer="bpe:300")
+    records = [f"record {n} {n * n}" for n in range(30)]
+    (tmp_path / "more.jsonl").write_text("".join(f'{{"text": "{record}"}}\n' for record in records))
+    data = load(tmp_path, folder, tmp_path / "more.jsonl", tokenizer="bpe:300")
+    assert data.name == "folder texts + file more.jsonl"
     facts = data.describe()
-    assert facts["train"]["documents"] + facts["held_out"]["documents"] == 40
-    assert facts["train"]["bytes"] + facts["held_out"]["bytes"] == sum(len(text(n, 120).encode()) for n in range(40))
+    assert facts["train"]["documents"] + facts["held_out"]["documents"] == 70
+    size = sum(len(each.encode()) for each in (*(text(n, 120) for n in range(40)), *records))
+    assert facts["train"]["bytes"] + facts["held_out"]["bytes"] == size
     assert facts["train"]["rows"] == data.rows
     assert (facts["tokenizer"], facts["vocab_size"], facts["duplicates"]) == ("bpe:300", 300, 1)
     assert facts["skipped"] == {"hidden": 1, "binary": 1}
@@ -153,15 +147,6 @@ def test_few_documents_hold_out_what_they_can(tmp_path: Path) -> None:
     facts = data.describe()
     assert (facts["train"]["documents"], facts["held_out"]["documents"]) == (1, 1)
     assert any("of the bytes are held out, not 1.0%: documents stay whole" in note for note in facts["notes"])
-
-
-def test_several_sources_are_one_corpus(tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "more.jsonl").write_text("".join(f'{{"text": "record {n} {n * n}"}}\n' for n in range(30)))
-    data = load(tmp_path, folder, tmp_path / "more.jsonl", folder / "000.txt")
-    facts = data.describe()
-    assert data.name == "folder texts + file more.jsonl + file 000.txt"
-    assert facts["train"]["documents"] + facts["held_out"]["documents"] == 70
-    assert facts["duplicates"] == 1
 
 
 def test_too_little_text(tmp_path: Path, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -256,3 +257,13 @@ def test_tokenizers_that_there_are_not(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ValueError, match=r"needs the package transformers, .*pip install -e"):
         need_transformers()
+
+
+def test_a_model_in_the_folder_of_its_run_knows_that_its_tokens_are_bytes(tmp_path: Path) -> None:
+    model = tmp_path / "run" / "model"
+    model.mkdir(parents=True)
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"format": 2, "config": {"tokenizer": "bytes"}}))
+    assert load_tokenizer(model, 300).name == load_tokenizer("bytes").name
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"format": 2, "config": {"tokenizer": "bpe:512"}}))
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        load_tokenizer(model, 300)

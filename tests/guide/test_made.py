@@ -129,10 +129,10 @@ def test_two_axes_counts_by_hand() -> None:
 def test_bytes_that_a_depth_read_cannot_do_without(window: int) -> None:
     """Counted on the ring that the read really has, at a layer far enough down."""
     width, heads = 12, 3
-    ring = Ring(window, 2, merge=False)
+    ring = Ring(window, 2)
     for _ in range(8):
         ring = ring.append(*(torch.zeros(1, 1, 1, heads, width // heads) for _ in range(2)))
-    numbers = sum(t.numel() for piece in ring.pieces for t in piece) + 2 * width  # and q and the result
+    numbers = sum(t.numel() for t in ring.kept) + 2 * width  # and q and the result
     assert two_axes.moved("depth", width, window) == numbers * two_axes.SIZE
     assert two_axes.moved("sequence", width, window) == 4 * width * two_axes.SIZE
 

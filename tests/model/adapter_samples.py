@@ -96,7 +96,8 @@ def muddformer(blocks: int = 4, ways: int = 4, expand_last: bool = True, round64
         if i > 0 and ways == 4:
             tensors |= {f"layers.{i}.attention_norms.{w}.weight": draw(WIDTH) for w in range(3)}
             tensors |= {f"layers.{i}.attention_norms.{w}.bias": draw(WIDTH) for w in range(3)}
-    return Sample("muddformer", tensors, {"norm_eps": 1e-4}, "dynamic_dense.1.w3.weight")
+    config = {"norm_eps": 1e-4, "expand_last": expand_last, "round64": round64}
+    return Sample("muddformer", tensors, config, "dynamic_dense.1.w3.weight")
 
 
 def denseformer(blocks: int = 6, dilation: int = 2, period: int = 3) -> Sample:

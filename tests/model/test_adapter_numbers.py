@@ -185,10 +185,9 @@ def test_muddformer(path: Path) -> None:
         tensors[f"model.dynamic_dense.{i}.w1.weight"] = g.tensor(f"da{i}.w1").mT
         tensors[f"model.dynamic_dense.{i}.w2.weight"] = g.tensor(f"da{i}.w2").mT
         tensors[f"model.dense_bs.{i}"] = g.tensor(f"da{i}.a")
-    adapted = read_stream(tensors, config={"norm_eps": g.number("cfg.norm_eps")})
+    sizes = {name: bool(g.number(f"cfg.{name}")) for name in ("expand_last", "round64")}
+    adapted = read_stream(tensors, config={"norm_eps": g.number("cfg.norm_eps"), **sizes})
     assert adapted.options["ways"] == {1: "one", 4: "qkvr"}[g.number("cfg.ways")]
-    assert adapted.options["expand_last"] == bool(g.number("cfg.expand_last"))
-    assert adapted.options["round64"] == bool(g.number("cfg.round64"))
 
     def attention(b: int, *ways: Tensor) -> Tensor:
         read = ways * 3 if len(ways) == 1 else ways

@@ -138,13 +138,13 @@ def test_a_stream_may_normalise_its_reads_and_change_values(monkeypatch: pytest.
     more, past = model.step(tokens[:, 5:], past)
     torch.testing.assert_close(torch.cat([logits, more], 1), model(tokens))
     _, before = plain.step(tokens, plain.start())
-    own = [past.rings[f"{block}.self_attn"].pieces[0][1] for block in (0, 1)]
-    torch.testing.assert_close(own[0], before.rings["0.self_attn"].pieces[0][1])  # a plain scale
-    assert not torch.allclose(own[1], before.rings["1.self_attn"].pieces[0][1])
+    own = [past.rings[f"{block}.self_attn"].kept[1] for block in (0, 1)]
+    torch.testing.assert_close(own[0], before.rings["0.self_attn"].kept[1])  # a plain scale
+    assert not torch.allclose(own[1], before.rings["1.self_attn"].kept[1])
     with torch.no_grad():
         model.sublayer(made.sites[2]).v_proj.weight.zero_()  # type: ignore[union-attr]
     _, after = model.step(tokens, model.start())
-    torch.testing.assert_close(after.rings["1.self_attn"].pieces[0][1], own[0])  # nothing of its own: the first block's
+    torch.testing.assert_close(after.rings["1.self_attn"].kept[1], own[0])  # nothing of its own: the first block's
 
 
 def test_blocks_are_modules_that_hooks_and_checkpoints_take() -> None:

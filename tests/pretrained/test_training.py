@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,8 +31,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "deep_delta": {"stream": "deep_delta"},
     "short_swa": {"mixer": "short_swa:window=4"},
 }
-ONE_OF_EACH_KIND = {"block attention_residuals", "deep_delta", "short_swa"}
-"""A history, an update of the sum, a mixer; the others are slow."""
+ONE_OF_EACH_KIND = {"deep_delta", "short_swa"}
+"""A blend with a path that stays closed, a mixer that starts at random; the others are slow."""
 
 
 def batch(text: Tensor, generator: torch.Generator) -> Tensor:
@@ -87,15 +86,3 @@ def test_new_parameters_learn(source: Any, name: str) -> None:
     for parameter, role in parameter_origins(model).items():
         moved = not torch.equal(model.get_parameter(parameter), before[parameter])
         assert moved == (role == "new" and parameter not in made.record.stuck), parameter
-
-
-def test_a_trained_retrofit_is_saved_and_loaded(source: Any, tmp_path: Path) -> None:
-    from twoaxis.model.load import load_model
-
-    model = twoaxis.retrofit(source, stream="hyper_connections", out=tmp_path / "made", tokens=8).model
-    loaded: Any = load_model(tmp_path / "made", "cpu")
-    trainable(loaded, new_parameters(loaded))
-    train(loaded, optimizer(loaded), PROSE[:TRAINED], 5, seed=1)
-    loaded.save_pretrained(tmp_path / "trained")
-    again = load_model(tmp_path / "trained", "cpu")
-    assert measure(again) == measure(loaded) != measure(model)

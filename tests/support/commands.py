@@ -43,7 +43,7 @@ def registries_restored() -> Iterator[None]:
         yield
     finally:
         for name in [name for name in sys.modules if name.startswith("twoaxis_own_") and name not in modules]:
-            del sys.modules[name]  # `use_files` runs a file once in a process
+            del sys.modules[name]  # `use` runs a file once in a process
         for each, entries in zip(REGISTRIES, before, strict=True):
             each.clear()
             each.update(entries)

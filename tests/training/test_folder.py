@@ -17,11 +17,12 @@ pytest.importorskip("transformers")
 
 from tests.support.foreign import byte_llama
 from tests.training.runs import SHAPE, Broken, Uneven, small, stop_at
+from twoaxis.base.options import field_types
 from twoaxis.model.load import load_model
 from twoaxis.model.save import save_decoder
 from twoaxis.pretrained.retrofit import retrofit
 from twoaxis.training.checkpoint import weights
-from twoaxis.training.folder import ABOUT
+from twoaxis.training.folder import About
 from twoaxis.training.setup import make_optimizer
 from twoaxis.training.train import train
 
@@ -50,7 +51,7 @@ def change(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
     [
         ("run.json", lambda d: d | {"format": 1}, r"run\.json is not of format 2, .*; choose another folder"),
         ("run.json", lambda d: [], r"run\.json is not of format 2"),
-        ("run.json", lambda d: {k: d[k] for k in d if k != "data"}, r"run\.json is damaged: data is missing"),
+        ("run.json", lambda d: {k: d[k] for k in d if k != "data"}, r"run\.json is damaged at data: it is missing"),
         ("result.json", lambda d: d | {"more": 1}, r"result\.json is damaged: .*Remove it, and the run is made again"),
         ("result.json", lambda d: [], r"result\.json is damaged"),
     ],
@@ -68,7 +69,7 @@ def test_damaged_documents_are_refused_in_a_line(file: str, edit: Any, message: 
 def test_a_run_of_any_shape_is_read_or_refused_by_file_and_field(begun: Path, data: st.DataObject) -> None:
     path = begun / "run.json"
     whole = json.loads(path.read_text())
-    name = data.draw(st.sampled_from([*ABOUT, *(f"config.{field}" for field in whole["config"])]))
+    name = data.draw(st.sampled_from([*field_types(About), *(f"config.{field}" for field in whole["config"])]))
     damaged, value = json.loads(path.read_text()), data.draw(VALUES)
     *table, field = name.split(".")
     (damaged[table[0]] if table else damaged)[field] = value

@@ -25,10 +25,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.training.runs import Broken, Fork, numbers, small
 from twoaxis.base.files import LEASE, FileError, JsonLines
-from twoaxis.base.interrupt import Interrupted
+from twoaxis.base.interrupt import SIGNALS, Interrupted
 from twoaxis.training import checkpoint as saving
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.folder import Result, load_result
+from twoaxis.training.folder import Result, RunFolder, load_result
 from twoaxis.training.train import train
 
 RUN: dict[str, Any] = {
@@ -206,19 +206,6 @@ def test_damaged_checkpoint_is_passed_over(damage: str, half: Path) -> None:
     assert said[0].startswith(f"step-{newest:08d} is damaged and passed over")
 
 
-@pytest.mark.parametrize("damage", ["another step", "moment changed in one bit"])
-def test_a_run_goes_on_from_the_one_before(
-    damage: str, half: Path, whole: Whole, capfd: pytest.CaptureFixture[str]
-) -> None:
-    newest, before = steps_of(half)[:2]
-    DAMAGE[damage](place(half, newest))
-    seen: list[int] = []
-    train(small(**RUN), half, on_step=lambda step, loss: seen.append(step))
-    assert seen[0] == before
-    assert f"step-{newest:08d} is damaged and passed over" in capfd.readouterr().err
-    same(half, whole)
-
-
 def test_no_bit_of_a_checkpoint_changes_unnoticed(half: Path) -> None:
     checkpoint, chance = place(half, steps_of(half)[0]), random.Random(0)
     key = small(**RUN).key
@@ -269,15 +256,23 @@ def test_without_a_sound_checkpoint_it_starts_from_the_beginning(
     same(half, whole)
 
 
-@pytest.mark.parametrize("keep", [1, 2])
-def test_a_damaged_checkpoint_does_not_displace_a_sound_one(keep: int, half: Path) -> None:
+@pytest.mark.parametrize("keep", [1])
+def test_a_damaged_checkpoint_does_not_displace_a_sound_one(
+    keep: int, half: Path, whole: Whole, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The run goes on from the one before, and keeps that until there is a newer one."""
     newest, before = steps_of(half)[:2]
-    clear(place(half, newest))
-    seen: list[list[int]] = []
-    train(small(**RUN | {"save_every": 1, "keep": keep}), half, on_step=lambda step, loss: seen.append(steps_of(half)))
-    assert newest not in seen[0]
-    assert before in seen[0]
-    assert seen[2][0] == before + 1
+    DAMAGE["moment changed in one bit"](place(half, newest))
+    seen: list[tuple[int, list[int]]] = []
+    config = small(**RUN | {"save_every": 1, "keep": keep})
+    train(config, half, on_step=lambda step, loss: seen.append((step, steps_of(half))))
+    assert f"step-{newest:08d} is damaged and passed over" in capfd.readouterr().err
+    step, kept = seen[0]
+    assert step == before
+    assert before in kept
+    assert newest not in kept
+    assert seen[2][1][0] == before + 1
+    same(half, whole)
 
 
 LOGS: dict[str, Callable[[Path], Any]] = {
@@ -291,9 +286,10 @@ LOGS: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("damage", LOGS)
 def test_a_holed_log_is_made_whole(damage: str, half: Path, whole: Whole, capfd: pytest.CaptureFixture[str]) -> None:
     LOGS[damage](half / "log.jsonl")
-    train(small(**RUN), half)
+    folder = RunFolder(half)
+    folder.restore_log(saving.newest_checkpoint(folder.checkpoints, small(**RUN).key, pytest.fail))
     assert "log.jsonl has lost or changed lines; they are restored" in capfd.readouterr().err
-    same(half, whole)
+    assert numbers(half) == [record for record in whole[1] if record["step"] <= steps_of(half)[0]]
 
 
 def test_half_written_files_are_removed(half: Path, whole: Whole, capfd: pytest.CaptureFixture[str]) -> None:
@@ -308,7 +304,7 @@ def test_half_written_files_are_removed(half: Path, whole: Whole, capfd: pytest.
 # stopped
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.slow) for n in SIGNALS[1:])])
 def test_signals_save_and_stop(number: int, tmp_path: Path, whole: Whole) -> None:
     folder = tmp_path / "run"
     config = small(**RUN | {"save_every": None})

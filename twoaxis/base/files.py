@@ -166,7 +166,9 @@ def claim(folder: str | Path, *, wait: bool = False, beside: bool = False) -> It
         try:
             lock.acquire(timeout=-1 if wait else 1.0)
         except filelock.Timeout as error:
-            raise Claimed(f"{folder} is in use by another process ({_holder(lease)})") from error
+            found = lock.owner
+            holder = "unknown" if found is None else f"process {found.pid} on {found.hostname}"
+            raise Claimed(f"{folder} is in use by another process ({holder})") from error
 
     def check() -> None:
         if lock.compromise is not None:
@@ -177,15 +179,6 @@ def claim(folder: str | Path, *, wait: bool = False, beside: bool = False) -> It
     finally:
         with contextlib.suppress(OSError):  # the folder may be gone, and the lease with it
             lock.release()
-
-
-def _holder(lease: Path) -> str:
-    """Process and machine that wrote a lease file, as far as it says."""
-    with contextlib.suppress(OSError):
-        said = dict(line.split("=", 1) for line in lease.read_text(errors="replace").splitlines() if "=" in line)
-        if "pid" in said:
-            return f"process {said['pid']} on {said.get('host', 'another machine')}"
-    return "unknown"
 
 
 class JsonLines:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+VERBOSITY = "TRANSFORMERS_VERBOSITY"
+"""What transformers reads when it is imported."""
 MOST_THREADS = 1024
 """More threads than this end the process in torch's thread pool instead of an error."""
 
@@ -150,6 +152,34 @@ def quiet_logger(name: str) -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+def quiet() -> None:
+    """Keep transformers' own bars and notes off the terminal, which belongs to the command; it is not imported here."""
+    if sys.modules.get("transformers") is None:
+        os.environ.setdefault(VERBOSITY, "error")
+        return
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Context manager that does the same while it is active."""
+    with contextlib.ExitStack() as after:
+        if sys.modules.get("transformers") is None:
+            if VERBOSITY not in os.environ:
+                after.callback(os.environ.pop, VERBOSITY, None)
+        else:
+            from transformers.utils import logging
+
+            after.callback(logging.set_verbosity, logging.get_verbosity())
+            if logging.is_progress_bar_enabled():
+                after.callback(logging.enable_progress_bar)
+        quiet()
+        yield
 
 
 def _allowed_cpus() -> set[int]:

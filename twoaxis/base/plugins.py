@@ -23,22 +23,8 @@ PREFIX = "twoaxis_own_"
 """What the names of modules begin with that are files named by the user."""
 GROUP = "twoaxis.methods"
 """Entry points of this group are loaded when a name is asked for that is not known otherwise."""
-
-
 ORIGINS = "methods.json"
 """File of a saved model that says where methods came from that are not the library's."""
-
-
-def use(*paths: str | Path) -> None:
-    """Run Python files that register streams and mixers, as `--use` does. Name only files you trust.
-
-        twoaxis.use("my_stream.py")
-        twoaxis.train(out="runs/mine", stream="fading_memory")
-
-    Args:
-        *paths: the files; one that was run in this process is not run again.
-    """
-    use_files(paths)
 
 
 def used() -> tuple[str, ...]:
@@ -67,30 +53,37 @@ def write_origins(folder: str | Path, methods: Iterable[type]) -> None:
 
 def use_options(folder: str | Path) -> str:
     """What a command line needs to load a model again: ` --use FILE` for every file that its methods came from."""
-    path = Path(folder) / ORIGINS
-    found = read_json(path)["methods"].values() if path.is_file() else ()
-    return "".join(f" --use {file}" for file in dict.fromkeys(where["file"] for where in found if "file" in where))
+    files = [where["file"] for where in _origins(folder).values() if "file" in where]
+    return "".join(f" --use {file}" for file in dict.fromkeys(files))
 
 
 def check_origins(folder: str | Path, known: Iterable[str]) -> None:
     """Refuse a model of methods that are not known here, and say where they came from."""
-    path = Path(folder) / ORIGINS
-    if not path.is_file():
-        return
     there = set(known)
-    for name, where in read_json(path)["methods"].items():
-        if name in there:
-            continue
+    missing = {name: where for name, where in _origins(folder).items() if name not in there}
+    for name, where in missing.items():
         if "package" in where:
             raise ValueError(f"{folder} has the method {name!r} of the package {where['package']}: install it")
-        raise ValueError(
-            f"{folder} has the method {name!r} of the file {where['file']}, which is not known here: add --use "
-            f"{where['file']} (twoaxis.use in Python)"
-        )
+    if missing:
+        files = list(dict.fromkeys(where["file"] for where in missing.values()))
+        names, use = " and ".join(map(repr, missing)), " ".join(f"--use {file}" for file in files)
+        raise ValueError(f"{folder} has the method {names}, which is not known here: add {use} (twoaxis.use in Python)")
 
 
-def use_files(paths: Iterable[str | Path]) -> None:
-    """Run Python files that register methods. A file is run once in a process; name only files you trust."""
+def _origins(folder: str | Path) -> dict[str, dict[str, str]]:
+    path = Path(folder) / ORIGINS
+    return read_json(path)["methods"] if path.is_file() else {}
+
+
+def use(*paths: str | Path) -> None:
+    """Run Python files that register streams and mixers, as `--use` does. Name only files you trust.
+
+        twoaxis.use("my_stream.py")
+        twoaxis.train(out="runs/mine", stream="fading_memory")
+
+    Args:
+        *paths: the files; one that was run in this process is not run again.
+    """
     for path in paths:
         name = f"{PREFIX}{hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:12]}"
         if name in sys.modules:

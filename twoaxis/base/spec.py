@@ -9,25 +9,32 @@ brackets do not separate.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
     """`NAME[:k=v,...]` as a name and its options."""
-    name, colon, rest = text.partition(":")
+    name, _, rest = text.partition(":")
     name = name.strip()
     if not name:
         raise ValueError(f"{text!r} names no method; write NAME or NAME:option=value,option=value")
+    wrong = lambda part: f"{part!r} in {text!r} is no option; write NAME:option=value,option=value"  # noqa: E731
+    return name, parse_options([rest], repr(text), wrong)
+
+
+def parse_options(texts: Iterable[str], what: str, wrong: Callable[[str], str]) -> dict[str, Any]:
+    """Lists `k=v,...` as options, each once; `what` they are and what is `wrong` with a part are for messages."""
     options: dict[str, Any] = {}
-    for part in split(rest) if colon else ():
+    for part in (part for text in texts for part in split(text)):
         key, equals, value = part.partition("=")
         key = key.strip()
         if not equals or not key:
-            raise ValueError(f"{part!r} in {text!r} is no option; write NAME:option=value,option=value")
+            raise ValueError(wrong(part))
         if key in options:
-            raise ValueError(f"{text!r} gives {key} twice")
+            raise ValueError(f"{what} gives {key} twice")
         options[key] = parse_value(value)
-    return name, options
+    return options
 
 
 def parse_value(text: str) -> Any:

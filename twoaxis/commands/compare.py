@@ -85,8 +85,8 @@ def compare(
     own = locals()
     said: dict[str, Any] = {name: own[name] for name in COMPARED if own[name] is not False}
     said = {name: value for name, value in said.items() if value not in (None, (), [])} | fields
+    from twoaxis.base.machine import quiet
     from twoaxis.comparison.run import read_options
-    from twoaxis.model.load import quiet
 
     quiet()
     options = read_options(file, said)

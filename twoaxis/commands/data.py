@@ -27,7 +27,7 @@ def data(*, seed: int = 0, examples: int = 1, check: bool = False, **fields: Unp
 
     options = DataOptions.from_dict(fields, "data")
     if not options.data[0].startswith("task:"):
-        from twoaxis.model.load import quiet
+        from twoaxis.base.machine import quiet
 
         quiet()
     with bars() as watch:

@@ -126,12 +126,10 @@ def read_prompt(prompt: str) -> str:
 
 def open_model(folder: str, device: str | None, as_bytes: bool) -> tuple[Model, Tokenizer]:
     """The model of a folder and its tokenizer."""
-    from twoaxis.data.tokenizer import has_tokenizer, load_tokenizer
+    from twoaxis.data.tokenizer import load_tokenizer
     from twoaxis.model import load
-    from twoaxis.training.folder import trained_on_bytes
 
     model: Any = load.load_model(folder, device)
-    as_bytes = as_bytes or (not has_tokenizer(folder) and trained_on_bytes(folder))
     return model, load_tokenizer("bytes" if as_bytes else folder, model.config.vocab_size)
 
 

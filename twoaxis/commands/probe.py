@@ -60,9 +60,9 @@ def probe(
     named = (data,) if isinstance(data, str) else tuple(data)
     own = {"stream": stream, "mixer": mixer, "data": [named] if named else (), "seeds": seeds, "lr": lr, "use": used()}
     said = {name: value for name, value in (own | {"until": until}).items() if value not in (None, (), [])} | fields
+    from twoaxis.base.machine import quiet
     from twoaxis.comparison.probe import probe
     from twoaxis.comparison.runner.launchers import find_launcher
-    from twoaxis.model.load import quiet
 
     quiet()
     source = Path(source) if isinstance(source, os.PathLike) else source

@@ -43,12 +43,12 @@ def retrofit(
         tokens: How many of its tokens.
         seed: Seed of the new parameters that start at random.
     """
+    from twoaxis.base.machine import quiet
     from twoaxis.depth.site import Placement
-    from twoaxis.model import load
     from twoaxis.pretrained.record import closed_paths
     from twoaxis.pretrained.retrofit import retrofit as make
 
-    load.quiet()
+    quiet()
     blocks = None if mixer_blocks is None else Placement.parse(mixer_blocks).blocks
     if mixer_blocks is not None and blocks is None:
         raise ValueError(f"--mixer-blocks {mixer_blocks!r} names no blocks; write them like 0,8-11")

@@ -32,8 +32,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from twoaxis.base.options import Count, Options, check_names, check_type
-from twoaxis.base.spec import parse_value, split
-from twoaxis.comparison.contenders import make_contenders
+from twoaxis.base.spec import parse as parse_spec
+from twoaxis.base.spec import split
+from twoaxis.comparison.contenders import make_contenders, parse_spelled
 from twoaxis.model.config import SHORT
 from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import TrainConfig, parse_model
@@ -41,10 +42,15 @@ from twoaxis.training.setup import with_family
 
 Match = Literal["tokens", "flops", "time"]
 Until = Literal["resolved"]
-FLAGS = ("grid", "controls", "recipe_check", "exchange")
-"""Options that are said or not."""
-LR_SEED = 1000
-"""First of the seeds on which learning rates are chosen."""
+KINDS = {
+    **dict.fromkeys(("grid", "controls", "recipe_check", "exchange"), bool),
+    "baseline": str,
+    "match": Match,
+    "until": Until,
+}
+"""Options that are taken as they are said, and what they may be."""
+FIRST_SEEDS = {"seeds": 0, "lr_seeds": 1000}
+"""First of the seeds that are compared, and of those on which learning rates are chosen."""
 SET_HERE = {
     "stream": "contenders (--stream)",
     "mixer": "contenders (--mixer)",
@@ -126,36 +132,30 @@ def parse(options: Mapping[str, Any]) -> dict[str, Any]:
         if name in SET_HERE and name not in COMPARED:
             raise ValueError(f"a comparison has no option {name!r} of its own; it has {SET_HERE[name]}")
     check_names(options, dict.fromkeys((*COMPARED, *FIELDS)), "a comparison")
-    kinds = {**dict.fromkeys(FLAGS, bool), "baseline": str | None, "match": Match | None, "until": Until | None}
-    for name, kind in kinds.items():
-        check_type(name, options.get(name, False if kind is bool else None), kind)
+    asked = {name: value for name, value in options.items() if name in COMPARED and value is not None}
+    for name in KINDS.keys() & asked.keys():
+        check_type(name, asked[name], KINDS[name])
     base = {name: value for name, value in options.items() if name in FIELDS}
     if "model" in base:
         base["model"] = _model(base["model"])
-    base = with_family(base)
-    said: dict[str, Any] = {"base": base}
-    grid = options.get("grid", False)
-    named = make_contenders(_texts(options, "stream"), _texts(options, "mixer"), grid=grid)
-    said["contenders"] = named + tuple(map(_contender, _listed(options.get("contenders", ()))))
-    said["data"] = tuple(map(_data, _listed(options.get("data", ()))))
-    said["data"] += tuple((f"task:{task}",) for task in _texts(options, "task"))
-    said["use"] = tuple(dict.fromkeys(str(Path(file).resolve()) for file in _texts(options, "use")))
-    said |= {name: options[name] for name in ("baseline", "match", "until") if options.get(name) is not None}
-    if (label := said.get("baseline")) and label not in {contender.label for contender in said["contenders"]}:
+    named = make_contenders(_texts(asked, "stream"), _texts(asked, "mixer"), grid=asked.get("grid", False))
+    tasks = tuple((f"task:{task}",) for task in _texts(asked, "task"))
+    said: dict[str, Any] = {
+        "base": with_family(base),
+        "contenders": named + tuple(map(_contender, _listed(asked.get("contenders", ())))),
+        "data": tuple(map(_data, _listed(asked.get("data", ())))) + tasks,
+        "use": tuple(dict.fromkeys(str(Path(file).resolve()) for file in _texts(asked, "use"))),
+        "sizes": ",".join(_texts(asked, "sizes")) or (),
+        "lrs": _rates(asked.get("lr", ())),
+    }
+    said = {name: value for name, value in said.items() if value != ()}
+    said |= {name: asked[name] for name in ("baseline", "match", "until") if name in asked}
+    said |= {name: parse_seeds(asked[name], first) for name, first in FIRST_SEEDS.items() if name in asked}
+    said |= {name: _number(name, asked[name]) for name in ("flops", "margin") if name in asked}
+    if (label := said.get("baseline")) and label not in {contender.label for contender in said.get("contenders", ())}:
         with contextlib.suppress(ValueError):  # one of a contender's own that is no spelling of a method
-            said["baseline"] = make_contender(*label.split(" + ", 1)).label
-    if sizes := _texts(options, "sizes"):
-        said["sizes"] = ",".join(sizes)
-    for name, first in (("seeds", 0), ("lr_seeds", LR_SEED)):
-        if options.get(name) is not None:
-            said[name] = parse_seeds(options[name], first)
-    for name in ("flops", "margin"):
-        if options.get(name) is not None:
-            said[name] = _number(name, options[name])
-    if rates := options.get("lr"):
-        listed = [part for part in rates.split(",") if part.strip()] if isinstance(rates, str) else _listed(rates)
-        said["lrs"] = tuple(_number("lr", rate) for rate in listed)
-    return {name: value for name, value in said.items() if value != () or name.endswith("seeds")}
+            said["baseline"] = parse_spelled(label).label
+    return said
 
 
 def parse_seeds(given: Any, first: int = 0) -> tuple[int, ...]:
@@ -200,33 +200,28 @@ def parse_sizes(text: str | None, base: TrainConfig) -> tuple[Size, ...]:
     """
     sizes, whole = [], base.family is not None and "hidden_size" in base.model
     alone = base.family if base.family is not None and whole else base.preset
-    for spelled in [alone] if text is None else split(text):
-        start, fields, budget = base.preset, {}, {}
-        for number, part in enumerate(spelled.strip().split(":")):
-            name, equals, value = part.partition("=")
-            name = name.strip()
-            if not equals and number == 0 and whole and name != base.family:
+    for spelled in [alone] if text is None else map(str.strip, split(text)):
+        first, _, changes = spelled.partition(":") if "=" not in spelled.split(":")[0] else (alone, "", spelled)
+        try:
+            if whole and first != base.family:
                 raise ValueError(
-                    f"the size {spelled!r} names a preset, and the shape of {base.family} is given; write changes, "
-                    "such as width=64:blocks=2"
+                    f"it names a preset, and the shape of {base.family} is given; write changes, such as "
+                    "width=64:blocks=2"
                 )
-            if not equals and number == 0:
-                start = base.preset if whole else name
-            elif not equals:
-                raise ValueError(f"{part!r} in the size {spelled!r} is no change; write preset:field=value:field=value")
-            elif name in ("steps", "tokens"):
-                budget[name] = parse_value(value)
-                if not isinstance(budget[name], int) or isinstance(budget[name], bool) or budget[name] < 1:
-                    raise ValueError(f"{name} of the size {spelled!r} must be a positive integer, got {value!r}")
-            else:
-                fields[SHORT.get(name, name)] = parse_value(value)
-        if len(budget) > 1:
-            raise ValueError(f"the size {spelled!r} gives both steps and tokens; give one of them")
-        sizes.append(Size(label=spelled.strip(), preset=start, model=_shaped(spelled, start, fields, base), **budget))
+            if lost := [part for part in changes.split(":") if changes and "=" not in part]:
+                raise ValueError(f"{lost[0]!r} is no change; write preset:field=value:field=value")
+            preset, fields = base.preset if whole else first, parse_spec(f"{first}:{changes.replace(':', ',')}")[1]
+            budget = {name: fields.pop(name) for name in ("steps", "tokens") if name in fields}
+            if len(budget) > 1:
+                raise ValueError("it gives both steps and tokens; give one of them")
+            model = _shaped(preset, {SHORT.get(name, name): value for name, value in fields.items()}, base)
+            sizes.append(Size(label=spelled, preset=preset, model=model, **budget))
+        except ValueError as error:
+            raise ValueError(f"the size {spelled!r}: {error}") from error
     return tuple(sizes)
 
 
-def _shaped(spelled: str, preset: str, fields: dict[str, Any], base: TrainConfig) -> dict[str, Any]:
+def _shaped(preset: str, fields: dict[str, Any], base: TrainConfig) -> dict[str, Any]:
     """Heads and MLP that follow a changed width."""
     from twoaxis.model.presets import preset_fields
 
@@ -235,18 +230,17 @@ def _shaped(spelled: str, preset: str, fields: dict[str, Any], base: TrainConfig
     if not isinstance(width, int) or width == shape["hidden_size"]:
         return fields
     if "num_attention_heads" not in fields and "head_dim" not in fields:
-        head = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
-        if width % head:
+        head, kv = shape.get("head_dim"), shape.get("num_key_value_heads")
+        head = head or shape["hidden_size"] // shape["num_attention_heads"]
+        heads, rest = divmod(width, head)
+        if rest:
             raise ValueError(
-                f"the size {spelled!r}: heads of {head} channels, as {preset} has them, do not divide the width "
-                f"{width}; give heads=N, or a multiple of {head}"
+                f"heads of {head} channels, as {preset} has them, do not divide the width {width}; give heads=N, or a "
+                f"multiple of {head}"
             )
-        fields = fields | {"num_attention_heads": width // head}
-        kv = shape.get("num_key_value_heads")
-        if kv is not None and "num_key_value_heads" not in fields and (width // head) % kv:
-            raise ValueError(
-                f"the size {spelled!r} has {width // head} heads for {kv} of key and value; give kv_heads=N"
-            )
+        fields = fields | {"num_attention_heads": heads}
+        if kv is not None and "num_key_value_heads" not in fields and heads % kv:
+            raise ValueError(f"it has {heads} heads for {kv} of key and value; give kv_heads=N")
     if base.family is None:
         return {"intermediate_size": None} | fields
     return {"intermediate_size": -(-shape["intermediate_size"] * width // (8 * shape["hidden_size"])) * 8} | fields
@@ -294,6 +288,11 @@ def _texts(options: Mapping[str, Any], name: str) -> list[str]:
 
 def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _rates(given: Any) -> tuple[float, ...]:
+    listed = [part for part in given.split(",") if part.strip()] if isinstance(given, str) else _listed(given)
+    return tuple(_number("lr", rate) for rate in listed)
 
 
 def _number(name: str, given: Any) -> float:

@@ -24,7 +24,7 @@ from twoaxis.base.options import Count, NotNegative, Options, Positive, Share, a
 from twoaxis.base.registry import did_you_mean
 from twoaxis.base.spec import spell
 from twoaxis.comparison.contenders import BUDGET, TIMED, check_contenders, freeze_references, without_matching
-from twoaxis.comparison.options import FIELDS, LR_SEED, Match, Size, Until, parse, parse_sizes
+from twoaxis.comparison.options import FIELDS, FIRST_SEEDS, Match, Size, Until, merge, parse, parse_seeds, parse_sizes
 from twoaxis.comparison.statistics import Look, added_looks, planned_looks
 from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import RUNNING, TrainConfig
@@ -113,7 +113,7 @@ class Plan(Options):
     match: Match  # what is the same for all contenders of a table
     flops: Positive | None = None  # budget of a run, for match="flops"; None is what the baseline takes
     lrs: tuple[Positive, ...]  # learning rates; of several, each contender gets its best
-    lr_seeds: tuple[int, ...] = tuple(range(LR_SEED, LR_SEED + SEEDS))  # of the runs that choose the learning rate
+    lr_seeds: tuple[int, ...] = parse_seeds(SEEDS, FIRST_SEEDS["lr_seeds"])  # of the runs that choose the learning rate
     checks: tuple[str, ...] = ()  # labels of what tells about the baseline: it with another recipe or more tokens
     use: tuple[str, ...] = ()  # Python files that register streams and mixers of your own
     rows: tuple[Row, ...] = ()  # data by data, size by size, contender by contender; empty until they are counted
@@ -194,12 +194,8 @@ class Plan(Options):
             ValueError: they contradict the plan; the message has what differs.
         """
         said = parse(options)
-        base = said["base"]
-        swapped = {"steps", "tokens"} & set(base)  # one of the two stands for the other
-        asked = TrainConfig.from_dict(
-            self.base.to_dict() | (dict.fromkeys(("steps", "tokens")) if swapped else {}) | base, "a comparison"
-        )
-        was, now = self.base.to_dict(), asked.to_dict()
+        base, was = said["base"], self.base.to_dict()
+        now = TrainConfig.from_dict(merge(was, base), "a comparison").to_dict()
         decides = [name for name in base if name not in RUNNING]
         changed = [f"{name}: {was[name]!r} -> {now[name]!r}" for name in decides if was[name] != now[name]]
         fixed = {name: getattr(self, name) for name in ("match", "flops", "baseline", "until")}

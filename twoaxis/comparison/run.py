@@ -22,7 +22,7 @@ from twoaxis.base.files import Claimed, claim, remove_partial
 from twoaxis.base.interrupt import Interrupted
 from twoaxis.base.machine import reproducible
 from twoaxis.base.options import read_fields
-from twoaxis.base.plugins import fingerprints, use_files
+from twoaxis.base.plugins import fingerprints, use
 from twoaxis.base.progress import console_here
 from twoaxis.base.timer import Throughput
 from twoaxis.comparison.budget import Measure, count_contender, make_rows, measure_speeds
@@ -104,7 +104,7 @@ def prepare(options: Mapping[str, Any], out: str | Path, *, command: str = "", m
     about: dict[str, Any] = dict(plan.about)
     files = fingerprints(plan.use)
     _same("the file", about.get("use", {}), files)
-    use_files(plan.use)
+    use(*plan.use)
     for each in map(without_matching, plan.contenders):  # a misspelt method shall not wait for the data
         Methods(stream=each.stream, stream_options=each.stream_options)
         Methods(mixer=each.mixer, mixer_options=each.mixer_options)
@@ -262,7 +262,7 @@ class Runs:
 
     def prepare(self) -> None:
         """Import what a run imports."""
-        from twoaxis.model.load import quiet
+        from twoaxis.base.machine import quiet
 
         quiet()
         plan = self.plan()

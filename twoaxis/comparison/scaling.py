@@ -66,41 +66,37 @@ class Interval(NamedTuple):
         return Interval(self.value * factor, low, high, self.note)
 
 
-def fit_law(compute: Sequence[float], losses: Sequence[float], *, l_inf: float | None = None) -> Law:
+@functools.lru_cache(maxsize=8192)  # draws of a few seeds repeat
+def fit_law(compute: tuple[float, ...], losses: tuple[float, ...], l_inf: float | None = None) -> Law:
     """Fit the law to the training operations and the mean held-out loss of each size by least squares.
 
     For a fixed exponent the law is linear in L_inf and A, so the search is over the exponent alone: a grid, then
     Brent's method around its best. L_inf stays at or above zero and A above it; where it is known two sizes suffice.
     """
-    return _fit(tuple(map(float, compute)), tuple(map(float, losses)), l_inf)
-
-
-@functools.lru_cache(maxsize=8192)  # draws of a few seeds repeat
-def _fit(compute: tuple[float, ...], losses: tuple[float, ...], l_inf: float | None) -> Law:
-    c, y = np.array(compute), np.array(losses)
-    different = len(set(c.tolist()))
-    if c.shape != y.shape:
-        raise ValueError(f"{c.size} compute values and {y.size} losses do not go together")
+    c, y, different = np.array(compute), np.array(losses), len(set(compute))
     if not (np.isfinite(y).all() and (c > 0).all()):
         raise ValueError("compute must be positive and losses finite")
-    if different < (2 if l_inf is not None else 3):
-        if l_inf is None:
-            raise NoLaw(f"a law has three unknowns and there are {different} sizes; give three --sizes, or --l-inf")
+    if l_inf is None and different < 3:
+        raise NoLaw(f"a law has three unknowns and there are {different} sizes; give three --sizes, or --l-inf")
+    if l_inf is not None and different < 2:
         raise NoLaw(f"with --l-inf a law has two unknowns and there are {different} sizes; give two, or --alpha too")
     if l_inf is not None and l_inf >= y.min():
         raise NoLaw(f"--l-inf {l_inf:g} must lie below every loss; the lowest is {y.min():.4f}")
     centre = math.exp(float(np.log(c).mean()))  # powers of numbers near one are well-conditioned
     grid = np.geomspace(*ALPHAS, 121)
     best = int(np.argmin(_solve(c / centre, y, grid, l_inf)[2]))
+    if best == 0 and y[-1] < y[0]:
+        raise NoLaw(
+            "the losses do not bend: no exponent fits better than a straight line; add a size further off, or --l-inf"
+        )
     if best in (0, len(grid) - 1):
-        raise NoLaw(_edge(best, y))
-    search: dict[str, Any] = {
-        "bracket": tuple(np.log(grid[best - 1 : best + 2])),
-        "method": "brent",
-        "options": {"xtol": 1e-12},
-    }
-    minimize = from_scipy("optimize").minimize_scalar
-    alpha = math.exp(float(minimize(lambda x: _solve(c / centre, y, np.exp([x]), l_inf)[2][0], **search).x))
+        raise NoLaw("the losses do not follow a falling law that levels off; more sizes or seeds are needed")
+    found = from_scipy("optimize").minimize_scalar(
+        lambda x: _solve(c / centre, y, np.exp([x]), l_inf)[2][0],
+        bracket=tuple(np.log(grid[best - 1 : best + 2])),
+        options={"xtol": 1e-12},
+    )
+    alpha = math.exp(float(found.x))
     floor, scale, square = (float(value[0]) for value in _solve(c / centre, y, np.array([alpha]), l_inf))
     if scale <= 0:
         raise NoLaw("the loss does not fall with compute; more sizes or seeds are needed")
@@ -137,12 +133,6 @@ def _solve(
     scale = np.maximum(scale, 0.0)
     rest = y - floor[:, None] - scale[:, None] * x
     return floor, scale, (rest * rest).sum(1)
-
-
-def _edge(best: int, y: np.ndarray) -> str:
-    if y[-1] >= y[0] or best:
-        return "the losses do not follow a falling law that levels off; more sizes or seeds are needed"
-    return "the losses do not bend: no exponent fits better than a straight line; add a size further off, or --l-inf"
 
 
 def known_law(l_inf: float, alpha: float) -> Law:
@@ -208,11 +198,8 @@ class Scaling:
 
     def law_of(self, sample: Sequence[int] | None = None) -> Law:
         """The law through the mean losses of every size, of all seeds or of a sample of them."""
-        means = {
-            name: _mean([group[seed] for seed in sample] if sample is not None else list(group.values()))
-            for name, group in self.losses.items()
-        }
-        return fit_law([self.compute[name] for name in means], list(means.values()), l_inf=self.l_inf)
+        means = [_mean([group[seed] for seed in sample or group]) for group in self.losses.values()]
+        return fit_law(tuple(self.compute[name] for name in self.losses), tuple(means), self.l_inf)
 
 
 def find_law(
@@ -259,7 +246,8 @@ def speed_up_interval(scaling: Scaling, baseline: Mapping[int, Point], contender
         raise NoLaw("no seed has both the baseline and the contender")
 
     def at(sample: Sequence[int], its_law: Law) -> float:
-        return speed_up(its_law, *(_mean_point([points[seed] for seed in sample]) for points in (baseline, contender)))
+        drawn = [[points[seed] for seed in sample] for points in (baseline, contender)]
+        return speed_up(its_law, *(Point(*map(_mean, zip(*points, strict=True))) for points in drawn))
 
     value = at(sorted(seeds), law)
     if not math.isfinite(value):
@@ -292,10 +280,6 @@ def _bootstrap(value: float, among: set[int], draw: Callable[[Sequence[int]], fl
     half = t_quantile(LEVEL, count - 1) * error
     with np.errstate(over="ignore"):
         return Interval(value, value * math.exp(-half), float(value * np.exp(half)))
-
-
-def _mean_point(points: Sequence[Point]) -> Point:
-    return Point(_mean([p.loss for p in points]), points[0].tokens, _mean([p.throughput for p in points]))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -71,6 +71,7 @@ def _next(found: Comparison) -> list[tuple[str, str]]:
             following += "".join(dict.fromkeys(map(use_options, paths)))
             if section.chance is not None:  # a model of a task reads no text
                 following = f"twoaxis compare --out {found.folder.as_posix()} --seeds {2 * len(found.plan.seeds)}"
+                following += "".join(f" --use {file}" for file in found.plan.use)
             return [*(("model", f"`{path}`") for path in paths), ("next", f"`{following}`")]
     return []
 

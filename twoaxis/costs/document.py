@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,10 @@ class CostTable(Showable):
         found = self.document()
         return found._replace(blocks=(*found.blocks, Heading("Charts"), *chart(self.costs), *self.charts))
 
+    def rows(self) -> list[dict[str, Any]]:
+        """A row of numbers for each method: the fields of `to_dict`, inner ones behind a dot, sites left out."""
+        return [dict(_flat(row_json(row))) for row in self.costs]
+
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain values."""
         import twoaxis
@@ -74,6 +78,14 @@ class CostTable(Showable):
             # after the rows: it says which calls were not measured
             "assumptions": assumptions(plain.profile, plain.deployment),
         }
+
+
+def _flat(fields: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
+        elif not isinstance(value, list | tuple):
+            yield f"{before}{name}", value
 
 
 def times(found: Seconds) -> str:

@@ -262,11 +262,8 @@ def add_views(parts: dict[Any, Work], meter: Meter) -> None:
 def longer(ring: Ring, seen: int) -> Ring:
     """A ring as `seen` tokens would have left it."""
     length = seen if ring.window is None else min(seen, ring.window - 1)
-    if not ring.pieces or not length:
-        return ring._replace(seen=seen, pieces=())
-    shapes = ([*t.shape[: ring.axis], length, *t.shape[ring.axis + 1 :]] for t in ring.pieces[0])
-    piece = tuple(t.new_empty(shape) for t, shape in zip(ring.pieces[0], shapes, strict=True))
-    return ring._replace(seen=seen, pieces=(piece,))
+    shapes = [[*t.shape[: ring.axis], length, *t.shape[ring.axis + 1 :]] for t in ring.kept] if length else []
+    return ring._replace(seen=seen, kept=tuple(t.new_empty(s) for t, s in zip(ring.kept, shapes, strict=False)))
 
 
 def _sites(events: list[Event], sites: tuple[Site, ...], tokens: int) -> tuple[SiteTraffic, ...]:

@@ -21,7 +21,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +30,7 @@ import numpy as np
 from twoaxis.base.files import atomic_folder, claim, file_sha256, remove_partial, short_hash, write_json
 from twoaxis.base.machine import versions
 from twoaxis.data.options import bpe_size
-from twoaxis.data.survey import Entry, Findings, Memory, read_again, read_sealed, sealed, survey
+from twoaxis.data.survey import Entry, Findings, Memory, Survey, Watch, read_sealed, sealed, survey
 from twoaxis.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
 
 if TYPE_CHECKING:
@@ -44,9 +44,6 @@ BATCH = 2**20
 """Characters that are tokenised between two reports."""
 SMALL = 2**20
 """Bytes of an array that is hashed whenever a corpus is opened, which takes a millisecond."""
-
-Watch = Callable[[str, int, int], None]
-"""Called with what is done, how much of it and how much there is, in bytes of text."""
 
 
 class Part:
@@ -101,13 +98,13 @@ def open_corpus(options: DataOptions, *, watch: Watch | None = None, check: bool
     findings = None if check else memory.recall()
     facts = None if findings is None else _facts(place(findings))
     if findings is None or facts is None:
-        entries, findings = survey(options)
+        surveyed = survey(options)
+        findings = surveyed.findings
         memory.keep(findings)
         facts = _facts(place(findings), check=check)
         if facts is None:
             watched = (lambda what, done, total: None) if watch is None else watch
-            documents = _Documents(options, entries, findings.cut, watched)
-            facts = _build(place(findings), documents, tokenizer, check=check)
+            facts = _build(place(findings), surveyed, tokenizer, watched, check=check)
     folder = place(findings)
     if tokenizer is None:
         tokenizer = load_tokenizer(folder / "tokenizer")
@@ -140,7 +137,9 @@ def _same(path: Path, known: tuple[int, str], *, check: bool) -> bool:
         return False
 
 
-def _build(folder: Path, documents: _Documents, tokenizer: Tokenizer | None, *, check: bool) -> dict[str, Any]:
+def _build(
+    folder: Path, documents: Survey, tokenizer: Tokenizer | None, watch: Watch, *, check: bool
+) -> dict[str, Any]:
     """Build a corpus in the place of what may be left of it, unless another process does; returns its facts."""
     with claim(folder, wait=True, beside=True):
         facts = _facts(folder, check=check, say=True)
@@ -150,7 +149,7 @@ def _build(folder: Path, documents: _Documents, tokenizer: Tokenizer | None, *, 
         if folder.is_file():
             folder.unlink()
         with atomic_folder(folder, replace=True) as partial:
-            facts = _fill(partial, documents, tokenizer) | {"name": folder.name}
+            facts = _fill(partial, documents, tokenizer, watch) | {"name": folder.name}
             files = sorted(path for path in partial.rglob("*") if path.is_file())
             names = {path: path.relative_to(partial).as_posix() for path in files}
             facts["files"] = {names[path]: [path.stat().st_size, file_sha256(path)] for path in files}
@@ -161,28 +160,10 @@ def _build(folder: Path, documents: _Documents, tokenizer: Tokenizer | None, *, 
     return facts
 
 
-class _Documents(NamedTuple):
-    """The documents of a survey, to be read again under the eyes of a watch."""
-
-    options: DataOptions
-    entries: list[Entry]
-    cut: int | None
-    watch: Watch
-
-    def read(self, what: str, *, training: bool = False) -> Iterator[tuple[str, Entry]]:
-        """All documents, or those for training, which is done with each when the next one is asked for."""
-        done, total = 0, sum(entry.size for entry in self.entries if not (training and entry.held_out))
-        for text, entry in read_again(self.options, self.entries, self.cut):
-            if not (training and entry.held_out):
-                yield text, entry
-                done += entry.size
-                self.watch(what, done, total)
-
-
-def _fill(folder: Path, documents: _Documents, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _fill(folder: Path, documents: Survey, tokenizer: Tokenizer | None, watch: Watch) -> dict[str, Any]:
     """Write a corpus into its folder, with a tokenizer of its own if none is given; returns numbers of it."""
     if tokenizer is None:
-        learned = (text for text, _ in documents.read("tokenizer", training=True))
+        learned = (text for text, _ in documents.read("tokenizer", watch, training=True))
         tokenizer = train_bpe(learned, bpe_size(documents.options.tokenizer) or 0)
         tokenizer.save(folder / "tokenizer")
     dtype = next(name for name in ("<u1", "<u2", "<u4") if tokenizer.vocab_size <= 256 ** int(name[-1]))
@@ -191,7 +172,7 @@ def _fill(folder: Path, documents: _Documents, tokenizer: Tokenizer | None) -> d
     with contextlib.ExitStack() as stack:
         names = (*starts, "held_out.sizes")
         files = {name: stack.enter_context(open(folder / f"{name}.bin", "wb")) for name in names}
-        for part, texts in _batches(documents.read("tokenise")):
+        for part, texts in _batches(documents.read("tokenise", watch)):
             for tokens in tokenizer.encode(texts, sizes=part == "held_out"):
                 files[part].write(tokens.ids.astype(dtype).tobytes())
                 files["held_out.sizes"].write(tokens.sizes.astype("<u4").tobytes())  # nothing for the training part

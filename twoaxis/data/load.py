@@ -26,9 +26,10 @@ from torch.utils.data import Dataset
 from twoaxis.base import spec
 from twoaxis.base.files import short_hash
 from twoaxis.base.progress import Progress
-from twoaxis.data.corpus import Part, Watch, open_corpus
+from twoaxis.data.corpus import Part, open_corpus
 from twoaxis.data.packing import Rows, count_rows
 from twoaxis.data.sources import skipped_text, source_name
+from twoaxis.data.survey import Watch
 from twoaxis.data.tasks import Task, make_task
 
 if TYPE_CHECKING:

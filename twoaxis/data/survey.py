@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +26,8 @@ from twoaxis.data.sources import Document, Skipped, list_sources, read_sources
 if TYPE_CHECKING:
     from twoaxis.data.options import DataOptions
 
+Watch = Callable[[str, int, int], None]
+"""Called with what is done, how much of it and how much there is, in bytes of text."""
 SETTLED = 2 * 10**9
 """Nanoseconds for which a file must have been left alone before its time of change proves that it is the same."""
 
@@ -70,8 +72,40 @@ def find_cut(text: str, held_out: float) -> int:
     return line + 1 if line >= 0 else place
 
 
-def survey(options: DataOptions) -> tuple[list[Entry], Findings]:
-    """Read every document once: the entries in order, of a single document its head and its tail, and the findings."""
+class Survey(NamedTuple):
+    """Documents that were read once, and can be read again."""
+
+    options: DataOptions
+    entries: list[Entry]  # in order; of a single document its head and its tail
+    findings: Findings
+
+    def read(self, what: str, watch: Watch, *, training: bool = False) -> Iterator[tuple[str, Entry]]:
+        """All documents, or those for training, which must not have changed.
+
+        `watch` is told of each when the next one is asked for.
+        """
+        seen: set[bytes] = set()
+        expected, cut = iter(self.entries), self.findings.cut
+        done, total = 0, sum(entry.size for entry in self.entries if not (training and entry.held_out))
+        for document in read_sources(self.options.data, self.options.text_field, Counter()):
+            hashed = hashlib.sha256(document.text.encode()).digest()
+            if hashed in seen:
+                continue
+            seen.add(hashed)
+            for text in [document.text] if cut is None else [document.text[:cut], document.text[cut:]]:
+                entry = next(expected, None)
+                if entry is None or hashlib.sha256(text.encode()).digest() != entry.hash:
+                    raise ValueError(f"{document.name} changed while it was read; start again")
+                if not (training and entry.held_out):
+                    yield text, entry
+                    done += entry.size
+                    watch(what, done, total)
+        if next(expected, None) is not None:
+            raise ValueError("documents vanished while they were read; start again")
+
+
+def survey(options: DataOptions) -> Survey:
+    """Read every document once."""
     sizes: dict[bytes, int] = {}
     duplicates, skipped, last = 0, Skipped(), Document("", "")
     for document in read_sources(options.data, options.text_field, skipped):
@@ -95,25 +129,7 @@ def survey(options: DataOptions) -> tuple[list[Entry], Findings]:
         parts = {False: last.text[:cut].encode(), True: last.text[cut:].encode()}
         entries = [Entry(hashlib.sha256(part).digest(), len(part), side) for side, part in parts.items()]
     text_hash = hashlib.sha256(b"".join(entry.hash + bytes([entry.held_out]) for entry in entries)).hexdigest()
-    return entries, Findings(text_hash, cut, duplicates, dict(+skipped))
-
-
-def read_again(options: DataOptions, entries: Sequence[Entry], cut: int | None) -> Iterator[tuple[str, Entry]]:
-    """The documents of a survey once more, which must not have changed."""
-    seen: set[bytes] = set()
-    expected = iter(entries)
-    for document in read_sources(options.data, options.text_field, Counter()):
-        hashed = hashlib.sha256(document.text.encode()).digest()
-        if hashed in seen:
-            continue
-        seen.add(hashed)
-        for text in [document.text] if cut is None else [document.text[:cut], document.text[cut:]]:
-            entry = next(expected, None)
-            if entry is None or hashlib.sha256(text.encode()).digest() != entry.hash:
-                raise ValueError(f"{document.name} changed while it was read; start again")
-            yield text, entry
-    if next(expected, None) is not None:
-        raise ValueError("documents vanished while they were read; start again")
+    return Survey(options, entries, Findings(text_hash, cut, duplicates, dict(+skipped)))
 
 
 class Memory:

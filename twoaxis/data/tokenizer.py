@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from twoaxis.base.files import read_json
 from twoaxis.base.machine import needs
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def load_tokenizer(spec: str | Path, vocab_size: int | None = None) -> Tokenizer
     """
     if not str(spec):
         raise ValueError("tokenizer is empty; give bytes, bpe:SIZE, or a folder or hub name")
-    if spec == "bytes":
+    if spec == "bytes" or trained_on_bytes(spec):
         return Bytes(256 if vocab_size is None else vocab_size)
     return Pretrained(_load_pretrained(spec), str(spec), vocab_size)
 
@@ -61,6 +62,14 @@ def load_tokenizer(spec: str | Path, vocab_size: int | None = None) -> Tokenizer
 def has_tokenizer(folder: str | Path) -> bool:
     """Whether a folder has the files of a tokenizer; a GGUF file has one in it."""
     return gguf_file(folder) is not None or any((Path(folder) / name).is_file() for name in TOKENIZER_FILES)
+
+
+def trained_on_bytes(folder: str | Path) -> bool:
+    """Whether a model's folder without a tokenizer stands in that of a run whose tokens were bytes."""
+    path = Path(folder).expanduser().resolve()
+    run = path.parent / "run.json"
+    config = read_json(run).get("config") if path.is_dir() and run.is_file() and not has_tokenizer(path) else None
+    return isinstance(config, dict) and config.get("tokenizer") == "bytes"
 
 
 def gguf_file(place: str | Path) -> Path | None:

@@ -133,18 +133,13 @@ def normalise(seen: Seen, ways: Sequence[str], norms: Sequence[Callable[[Tensor]
 
 
 class _Takes(NamedTuple):
-    """What a function can be called with.
+    """What a function can be called with."""
 
-    Attributes:
-        ways: how many ways by position, one after the other; None is any number, or unknown. An argument with a default
-            is one only if it is called like the way: an ordinary attention's mask is no way k.
-        names: keywords it names.
-        any_name: whether it takes every keyword.
-    """
-
+    # how many ways by position, one after the other; None is any number, or unknown. An argument with a default is one
+    # only if it is called like the way: an ordinary attention's mask is no way k
     ways: int | None
-    names: frozenset[str]
-    any_name: bool
+    names: frozenset[str]  # keywords it names
+    any_name: bool  # whether it takes every keyword
 
     def keyword(self, name: str) -> bool:
         """Whether it takes a keyword."""

@@ -80,7 +80,7 @@ def count_kept(stream: Stream) -> int:
     if not windows:
         return 0
     state = visit(stream, stream.open(_embedding(stream, max(windows) + 1), keep=True), stream.sites, _act(stream))
-    return sum(t.numel() for ring in stream.memory(state) for piece in ring.pieces for t in piece)
+    return sum(t.numel() for ring in stream.memory(state) for t in ring.kept)
 
 
 def _act(stream: Stream) -> Apply:

@@ -290,7 +290,7 @@ class DeepDelta(ParallelStreams):
 
     def terms(self, row: int, y: Tensor, x_in: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """k (..., D), β (...) and v (..., d_v) of the site with row `row`, for looking at them; see `rewrite`."""
-        k, gate, v = self._logits(self.row(row), y, x_in, c)
+        k, gate, v = self._logits(self.row_of(self.used[row], self.take_apart()), y, x_in, c)
         k, v = widen(k), self.config.value_scale * torch.sigmoid(v) if self.config.value == "sigmoid" else v
         return k * torch.rsqrt(k.square().sum(-1, keepdim=True) + self.config.k_eps**2), 2.0 * torch.sigmoid(gate), v
 

@@ -193,7 +193,7 @@ class DepthAttention(HistoryStream):
     def _weights(self, value: History, site: Site) -> Tensor | None:
         if site.index not in self.rows:
             return None
-        return self._attention(self.view(self._now(value, site.index), site), site).flatten(-3, -2)
+        return self._attention(self.view(value, site), site).flatten(-3, -2)
 
     def dead(self) -> dict[str, str]:
         """A softmax over one state is one whatever the query: such queries, and keys nobody compares, never learn."""

@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from twoaxis.base.meter import tensors_in
 from twoaxis.depth.plan import Plan, attention_sites, qkv_ways
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Apply, Layout, Seen, Stamp, State, Stream, Tokens
+from twoaxis.depth.stream import Apply, Layout, Seen, State, Stream, Tokens
 from twoaxis.kernels.history import query_read, rms_logits, softmax_read, weighted_sum
 from twoaxis.kernels.precision import widen
 
@@ -60,43 +60,24 @@ class Waiting(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A source that a site ahead reads.
+    """A source that a site ahead reads."""
 
-    Attributes:
-        x: what sums run over.
-        also: what else `store` keeps of it.
-        derived: what `derive` made of it; never packed.
-    """
-
-    x: Tensor
-    also: tuple[Tensor, ...] = ()
-    derived: Any = None
+    x: Tensor  # what sums run over
+    also: tuple[Tensor, ...] = ()  # what else `store` keeps of it
+    derived: Any = None  # what `derive` made of it; never packed
 
 
 class History(NamedTuple):
-    """The state of every history stream. It holds no numbers, so that a compiler has none to guard on.
+    """The state of every history stream. It holds no numbers, so that a compiler has none to guard on."""
 
-    Attributes:
-        x: the running residual, where a site ahead needs it.
-        plain: the plain sum, where sources are increments and a site ahead reads plainly.
-        kept: the sources of `Plan.alive`, oldest first.
-        rest: the sum of those that left the window.
-        part: what was added since the last boundary.
-        waiting: ways for an attention that is not the first of its block.
-        inside: what `onward` keeps inside a block: a NamedTuple of vectors, None between blocks.
-        own: what `prepare` made.
-        stamp: of the parameters and the gradient mode that `own` and the sources' `derived` were made under.
-    """
-
-    x: Tensor | None
-    plain: Tensor | None
-    kept: tuple[Source, ...] = ()
-    rest: Tensor | None = None
-    part: Tensor | None = None
-    waiting: Waiting | None = None
-    inside: Any = None
-    own: Any = None
-    stamp: Any = None
+    x: Tensor | None  # the running residual, where a site ahead needs it
+    plain: Tensor | None  # the plain sum, where sources are increments and a site ahead reads plainly
+    kept: tuple[Source, ...] = ()  # the sources of `Plan.alive`, oldest first
+    rest: Tensor | None = None  # the sum of those that left the window
+    part: Tensor | None = None  # what was added since the last boundary
+    waiting: Waiting | None = None  # ways for an attention that is not the first of its block
+    inside: Any = None  # what `onward` keeps inside a block: a NamedTuple of vectors, None between blocks
+    own: Any = None  # what `prepare` made
 
 
 class View(NamedTuple):
@@ -112,35 +93,21 @@ class View(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """A weighted sum of the sources; see `twoaxis.kernels.history.weighted_sum`. Whichever are given add.
+    """A weighted sum of the sources; see `twoaxis.kernels.history.weighted_sum`. Whichever are given add."""
 
-    Attributes:
-        static: (W, S).
-        token: (..., W, S), or (..., H, W, S) with `heads` groups of channels.
-        channel: (W, S, D).
-        heads: H.
-    """
-
-    static: Tensor | None = None
-    token: Tensor | None = None
-    channel: Tensor | None = None
-    heads: int = 1
+    static: Tensor | None = None  # (W, S)
+    token: Tensor | None = None  # (..., W, S), or (..., H, W, S) with `heads` groups of channels
+    channel: Tensor | None = None  # (W, S, D)
+    heads: int = 1  # H
 
 
 class Softmax(NamedTuple):
-    """A softmax average of the sources, of one way; logits, or the query that makes them.
+    """A softmax average of the sources, of one way; logits, or the query that makes them."""
 
-    Attributes:
-        logits: of each source, (..., H).
-        query: (H, D/H), with the key norm's scale folded in.
-        eps: inside the keys' mean square; None leaves them un-normalised.
-        scale: of the average.
-    """
-
-    logits: Sequence[Tensor] | None = None
-    query: Tensor | None = None
-    eps: float | None = None
-    scale: float = 1.0
+    logits: Sequence[Tensor] | None = None  # of each source, (..., H)
+    query: Tensor | None = None  # (H, D/H), with the key norm's scale folded in
+    eps: float | None = None  # inside the keys' mean square; None leaves them un-normalised
+    scale: float = 1.0  # of the average
 
 
 Exchanged = tuple[Tensor, Tensor, tuple[Tensor, ...]]
@@ -261,7 +228,7 @@ class HistoryStream(Stream):
         if read is None:
             x = self.inner(value, site)
             return Seen(x) if value.waiting is None or site != attention else Seen(x, *value.waiting)
-        view = self.view(self._now(value, site.index), site)
+        view = self.view(value, site)
         mixed = zip(read.ways, self.mix(view, site), strict=True)
         ways = {way: self.enter(way, x, view, site) for way, x in mixed}
         x = ways["x"] if "x" in ways else self._residual(view.state, site)
@@ -276,7 +243,7 @@ class HistoryStream(Stream):
 
     def _exchange(self, value: History, site: Site, q: Tensor, k: Tensor, v: Tensor) -> Exchanged:
         there = self.plan.reads[site.index] is not None
-        return self.exchange(q, k, v, self.view(self._now(value, site.index), site) if there else None, site)
+        return self.exchange(q, k, v, self.view(value, site) if there else None, site)
 
     def ways(self, site: Site) -> tuple[str, ...]:
         """q, k and v at the attention of a block that reads them separately; a parallel one also has its MLP's x."""
@@ -289,11 +256,11 @@ class HistoryStream(Stream):
 
     def _open(self, x: Tensor, tokens: Tokens) -> History:
         running = x if self._needs_x(0) else None
-        h = History(running, x if self._last_plain >= 0 else None, own=self.prepare(), stamp=Stamp.of(self._used()))
+        h = History(running, x if self._last_plain >= 0 else None, own=self.prepare())
         return self._push(h, x, 0) if 0 in self.plan.born else h
 
     def _write(self, value: History, site: Site, y: Tensor, seen: Seen, c: Seen) -> History:
-        after, plan, h = site.index + 1, self.plan, self._now(value, site.index)
+        after, plan, h = site.index + 1, self.plan, value
         waiting = h.waiting if seen.aux is None else seen.aux
         if waiting is not None:
             waiting = None if site == self.attention[site.block] else waiting.plus(y)
@@ -354,14 +321,8 @@ class HistoryStream(Stream):
             used += p.values() if isinstance(p, nn.ParameterDict) else () if p is None else (p,)
         return used
 
-    def _now(self, h: History, boundary: int) -> History:
-        """`h` with what is made of parameters made anew, where it is stale."""
-        if not self.derives or torch.compiler.is_compiling() or h.stamp.holds(self._used()):
-            return h
-        return self._remade(h, boundary)._replace(stamp=Stamp.of(self._used()))
-
-    def _remade(self, h: History, boundary: int) -> History:
-        own, birth = self.prepare(), self.plan.birth
+    def _remade(self, value: History, boundary: int) -> History:
+        h, own, birth = value, self.prepare(), self.plan.birth
         numbered = zip(self.plan.alive(boundary), h.kept, strict=True)
         # as when the source was complete: a product of another size would round in another way
         kept = tuple(s._replace(derived=self.derive(s.x, n, birth[n], own)) for n, s in numbered)
@@ -392,7 +353,7 @@ class HistoryStream(Stream):
         x, plain, rest, part = (next(queue) if there else None for there in alone)
         own = self.prepare()
         kept = [self._make(tuple(next(queue) for _ in range(self.tensors)), n, i, own) for n in older]
-        h = History(x, plain, tuple(kept), rest, part, own=own, stamp=Stamp.of(self._used()))
+        h = History(x, plain, tuple(kept), rest, part, own=own)
         return self._push(h, x, i) if newest else h
 
     def rescale(self, state: State, factor: Tensor | float) -> State:
@@ -430,7 +391,7 @@ class HistoryStream(Stream):
         """(..., W, S) as `route` gives them, with heads (..., H, S); weights per channel as their mean."""
         if self.plan.reads[site.index] is None or self.source == "kv":  # those are the attention's business
             return None
-        view = self.view(self._now(value, site.index), site)
+        view = self.view(value, site)
         weights, sources = self.route(view, site), view.sources
         if isinstance(weights, Softmax):
             logits = weights.logits

@@ -33,35 +33,21 @@ from twoaxis.ring import Ring
 
 
 class Projection(NamedTuple):
-    """How the logits of a site are made.
+    """How the logits of a site are made."""
 
-    Attributes:
-        rows: (P, D), or (P, N D) where the streams are taken as one vector.
-        norm: layer, rms or none.
-        eps: inside the norm's root.
-        flat: whether the streams of a token are one vector: z is (..., P), otherwise (..., N, P).
-    """
-
-    rows: Tensor
-    norm: str
-    eps: float
-    flat: bool = False
+    rows: Tensor  # (P, D), or (P, N D) where the streams are taken as one vector
+    norm: str  # layer, rms or none
+    eps: float  # inside the norm's root
+    flat: bool = False  # whether the streams of a token are one vector: z is (..., P), otherwise (..., N, P)
 
 
 class Route(NamedTuple):
-    """What a site does with the streams; weights without leading dimensions are the same for all tokens.
+    """What a site does with the streams; weights without leading dimensions are the same for all tokens."""
 
-    Attributes:
-        read: (..., N) the weights of the read; None where `x` is given. With fractions (..., m, N m).
-        gain: (..., N) how much of the sub-layer's output each stream gets. With fractions (..., N m, m).
-        mix: (..., N to, N from); (N,) scales every stream by itself; None keeps them. With fractions (..., N m, N m).
-        x: (..., D) a read that is no weighted sum of the streams.
-    """
-
-    read: Tensor | None
-    gain: Tensor
-    mix: Tensor | None = None
-    x: Tensor | None = None
+    read: Tensor | None  # (..., N) of the read; None where `x` is given. With fractions (..., m, N m)
+    gain: Tensor  # (..., N) how much of the sub-layer's output each stream gets. With fractions (..., N m, m)
+    mix: Tensor | None = None  # (..., N to, N from), or (..., N m, N m); (N,) scales each stream; None keeps them
+    x: Tensor | None = None  # (..., D) a read that is no weighted sum of the streams
 
 
 class Taken(NamedTuple):
@@ -72,19 +58,12 @@ class Taken(NamedTuple):
 
 
 class Streams(NamedTuple):
-    """The state of the family.
+    """The state of the family."""
 
-    Attributes:
-        h: the streams (..., N, D).
-        rows: the stream's tables, taken apart.
-        tokens: the sequence side, for methods that mix tokens.
-        kept: rings that later tokens will need.
-    """
-
-    h: Tensor
-    rows: Rows
-    tokens: Tokens
-    kept: tuple[Ring, ...] = ()
+    h: Tensor  # the streams (..., N, D)
+    rows: Rows  # the stream's tables, taken apart
+    tokens: Tokens  # the sequence side, for methods that mix tokens
+    kept: tuple[Ring, ...] = ()  # rings that later tokens will need
 
 
 class ParallelStreams(RowStream):
@@ -168,7 +147,7 @@ class ParallelStreams(RowStream):
 
     def routed(self, h: Tensor, row: int) -> Route:
         """The route of the site with row `row` for streams `h`, for looking at it."""
-        p = self.row(row)
+        p = self.row_of(self.used[row], self.take_apart())
         z, h = self.logits(self.sliced(h), self.project(p))
         return self.route(z, h, p)
 

@@ -19,21 +19,14 @@ from twoaxis.depth.stream import Layout
 
 
 class Read(NamedTuple):
-    """What one site reads, and as which ways.
+    """What one site reads, and as which ways."""
 
-    Attributes:
-        numbers: sources one by one, oldest first; a step is a dilation.
-        ways: of x, q, k, v, in the order of the weights. Without x the residual goes on as it is; without q it is x.
-        first: source 0 as well, outside the window.
-        rest: the sum of the sources that left the window.
-        part: the run that is not finished.
-    """
-
-    numbers: range
+    numbers: range  # sources one by one, oldest first; a step is a dilation
+    # of x, q, k, v, in the order of the weights; without x the residual goes on as it is, without q it is x
     ways: tuple[str, ...] = ("x",)
-    first: bool = False
-    rest: bool = False
-    part: bool = False
+    first: bool = False  # source 0 as well, outside the window
+    rest: bool = False  # the sum of the sources that left the window
+    part: bool = False  # the run that is not finished
 
     @property
     def total(self) -> int:

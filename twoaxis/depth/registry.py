@@ -36,7 +36,7 @@ STREAMS: Registry[Stream] = Registry("stream", METHODS)
 
 
 def stream_names() -> tuple[str, ...]:
-    """The names `stream` takes."""
+    """The names `stream` takes; it takes those that people use too, such as mhc and ddl."""
     return STREAMS.names()
 
 

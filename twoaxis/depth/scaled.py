@@ -87,19 +87,12 @@ class ScaledConfig(Options):
 
 
 class Scales(NamedTuple):
-    """The state: the residual, and what the x0 form remembers.
+    """The state: the residual, and what the x0 form remembers."""
 
-    Attributes:
-        x: the residual.
-        rows: the tables of the pass.
-        x0: the embedding, while a later block reads it.
-        mid: the residual after the middle block, for the out site.
-    """
-
-    x: Tensor
-    rows: Rows
-    x0: Tensor | None = None
-    mid: Tensor | None = None
+    x: Tensor  # the residual
+    rows: Rows  # the tables of the pass
+    x0: Tensor | None = None  # the embedding, while a later block reads it
+    mid: Tensor | None = None  # the residual after the middle block, for the out site
 
 
 class Scaled(RowStream):

@@ -25,21 +25,13 @@ OUT = "out"
 
 
 class Site(NamedTuple):
-    """One place where the stream is read.
+    """One place where the stream is read."""
 
-    Attributes:
-        block: the block it belongs to; the out site counts as one block past the last.
-        kind: mixer, attention, mlp, parallel or out.
-        index: its number among all sites; the out site's is the number of sub-layers.
-        first: first of its block. The out site is `first`: it reads where a next block would.
-        last: last of its block.
-    """
-
-    block: int
-    kind: str
-    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
-    first: bool
-    last: bool
+    block: int  # the block it belongs to; the out site counts as one block past the last
+    kind: str  # mixer, attention, mlp, parallel or out
+    index: int  # its number among all sites  # pyright: ignore[reportIncompatibleMethodOverride]
+    first: bool  # first of its block; the out site is, because it reads where a next block would
+    last: bool  # last of its block
 
 
 def make_sites(blocks: int, kinds: Sequence[str] | Sequence[Sequence[str]] = ("attention", "mlp")) -> tuple[Site, ...]:

@@ -35,36 +35,26 @@ _NUMBERS = itertools.count(1)
 
 
 class Seen(NamedTuple):
-    """What a site reads. After the pre-norm the same shape carries the normalised ways.
+    """What a site reads. After the pre-norm the same shape carries the normalised ways."""
 
-    Attributes:
-        x: the residual way.
-        q, k, v: the attention's ways, only where the method gives them separately.
-        aux: opaque. In a read: what `read` computed and `write` needs. In the normalised read that `write` gets: what
-            `kv` left for it, None where it was not called.
-        kv: function for an attention site whose keys and values the method changes. It gets the queries, keys and
-            values (..., heads, head width) after projection and rotary positions, and returns the keys and values to
-            attend to and to cache, and what the write needs of them; the one that a sub-layer gets returns the two.
-    """
-
-    x: Tensor
-    q: Tensor | None = None
+    x: Tensor  # the residual way
+    q: Tensor | None = None  # the attention's ways, only where the method gives them separately
     k: Tensor | None = None
     v: Tensor | None = None
+    # opaque. In a read: what `read` computed and `write` needs. In the normalised read that `write` gets: what `kv`
+    # left for it, None where it was not called
     aux: Any = None
+    # for an attention site whose keys and values the method changes: gets the queries, keys and values (..., heads,
+    # head width) after projection and rotary positions, and returns the keys and values to attend to and to cache, and
+    # what the write needs of them; the one that a sub-layer gets returns the two
     kv: Callable[[Tensor, Tensor, Tensor], Any] | None = None
 
 
 class Applied(NamedTuple):
-    """What the pre-norm and the sub-layer of one site return.
+    """What the pre-norm and the sub-layer of one site return."""
 
-    Attributes:
-        c: the normalised read.
-        y: the sub-layer's output, the increment without its residual.
-    """
-
-    c: Seen
-    y: Tensor
+    c: Seen  # the normalised read
+    y: Tensor  # the sub-layer's output, the increment without its residual
 
 
 Apply = Callable[[Site, Seen], Applied]
@@ -72,43 +62,18 @@ Apply = Callable[[Site, Seen], Applied]
 
 
 class Tokens(NamedTuple):
-    """The sequence side of one pass, for the few streams that mix tokens.
+    """The sequence side of one pass, for the few streams that mix tokens."""
 
-    Attributes:
-        past: what `Stream.memory` returned for the tokens before these; empty at the start.
-        reach: (B, T) how many earlier positions belong to the token's document; see `twoaxis.document_reach`.
-        keep: whether `memory` will be asked for.
-    """
-
-    past: tuple[Any, ...] = ()
-    reach: Tensor | None = None
-    keep: bool = False
-
-
-class State(NamedTuple):
-    """What a stream carries from one site to the next during one forward pass: a value, never mutated.
-
-    Attributes:
-        owner: number of the stream that opened it; another stream refuses it, a deep copy of the stream does not.
-        index: the site that comes next.
-        value: the method's own NamedTuple.
-    """
-
-    owner: int
-    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
-    value: Any
+    past: tuple[Any, ...] = ()  # what `Stream.memory` returned for the tokens before these; empty at the start
+    reach: Tensor | None = None  # (B, T) how many earlier positions belong to the token's document
+    keep: bool = False  # whether `memory` will be asked for
 
 
 class Stamp(NamedTuple):
-    """Says what something that a state carries was made of, and under which conditions.
+    """Says of which parameters something that a state carries was made, and under which conditions."""
 
-    Attributes:
-        tensors: identity and version of each parameter and buffer; none where a graph was made, which has no versions.
-        tracked: whether gradients were recorded.
-    """
-
-    tensors: tuple[tuple[int, int], ...]
-    tracked: bool
+    tensors: tuple[tuple[int, int], ...]  # identity and version of each; none in a graph, which has no versions
+    tracked: bool  # whether gradients were recorded
 
     @staticmethod
     def of(tensors: Iterable[Tensor | None]) -> Stamp:
@@ -123,38 +88,32 @@ class Stamp(NamedTuple):
         return torch.compiler.is_compiling() or self.tensors == Stamp.of(tensors).tensors
 
 
+class State(NamedTuple):
+    """What a stream carries from one site to the next during one forward pass: a value, never mutated."""
+
+    owner: int  # number of the stream that opened it; another one refuses it, a deep copy of the stream does not
+    index: int  # the site that comes next  # pyright: ignore[reportIncompatibleMethodOverride]
+    value: Any  # the method's own NamedTuple
+    stamp: Stamp  # of the parameters that some of it was made of
+
+
 class Cost(NamedTuple):
-    """What a method adds to the plain residual, as exact counts for one layout and width.
+    """What a method adds to the plain residual, as exact counts for one layout and width."""
 
-    Attributes:
-        parameters: numbers learned.
-        flops: floating-point operations per token and forward pass that grow with the width (a multiply-add is 2).
-        reads: source vectors of the model's width that reads touch, per token and forward pass.
-        live: numbers per token alive across sites at their most, in units of one number (the plain residual: width).
-        kept: numbers per sequence kept between tokens when decoding.
-    """
-
-    parameters: int
-    flops: int
-    reads: int
-    live: int
-    kept: int = 0
+    parameters: int  # numbers learned
+    flops: int  # operations per token and forward pass that grow with the width; a multiply-add is 2
+    reads: int  # source vectors of the model's width that reads touch, per token and forward pass
+    live: int  # numbers per token alive across sites at their most; the plain residual has its width
+    kept: int = 0  # numbers per sequence kept between tokens when decoding
 
 
 class Layout(NamedTuple):
-    """The shape a stream is built for.
+    """The shape a stream is built for."""
 
-    Attributes:
-        width: D, the width of the residual stream.
-        sites: every site, out last.
-        placement: which of them use the method.
-        eps: inside the root of the model's norms, for a method that normalises its own reads.
-    """
-
-    width: int
-    sites: tuple[Site, ...]
-    placement: Placement
-    eps: float = 1e-6
+    width: int  # D, of the residual stream
+    sites: tuple[Site, ...]  # every site, out last
+    placement: Placement  # which of them use the method
+    eps: float = 1e-6  # inside the root of the model's norms, for a method that normalises its own reads
 
     @staticmethod
     def make(
@@ -238,6 +197,14 @@ class Stream(Declared):
 
     def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not define _unpack")
+
+    def _used(self) -> Iterable[Tensor | None]:
+        """Parameters that what a state carries is made of: `_remade` is called where they changed since."""
+        return ()
+
+    def _remade(self, value: Any, boundary: int) -> Any:
+        """`value`, before the site of index `boundary`, with what is made of parameters made anew."""
+        raise NotImplementedError(f"{type(self).__name__} does not define _remade")
 
     def _rescale(self, value: Any, factor: Tensor | float) -> Any:
         raise ValueError(
@@ -336,12 +303,11 @@ class Stream(Declared):
                 raise ValueError(f"a stream that mixes tokens needs (batch, time, width), got {x.dim()} dimensions")
             if past and len(past) != len(windows):
                 raise ValueError(f"past has {len(past)} rings, this stream keeps {len(windows)}")
-        return State(self._number, 0, self._open(x, Tokens(tuple(past), reach, keep)))
+        return self._state(0, self._open(x, Tokens(tuple(past), reach, keep)))
 
     def read(self, state: State, site: Site) -> Seen:
         """What the sub-layer at `site` sees."""
-        self._check(state, site)
-        return self._read(state.value, site)
+        return self._read(self._checked(state, site).value, site)
 
     def write(self, state: State, site: Site, y: Tensor, seen: Seen, c: Seen) -> State:
         """Hand the sub-layer's increment back to the stream.
@@ -353,12 +319,12 @@ class Stream(Declared):
             seen: what `read` returned.
             c: the normalised read that the sub-layer got; its `aux` is what `seen.kv` returned for the write.
         """
-        self._check(state, site)
+        state = self._checked(state, site)
         if site.kind == OUT:
             raise ValueError("the out site is read by close and never written")
         if (wrong := self._wrong(y, seen)) is not None:
             raise ValueError(f"the sub-layer at site {site.index} ({site.kind} of block {site.block}) returned {wrong}")
-        return State(self._number, site.index + 1, self._write(state.value, site, y, seen, c))
+        return State(self._number, site.index + 1, self._write(state.value, site, y, seen, c), state.stamp)
 
     def rescale(self, state: State, factor: Tensor | float) -> State:
         """The state of a residual that a layer multiplies by `factor` between two sites."""
@@ -371,18 +337,15 @@ class Stream(Declared):
 
     def memory(self, state: State) -> tuple[Any, ...]:
         """What later tokens need of these; a tuple of rings, empty for streams that do not mix tokens."""
-        self._check(state, self.layout.out)
-        return self._memory(state.value)
+        return self._memory(self._checked(state, self.layout.out).value)
 
     def weights(self, state: State, site: Site) -> Tensor | None:
         """What `site` reads from which source: (..., W, S), or None where the method has no such weights."""
-        self._check(state, site)
-        return self._weights(state.value, site)
+        return self._weights(self._checked(state, site).value, site)
 
     def quantities(self, state: State, site: Site, y: Tensor | None, seen: Seen, c: Seen | None) -> dict[str, Quantity]:
         """What else the method shows at `site`, by name, from the write's arguments; at out `y` and `c` are None."""
-        self._check(state, site)
-        return self._quantities(state.value, site, y, seen, c)
+        return self._quantities(self._checked(state, site).value, site, y, seen, c)
 
     def pack(self, state: State) -> tuple[Tensor, ...]:
         """The state as tensors for a stage boundary; only between blocks, where its structure is fixed.
@@ -404,7 +367,7 @@ class Stream(Declared):
         """The state that `pack` gave at `site`, the first of a block; derived state is rebuilt."""
         self._known(site)
         site = self._boundary(site.index)
-        return State(self._number, site.index, self._unpack(tuple(tensors), site, Tokens(tuple(past), reach, keep)))
+        return self._state(site.index, self._unpack(tuple(tensors), site, Tokens(tuple(past), reach, keep)))
 
     def uses(self, site: Site) -> bool:
         """Whether the method acts at `site`; elsewhere the read and the write are plain."""
@@ -447,9 +410,14 @@ class Stream(Declared):
         if not 0 <= site.index < len(self.layout.sites) or self.layout.sites[site.index] != site:
             raise ValueError(f"{site} is none of the stream's {len(self.layout.sites)} sites")
 
-    def _check(self, state: State, site: Site) -> None:
+    def _state(self, index: int, value: Any) -> State:
+        """A state whose value was made now."""
+        return State(self._number, index, value, Stamp.of(self._used()))
+
+    def _checked(self, state: State, site: Site) -> State:
+        """A state that is at `site`, made anew where parameters changed or gradients were switched on since."""
         if torch.compiler.is_compiling():
-            return  # the order of calls is fixed when a graph is made; checks would only add guards
+            return state  # the order of calls is fixed when a graph is made; checks would only add guards
         self._own(state)
         self._known(site)
         if site.index != state.index:
@@ -457,6 +425,10 @@ class Stream(Declared):
                 f"sites out of order: the state is at site {state.index} of {len(self.layout.sites)}, "
                 f"asked for site {site.index} ({site.kind} of block {site.block})"
             )
+        used = tuple(self._used())
+        if not used or state.stamp.holds(used):
+            return state
+        return self._state(state.index, self._remade(state.value, state.index))
 
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         """How an optimiser should treat the parameters; each is in exactly one group."""
@@ -476,15 +448,12 @@ Row = Mapping[str, Tensor]
 """What a site has of each table, by the table's name."""
 
 
-class Rows(NamedTuple):
-    """The tables of a pass: taken apart, by name, and what they were made of."""
-
-    tables: dict[str, tuple[Tensor, ...]]
-    stamp: Stamp
+Rows = Mapping[str, tuple[Tensor, ...]]
+"""The tables of a pass, taken apart."""
 
 
 class RowStream(Stream):
-    """A stream whose parameters are stacks with a row per site (`tables`); its state keeps what `take_apart` gives.
+    """A stream whose parameters are stacks with a row per site (`tables`); its state has `rows`, of `take_apart`.
 
     Indexed at every site, each site's backward would fill and add a gradient of the whole stack: work that grows with
     the square of the depth. Taken apart once per pass, the rows' gradients are put together once.
@@ -507,18 +476,14 @@ class RowStream(Stream):
 
     def take_apart(self) -> Rows:
         """The rows for one pass."""
-        return Rows(self._apart(), Stamp.of(self._tensors()))
-
-    def row(self, row: int, tables: Mapping[str, Sequence[Tensor]] | None = None) -> Row:
-        """One row of each table."""
-        return {name: rows[row] for name, rows in (self._apart() if tables is None else tables).items()}
-
-    def row_of(self, site: Site, rows: Rows) -> Row:
-        """The row of a site that uses the method; from new tables where those of the pass are stale."""
-        return self.row(self.rows[site.index], rows.tables if rows.stamp.holds(self._tensors()) else None)
-
-    def _apart(self) -> dict[str, tuple[Tensor, ...]]:
         return {name: table.unbind(0) for name, table in self.tables().items()}
 
-    def _tensors(self) -> Iterable[Tensor | None]:
+    def row_of(self, site: Site, rows: Rows) -> Row:
+        """What a site that uses the method has of each table."""
+        return {name: table[self.rows[site.index]] for name, table in rows.items()}
+
+    def _used(self) -> Iterable[Tensor | None]:
         return itertools.chain(self._parameters.values(), self._buffers.values())
+
+    def _remade(self, value: Any, boundary: int) -> Any:
+        return value._replace(rows=self.take_apart())

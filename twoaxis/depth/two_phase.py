@@ -27,27 +27,17 @@ from twoaxis.kernels.precision import launch_bound
 
 
 class GroupReads(NamedTuple):
-    """The first phase for the reading sites of a group, the last of which is the last entry.
+    """The first phase for the reading sites of a group, the last of which is the last entry."""
 
-    Attributes:
-        reads: (..., D) by site, None once used.
-        lse: (..., H, n) their log-sum-exps.
-    """
-
-    reads: tuple[Tensor | None, ...]
-    lse: Tensor
+    reads: tuple[Tensor | None, ...]  # (..., D) by site, None once used
+    lse: Tensor  # (..., H, n) their log-sum-exps
 
 
 class Ahead(NamedTuple):
-    """What the stream makes of its parameters once per pass, and the first phase of the current group.
+    """What the stream makes of its parameters once per pass, and the first phase of the current group."""
 
-    Attributes:
-        queries: (n, H, D/H) folded queries of all reading sites; None where they are not fixed.
-        group: where reads have two phases and the group has finished sources to batch.
-    """
-
-    queries: Tensor | None
-    group: GroupReads | None = None
+    queries: Tensor | None  # (n, H, D/H) folded queries of all reading sites; None where they are not fixed
+    group: GroupReads | None = None  # where reads have two phases and the group has finished sources to batch
 
 
 class AheadStream(HistoryStream):
@@ -168,8 +158,8 @@ class AheadStream(HistoryStream):
         by_heads = [s.x.unflatten(-1, (heads, -1)) for s in finished]
         return GroupReads(tuple(read.flatten(-2) for read in weighted_sum(by_heads, token=weights)), lse)
 
-    def _remade(self, h: History, boundary: int) -> History:
-        return self._first_phase(super()._remade(h, boundary), boundary)
+    def _remade(self, value: History, boundary: int) -> History:
+        return self._first_phase(super()._remade(value, boundary), boundary)
 
     def _open(self, x: Tensor, tokens: Tokens) -> History:
         return self._first_phase(super()._open(x, tokens), 0)

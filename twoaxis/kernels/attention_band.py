@@ -19,7 +19,6 @@ Reads only, in the backward too: autograd's own backward of overlapping views sc
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -61,93 +60,68 @@ def band_pays(q: Tensor, k: Tensor, *_: Any, window: int, scale: float) -> bool:
 
 
 class _Layout(NamedTuple):
-    """Where the numbers of one call stand.
+    """Where the numbers of one call stand: a row per leading dimension and key head, all rows end to end.
 
-    A row of keys is `halo` positions, the last `prefix` of them filled and the others zero, and then its own; a row of
-    queries begins at its first chunk. Each row has a halo of its own, so that another row's numbers, which may not be
-    finite, never meet its queries; the price is the chunks at a row's end that are computed for nothing.
+    A row of keys begins with a halo of zeros, and a row of queries with zeros in the place of keys that no query stands
+    on. So what a tile reaches beyond its own row is the next one's zeros: another row's numbers, which may not be
+    finite, never meet its queries. The price is the chunks at a row's end that are computed for nothing.
     """
 
     lead: int  # product of the dimensions before the heads
     kv_heads: int  # rows per lead
-    groups: int  # G, query heads per row
-    length: int  # N, queries per row
-    prefix: int  # keys before the first query
+    length: int  # M, keys per row
+    before: int  # keys before the first query
     c: int  # queries per chunk
     halo: int  # w - 1
     dtype: torch.dtype  # of what is laid out
 
     @property
     def chunks(self) -> int:
-        """Chunks of one row: what covers its queries and its halo.
-
-        The next row begins with zeros, which a tile may reach, unless it has a prefix.
-        """
-        if self.prefix:
-            return -(-self.length // self.c) + -(-self.halo // self.c)
+        """Chunks of one row: what covers its keys and its halo."""
         return -(-(self.length + self.halo) // self.c)
 
-    @property
-    def total(self) -> int:
-        """Chunks of all rows."""
-        return self.lead * self.kv_heads * self.chunks
-
-    @property
-    def blank(self) -> int:
-        """Positions of a row that are before the first key."""
-        return self.halo - self.prefix
-
     def queries(self, t: Tensor) -> Tensor:
-        """(..., H, N, D) of any strides and dtype to (total, G * c, D), zero where there is no query."""
-        t = t.reshape(self.lead, self.kv_heads, self.groups, self.length, t.shape[-1])
-        c, whole = self.c, self.length // self.c
-        flat = t.new_empty((self.total, self.groups * c, t.shape[-1]), dtype=self.dtype)
-        chunks = self.by_query_head(flat).transpose(2, 3)  # (lead, Hkv, G, chunks, c, D)
-        chunks[:, :, :, whole:].zero_()
-        chunks[:, :, :, :whole].copy_(t[..., : whole * c, :].unflatten(-2, (whole, c)))
-        if rest := self.length - whole * c:
-            chunks[:, :, :, whole, :rest].copy_(t[..., whole * c :, :])
-        return flat
+        """(..., H, N, D) to (chunks of all rows, c G, D), a query's heads side by side."""
+        by_row = t.reshape(self.lead, self.kv_heads, -1, *t.shape[-2:]).transpose(2, 3)  # (lead, Hkv, N, G, D)
+        return self._laid(by_row, self.before)[: -self.halo or None].view(-1, self.c * by_row.shape[3], t.shape[-1])
 
-    def from_queries(self, flat: Tensor, lead: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def from_queries(self, tiles: Tensor, like: Tensor) -> Tensor:
         """The adjoint of `queries`; the memory is in the order (lead, N, H, D), which is what a projection reads."""
-        c, whole, heads = self.c, self.length // self.c, self.kv_heads * self.groups
-        chunks = self.by_query_head(flat).transpose(2, 3)
-        out = flat.new_empty((*lead, self.length, heads, flat.shape[-1]), dtype=dtype)
-        t = out.view(self.lead, self.length, self.kv_heads, self.groups, flat.shape[-1]).permute(0, 2, 3, 1, 4)
-        t[..., : whole * c, :].unflatten(-2, (whole, c)).copy_(chunks[:, :, :, :whole])
-        if rest := self.length - whole * c:
-            t[..., whole * c :, :].copy_(chunks[:, :, :, whole, :rest])
-        return out.transpose(-3, -2)
+        by_row = self._by_row(tiles.view(-1, like.shape[-3] // self.kv_heads, tiles.shape[-1]))
+        picked = by_row[:, :, self.before : self.length].transpose(1, 2)  # (lead, N, Hkv, G, D)
+        heads_last = (*like.shape[:-3], like.shape[-2], like.shape[-3], tiles.shape[-1])
+        return picked.to(like.dtype, memory_format=torch.contiguous_format).reshape(heads_last).transpose(-3, -2)
 
-    def by_query_head(self, tiles: Tensor) -> Tensor:
-        """(total, G * c, ...) seen as (lead, Hkv, chunks, G, c, ...)."""
-        return tiles.view(self.lead, self.kv_heads, self.chunks, self.groups, self.c, tiles.shape[-1])
+    def keys(self, t: Tensor) -> Tensor:
+        """(..., Hkv, M, D) to the rows end to end."""
+        return self._laid(t.reshape(self.lead, *t.shape[-3:]), self.halo)
 
-    def rows(self, t: Tensor) -> Tensor:
-        """(..., Hkv, prefix + N, D) of any strides and dtype to the keys' rows laid end to end."""
-        size, first = self.total * self.c, self.blank
-        flat = t.new_empty((size + self.halo, t.shape[-1]), dtype=self.dtype)
-        flat[size:].zero_()
-        rows = self._by_row(flat)
-        rows[:, :, :first].zero_()
-        rows[:, :, first : first + t.shape[-2]].copy_(t.reshape(self.lead, *t.shape[-3:]))
-        rows[:, :, first + t.shape[-2] :].zero_()
+    def from_keys(self, flat: Tensor, like: Tensor) -> Tensor:
+        """The adjoint of `keys`."""
+        return self._by_row(flat)[:, :, self.halo : self.halo + self.length].reshape(like.shape).to(like.dtype)
+
+    def _laid(self, rows: Tensor, first: int) -> Tensor:
+        """Rows (lead, Hkv, positions, ...) of any strides and dtype end to end, from position `first` of each on."""
+        flat = rows.new_empty((self._size() + self.halo, *rows.shape[3:]), dtype=self.dtype)
+        flat[self._size() :].zero_()
+        by_row, last = self._by_row(flat), first + rows.shape[2]
+        by_row[:, :, :first].zero_()
+        by_row[:, :, first:last].copy_(rows)
+        by_row[:, :, last:].zero_()
         return flat
-
-    def from_rows(self, flat: Tensor, like: Tensor) -> Tensor:
-        """The adjoint of `rows`."""
-        return self._by_row(flat)[:, :, self.blank : self.halo + self.length].reshape(like.shape).to(like.dtype)
 
     def _by_row(self, flat: Tensor) -> Tensor:
-        """The rows laid end to end seen as (lead, Hkv, chunks * c, D)."""
-        size = self.chunks * self.c
-        return flat[: self.total * self.c].view(self.lead, self.kv_heads, size, flat.shape[-1])
+        """What lies end to end seen as (lead, Hkv, positions, ...)."""
+        return flat[: self._size()].view(self.lead, self.kv_heads, -1, *flat.shape[1:])
+
+    def _size(self) -> int:
+        """Positions of all rows."""
+        return self.lead * self.kv_heads * self.chunks * self.c
 
     def tiles(self, flat: Tensor) -> Tensor:
-        """(total, halo + c, D): the overlapping key tiles, a view of the rows laid end to end."""
+        """(chunks of all rows, halo + c, D): the overlapping key tiles, a view of the rows end to end."""
         width = flat.shape[-1]
-        return flat.as_strided((self.total, self.halo + self.c, width), (self.c * width, width, 1))
+        return flat.as_strided((self._size() // self.c, self.halo + self.c, width), (self.c * width, width, 1))
 
     def fold(self, tiles: Tensor) -> Tensor:
         """The adjoint of `tiles`: each position gets the sum of what the tiles that hold it say about it."""
@@ -159,42 +133,43 @@ class _Layout(NamedTuple):
         for i in range(1, pieces):
             part = tiles[:, i * self.c : (i + 1) * self.c]
             flat[i : total + i, : part.shape[1]] += part
-        return flat.view(-1, width)[: total * self.c + self.halo]
+        return flat.view(-1, width)
 
 
 def _layout(q: Tensor, k: Tensor, window: int) -> _Layout:
-    lead, heads = math.prod(q.shape[:-3]), (k.shape[-3], q.shape[-3] // k.shape[-3])
-    prefix = k.shape[-2] - q.shape[-2]
-    return _Layout(lead, *heads, q.shape[-2], prefix, chunk_of(window), window - 1, routing_dtype(q.dtype))
+    (kv_heads, length), n = k.shape[-3:-1], q.shape[-2]
+    dtype = routing_dtype(q.dtype)
+    return _Layout(math.prod(q.shape[:-3]), kv_heads, length, length - n, chunk_of(window), window - 1, dtype)
 
 
 @attention.form("tiles", serves=_banded, pays=band_pays, compiled=None)
 def _tiles(
     q: Tensor, k: Tensor, v: Tensor, bias: None, sink: Tensor | None, reach: Tensor | None, *, window: int, scale: float
 ) -> tuple[Tensor, Saved]:
-    """Saves the weights (total, G * c, halo + c) and, with a sink, its share (total, G * c, 1)."""
+    """Saves the weights (chunks of all rows, c G, halo + c) and, with a sink, its share (..., c G, 1)."""
     layout = _layout(q, k, window)
-    lag = lags(layout.c, layout.halo + layout.c, q.device)
+    lead, kv_heads, c = layout.lead, layout.kv_heads, layout.c
+    groups = q.shape[-3] // kv_heads
+    lag = lags(c, layout.halo + c, q.device)
     outside = (lag < 0) | (lag > layout.halo)
-    k_r, v_r = unspoilt(layout.rows(k), layout.rows(v))
+    k_r, v_r = unspoilt(layout.keys(k), layout.keys(v))
     # the mask is added, not chosen, where no logit can become what is no number
     added = torch.zeros(lag.shape, dtype=layout.dtype, device=q.device).masked_fill_(outside, -math.inf)
-    logits = torch.baddbmm(added.repeat(layout.groups, 1), layout.queries(q), layout.tiles(k_r).mT, alpha=scale)
-    by_head = layout.by_query_head(logits)
+    added = added.repeat_interleave(groups, 0)
+    logits = torch.baddbmm(added, layout.queries(q), layout.tiles(k_r).mT, alpha=scale)
+    by_query = logits.view(lead, kv_heads, layout.chunks, c, groups, -1)
     if torch.compiler.is_compiling() or not finite(k_r):
-        by_head.masked_fill_(outside, -math.inf)
-    if first := -(-layout.blank // layout.c):
-        place = torch.arange(first, device=q.device)[:, None] * layout.c + torch.arange(lag.shape[1], device=q.device)
-        by_head[:, :, :first].masked_fill_((place < layout.blank)[:, None, None], -math.inf)
+        by_query.masked_fill_(outside[:, None], -math.inf)
+    if first := -(-layout.halo // c):  # chunks whose tiles begin before the first key
+        place = torch.arange(first, device=q.device)[:, None] * c + torch.arange(lag.shape[1], device=q.device)
+        by_query[:, :, :first].masked_fill_((place < layout.halo)[:, None, None], -math.inf)
     if reach is not None:
-        reach = reach.expand(*q.shape[:-3], q.shape[-2]).reshape(layout.lead, -1)
-        reach = F.pad(reach, (0, layout.chunks * layout.c - layout.length))
-        by_head.masked_fill_(lag > reach.view(layout.lead, 1, layout.chunks, 1, layout.c, 1), -math.inf)
-    weights, share = sink_softmax(by_head, None if sink is None else sink.view(layout.kv_heads, 1, layout.groups, 1, 1))
-    weights = weights.view(logits.shape) if share is None else weights.flatten(0, 2).flatten(1, 2)
-    out = torch.bmm(weights, layout.tiles(v_r))
-    share = None if share is None else share.reshape(*logits.shape[:2], 1)
-    return layout.from_queries(out, q.shape[:-3], q.dtype), (weights, share)
+        reach = reach.expand(*q.shape[:-3], q.shape[-2]).reshape(lead, -1)
+        reach = F.pad(reach, (layout.before, layout.chunks * c - layout.length))
+        by_query.masked_fill_(lag[:, None] > reach.view(lead, 1, layout.chunks, c, 1, 1), -math.inf)
+    weights, share = sink_softmax(by_query, None if sink is None else sink.view(kv_heads, 1, 1, groups, 1))
+    weights, share = weights.reshape(logits.shape), None if share is None else share.reshape(*logits.shape[:2], 1)
+    return layout.from_queries(torch.bmm(weights, layout.tiles(v_r)), q), (weights, share)
 
 
 @attention.backward("tiles")
@@ -203,17 +178,18 @@ def _tiles_backward(inputs: Given, saved: Given, grads: Given, needs: Given, *, 
     (q, k, v, _, sink, _), (weights, share) = inputs, saved
     layout = _layout(q, k, window)
     grad = layout.queries(grads[0])
-    d_weights = torch.bmm(grad, layout.tiles(layout.rows(v)).mT)
-    d_v = layout.from_rows(layout.fold(torch.bmm(weights.mT, grad)), v) if needs[2] else None
+    d_weights = torch.bmm(grad, layout.tiles(layout.keys(v)).mT)
+    d_v = layout.from_keys(layout.fold(torch.bmm(weights.mT, grad)), v) if needs[2] else None
     d_logits, pull = softmax_gradient(d_weights, weights, share)
     d_q = d_k = d_sink = None
     if needs[4] and pull is not None:
-        d_sink = layout.by_query_head(pull).sum((0, 2, 4, 5)).view(sink.shape)
+        by_head = pull.view(layout.lead, layout.kv_heads, -1, len(sink) // layout.kv_heads)
+        d_sink = by_head.sum((0, 2)).view(sink.shape)
     d_logits.mul_(scale)
     if needs[0]:
-        d_q = layout.from_queries(torch.bmm(d_logits, layout.tiles(layout.rows(k))), q.shape[:-3], q.dtype)
+        d_q = layout.from_queries(torch.bmm(d_logits, layout.tiles(layout.keys(k))), q)
     if needs[1]:
-        d_k = layout.from_rows(layout.fold(torch.bmm(d_logits.mT, layout.queries(q))), k)
+        d_k = layout.from_keys(layout.fold(torch.bmm(d_logits.mT, layout.queries(q))), k)
     return d_q, d_k, d_v, None, d_sink, None
 
 

@@ -84,10 +84,9 @@ def _rewrite(
     s = torch.sigmoid(cast(gate, x.dtype)).unsqueeze(-1)
     u = u if bound is None else torch.sigmoid(u)
     r = (y * y).sum(-1, keepdim=True).add_(k_eps**2).rsqrt_()
-    along = y.unsqueeze(-2)
-    p = _dots(x, along) if erase else None
+    p = dots(x, y) if erase else None
     a = s * r * _error(u, r, p, bound)
-    after = torch.addcmul(x, a.unsqueeze(-1), along, value=2.0)  # β = 2 s
+    after = torch.addcmul(x, a.unsqueeze(-1), y.unsqueeze(-2), value=2.0)  # β = 2 s
     return cast(after, state.dtype), (s, r, u, p)
 
 
@@ -103,7 +102,7 @@ def _rewrite_backward(
     """
     (state, h, _, _), (s, r, u, p), g = inputs, saved, widen(grads[0])
     x, y, e = state.to(g.dtype), h.to(g.dtype), _error(u, r, p, bound)
-    d_a = _dots(g, y.unsqueeze(-2))  # (..., V)
+    d_a = dots(g, y)  # (..., V)
     d_e = d_a * (2.0 * s * r)
     d_p = -r * d_e if erase else None
     along = 2.0 * (d_a * e).sum(-1, keepdim=True)
@@ -112,8 +111,8 @@ def _rewrite_backward(
         d_state = g if d_p is None else torch.addcmul(g, d_p.unsqueeze(-1), y.unsqueeze(-2))
     if needs[1]:
         d_r = along * s if p is None else along * s - (d_e * p).sum(-1, keepdim=True)
-        d_h = _combined(2.0 * s * r * e, g).addcmul_(y, r.pow(3) * d_r, value=-1.0)
-        d_h = d_h if d_p is None else d_h.add_(_combined(d_p, x))
+        d_h = combined((2.0 * s * r * e).unsqueeze(-1), g).addcmul_(y, r.pow(3) * d_r, value=-1.0)
+        d_h = d_h if d_p is None else d_h.add_(combined(d_p.unsqueeze(-1), x))
     if needs[2]:
         d_gate = (along * r * s * (1.0 - s)).squeeze(-1)
     if needs[3]:
@@ -125,13 +124,3 @@ def _error(u: Tensor, r: Tensor, p: Tensor | None, bound: float | None) -> Tenso
     """e (..., V): v - r p, or v where nothing is erased."""
     v = u if bound is None else u * bound
     return v if p is None else torch.addcmul(v, r, p, value=-1.0)
-
-
-def _dots(rows: Tensor, y: Tensor) -> Tensor:
-    """(..., V) the dot products of (..., V, D) with (..., 1, D)."""
-    return (rows * y).sum(-1) if rows.shape[-2] == 1 else dots(rows, y.squeeze(-2))
-
-
-def _combined(weights: Tensor, rows: Tensor) -> Tensor:
-    """A new (..., D): the sum over (..., V, D) with (..., V)."""
-    return rows.squeeze(-2) * weights if rows.shape[-2] == 1 else combined(weights, rows)

@@ -6,15 +6,11 @@ What is missing or does not fit is a `ValueError` that says what to do.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.files import read_json
-from twoaxis.base.machine import pick_device
+from twoaxis.base.machine import pick_device, quietly
 from twoaxis.base.plugins import check_origins
 from twoaxis.depth.registry import STREAMS
 from twoaxis.sequence.registry import MIXERS
@@ -26,43 +22,6 @@ KINDS = ("twoaxis", "twoaxis_decoder")
 """Values of model_type in the config.json of our folders."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 """Files of weights that are never loaded."""
-VERBOSITY = "TRANSFORMERS_VERBOSITY"
-"""What transformers reads when it is imported."""
-
-
-def quiet() -> None:
-    """Keep transformers' own bars and notes off the terminal, which belongs to the command; it is not imported here."""
-    if sys.modules.get("transformers") is None:
-        os.environ.setdefault(VERBOSITY, "error")
-        return
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Context manager that does the same while it is active."""
-    if sys.modules.get("transformers") is None:
-        said = os.environ.get(VERBOSITY)
-        quiet()
-        try:
-            yield
-        finally:
-            if said is None:
-                os.environ.pop(VERBOSITY, None)
-        return
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    quiet()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def load_model(folder: str | Path, device: str | None = None) -> Model:

@@ -100,7 +100,7 @@ ALSO = {"1b": "llama-3.2-1b", "3b": "llama-3.2-3b", "8b": "llama-3-8b"}
 
 
 def preset_names() -> tuple[str, ...]:
-    """Every name `preset` and `find_shape` know, the smallest shape first; the short ones are in `ALSO`."""
+    """The names `preset` takes, the smallest shape first."""
     return tuple(PRESETS)
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.files import file_sha256, read_json
+from twoaxis.base.machine import quietly
 from twoaxis.base.registry import did_you_mean
-from twoaxis.model.load import KINDS, quietly
+from twoaxis.model.load import KINDS
 from twoaxis.pretrained.choose_start import Start, choose, read_method, shape_of
 from twoaxis.pretrained.record import Begun
 

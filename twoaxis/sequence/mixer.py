@@ -32,17 +32,11 @@ POINTS = ("site", "attention", "qkv", "mlp", "hidden")
 
 
 class LocalCost(NamedTuple):
-    """What one local operator adds.
+    """What one local operator adds."""
 
-    Attributes:
-        parameters: numbers learned.
-        flops: floating-point operations per token and forward pass (a multiply-add is 2).
-        kept: numbers per sequence kept between tokens when decoding.
-    """
-
-    parameters: int
-    flops: int
-    kept: int
+    parameters: int  # numbers learned
+    flops: int  # floating-point operations per token and forward pass; a multiply-add is 2
+    kept: int  # numbers per sequence kept between tokens when decoding
 
 
 class LocalOperator(Declared):
@@ -130,12 +124,7 @@ class LocalOperator(Declared):
 
 @dataclass(frozen=True)
 class Mixer:
-    """A local mixer: the class of its operators with options.
-
-    Attributes:
-        operator: the class.
-        config: its options.
-    """
+    """A local mixer: the class of its operators with options."""
 
     operator: type[LocalOperator]
     config: Any

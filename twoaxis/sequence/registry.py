@@ -21,7 +21,7 @@ MIXERS: Registry[LocalOperator] = Registry(
 
 
 def mixer_names() -> tuple[str, ...]:
-    """The names `mixer` takes."""
+    """The names `mixer` takes; it takes those that people use too, such as swa and conv."""
     return MIXERS.names()
 
 

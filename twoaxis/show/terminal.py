@@ -120,9 +120,13 @@ def _list(console: Console, pairs: list[tuple[str, str]], width: int) -> None:
 
 
 def _starts(text: str, width: int) -> list[int]:
-    """Where the second and later lines of a text begin: at words, and inside a word that is longer and no path."""
+    """Where the second and later lines of a text begin: at words, and inside a word that is longer and no path.
+
+    An option and its value, `--prompt TEXT`, are one word if they fit into a line.
+    """
     starts, start = [], 0
-    for word in re.finditer(r"\S+", text):
+    pair = rf"--[a-z-]+ (?=[^-\s]\S*)\S{{1,{max(1, width - 12)}}}(?!\S)|\S+"
+    for word in re.finditer(pair, text):
         if start < word.start() and word.end() - start > width:
             starts.append(start := word.start())
         while word.end() - start > width and "/" not in word[0]:

@@ -63,9 +63,10 @@ def save_checkpoint(job: Job) -> None:
     """
     wait_for_checkpoint(job)
     engine = job.engine
+    learning, moving = learned(engine.model), moments(job.optimizer, engine.model)
     if engine.rank != 0:
         if engine.sharded:
-            job.saving = write_parts(Path(engine.gather("")[0]), _all_tensors(job), engine.background)
+            job.saving = write_parts(Path(engine.gather("")[0]), learning | moving, engine.background)
         return
     job.folder.check_claim()
     random = {"torch": torch.get_rng_state()}
@@ -79,11 +80,11 @@ def save_checkpoint(job: Job) -> None:
         write_json(place / STATE, state)
         if engine.sharded:
             (place / SHARDS).mkdir()
-            parts = write_parts(Path(engine.gather(str(place / SHARDS))[0]), _all_tensors(job), engine.background)
+            parts = write_parts(Path(engine.gather(str(place / SHARDS))[0]), learning | moving, engine.background)
             job.saving = _THREAD.submit(_complete, job, place, stack.pop_all(), parts)
         else:
-            save_tensors(place / WEIGHTS, weights(engine.model, frozen=False))
-            save_tensors(place / OPTIMIZER, moments(job.optimizer, engine.model))
+            save_tensors(place / WEIGHTS, learning)
+            save_tensors(place / OPTIMIZER, moving)
             _complete(job, place, stack.pop_all(), None)
 
 
@@ -106,35 +107,27 @@ def wait_for_checkpoint(job: Job) -> None:
 
 def load_checkpoint(checkpoint: Checkpoint, job: Job) -> None:
     """Put weights, moments, generators and counters back to what they were."""
-    model, device, shards = job.engine.model, job.engine.device, checkpoint.path / SHARDS
+    model, optimizer, device = job.engine.model, job.optimizer, job.engine.device
+    shards = checkpoint.path / SHARDS
+    make_moments(optimizer)
     try:
         if job.engine.sharded or shards.is_dir():
-            _load_parts(job, shards if shards.is_dir() else checkpoint.path)
+            folder = shards if shards.is_dir() else checkpoint.path
+            read_parts(folder, learned(model))
+            filled = read_parts(folder, moments(optimizer, model), optional=True)
         else:
-            load_weights(model, load_file(checkpoint.path / WEIGHTS), frozen=False)
-            load_optimizer(job.optimizer, model, load_file(checkpoint.path / OPTIMIZER))
+            fill(learned(model), load_file(checkpoint.path / WEIGHTS))
+            filled = fill(moments(optimizer, model), load_file(checkpoint.path / OPTIMIZER), optional=True)
     except ValueError as error:
         raise ValueError(f"{checkpoint.path} does not fit the model: {error}; remove that folder") from error
+    for name, parameter in model.named_parameters():
+        if parameter in optimizer.state and f"{name}/step" not in filled:
+            del optimizer.state[parameter]  # it has not had a gradient yet
     random = load_file(checkpoint.path / RANDOM)
     torch.set_rng_state(random["torch"])
     if "cuda" in random and device.type == "cuda":
         torch.cuda.set_rng_state(random["cuda"], device)
     job.counters.restore(checkpoint.counters)
-
-
-def _all_tensors(job: Job) -> dict[str, Tensor]:
-    return weights(job.engine.model, frozen=False) | moments(job.optimizer, job.engine.model)
-
-
-def _load_parts(job: Job, folder: Path) -> None:
-    """What this process holds of weights and moments, from a folder of whole tensors or of parts."""
-    model, optimizer = job.engine.model, job.optimizer
-    read_parts(folder, weights(model, frozen=False))
-    make_moments(optimizer)
-    filled = read_parts(folder, moments(optimizer, model), optional=True)
-    for name, parameter in model.named_parameters():
-        if parameter in optimizer.state and f"{name}/step" not in filled:
-            del optimizer.state[parameter]  # it has not had a gradient yet
 
 
 def newest_checkpoint(folder: Path, key: str, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -194,22 +187,19 @@ FORMATS = "torch.distributed.checkpoint"
 """The logger in which torch remarks on formats that it would rather write."""
 
 
-def weights(model: nn.Module, *, frozen: bool = True) -> dict[str, Tensor]:
-    """Every weight of a model once, by the first of its names, those that do not learn only if `frozen`.
-
-    What is not saved with a model is left out.
-    """
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Every weight of a model once, by the first of its names; what is not saved with a model is left out."""
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
     tied = {id(parameter) for parameter in model.parameters()}
     kept = model.state_dict(keep_vars=True)
-    named |= {name: t.detach() for name, t in kept.items() if name not in named and id(t) not in tied}
-    return named if frozen else learned(model, named)
+    return named | {name: t.detach() for name, t in kept.items() if name not in named and id(t) not in tied}
 
 
-def learned(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Of weights by name those that the model does not hold frozen."""
-    left = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    return {name: tensor for name, tensor in tensors.items() if name not in left}
+def learned(model: nn.Module, tensors: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Of weights by name, the model's own unless others are given, those that the model does not hold frozen."""
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    found = weights(model) if tensors is None else tensors
+    return {name: tensor for name, tensor in found.items() if name not in frozen}
 
 
 def weights_digest(tensors: dict[str, Tensor]) -> str:
@@ -222,17 +212,16 @@ def weights_digest(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def load_weights(model: nn.Module, tensors: dict[str, Tensor], *, frozen: bool = True) -> None:
-    """The inverse of `weights`, in place."""
-    here = weights(model, frozen=frozen)
-    if set(tensors) != set(here):
-        name = sorted(set(tensors) ^ set(here))[0]
-        raise ValueError(f"{name} is in one of them only")
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            if tensor.shape != here[name].shape:  # which copy_ might expand
-                raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, not {tuple(here[name].shape)}")
-            here[name].copy_(tensor)
+@torch.no_grad()
+def fill(tensors: Mapping[str, Tensor], found: Mapping[str, Tensor], optional: bool = False) -> set[str]:
+    """Copy tensors of the same names and shapes into others; returns the names, which may be fewer if `optional`."""
+    if odd := sorted(set(found) - set(tensors) if optional else set(found) ^ set(tensors)):
+        raise ValueError(f"{odd[0]} is in one of them only")
+    for name, tensor in found.items():
+        if tensor.shape != tensors[name].shape:  # which copy_ might expand
+            raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, not {tuple(tensors[name].shape)}")
+        tensors[name].copy_(tensor)
+    return set(found)
 
 
 def moments(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
@@ -242,24 +231,6 @@ def moments(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Ten
         for name, parameter in model.named_parameters()
         for kind, value in optimizer.state.get(parameter, {}).items()
     }
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `moments`; the learning rates are the loop's to set."""
-    named = dict(model.named_parameters())
-    names = {id(parameter): name for name, parameter in named.items()}
-    order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-    by_name: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        name, _, kind = key.rpartition("/")
-        by_name.setdefault(name, {})[kind] = tensor
-        wanted = () if kind == "step" else getattr(named.get(name), "shape", tensor.shape)
-        if tensor.shape != wanted:
-            raise ValueError(f"{key} has the shape {tuple(tensor.shape)}, not {tuple(wanted)}")
-    if unknown := sorted(set(by_name) - set(order)):
-        raise ValueError(f"it has moments of {unknown[0]}, which does not learn in this run")
-    state = {number: by_name[name] for number, name in enumerate(order) if name in by_name}
-    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
 def save_model(folder: Path, model: Any) -> None:

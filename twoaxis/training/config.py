@@ -25,7 +25,7 @@ from twoaxis.base import options
 from twoaxis.base.files import short_hash
 from twoaxis.base.machine import MOST_THREADS, can_compile
 from twoaxis.base.options import Count, Fraction, NotNegative, Options, Positive, Share, at_least, between
-from twoaxis.base.spec import parse_value, split
+from twoaxis.base.spec import parse_options
 from twoaxis.data.options import DataOptions, ExampleFields
 
 
@@ -298,18 +298,11 @@ def read_fields(path: str | Path) -> dict[str, Any]:
 
 def parse_model(changes: str | Sequence[str]) -> dict[str, Any]:
     """Fields of the model from `FIELD=VALUE[,FIELD=VALUE...]`, each once."""
-    fields: dict[str, Any] = {}
     texts = [changes] if isinstance(changes, str) else changes
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"model must be a table of fields and values, or FIELD=VALUE, got {str(changes)[:80]}")
-    for change in (part for text in texts for part in split(text)):
-        name, equals, value = (word.strip() for word in change.partition("="))
-        if not equals or not name:
-            raise ValueError(f"--model {change} changes nothing; write --model FIELD=VALUE[,FIELD=VALUE]")
-        if name in fields:
-            raise ValueError(f"--model gives {name} twice")
-        fields[name] = parse_value(value)
-    return fields
+    wrong = lambda part: f"--model {part.strip()} changes nothing; write --model FIELD=VALUE[,FIELD=VALUE]"  # noqa: E731
+    return parse_options(texts, "--model", wrong)
 
 
 def merge(file: Mapping[str, Any], said: Mapping[str, Any]) -> TrainConfig:

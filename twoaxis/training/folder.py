@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from twoaxis.base.files import JsonLines, claim, read_json, remove_partial, write_bytes, write_json
-from twoaxis.base.options import check_type, check_types
+from twoaxis.base.options import from_fields, from_record
 from twoaxis.base.plugins import use_options
 from twoaxis.show.charts import Axis, Chart, Line, Panel
 from twoaxis.show.document import Document, Facts, Showable
@@ -33,13 +33,19 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 """Number in run.json; a folder with another one is refused."""
-ABOUT: dict[str, Any] = {
-    **dict.fromkeys(("config", "data", "versions", "parallelism"), dict[str, Any]),
-    "source": str | None,
-    "learned": int,
-    "peak_memory": int | None,
-}
-"""What is read from run.json again, and its shape."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What is read from run.json again."""
+
+    config: TrainConfig
+    data: dict[str, Any]
+    versions: dict[str, Any]
+    parallelism: dict[str, Any]
+    source: str | None  # digest of the model that it started from
+    learned: int  # numbers that learn
+    peak_memory: int | None
 
 
 class RunFolder:
@@ -59,7 +65,7 @@ class RunFolder:
             remove_partial(self.checkpoints)
             yield
 
-    def about(self) -> dict[str, Any] | None:
+    def about(self) -> About | None:
         """What run.json says; None before the run began."""
         path = self.path / RUN
         if not path.exists():
@@ -67,26 +73,16 @@ class RunFolder:
         about = read_json(path)
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise ValueError(f"{path} is not of format {FORMAT}, which this version reads; choose another folder")
-        try:
-            for name, kind in ABOUT.items():
-                if name not in about:
-                    raise ValueError(f"{name} is missing")
-                check_type(name, about[name], kind)
-            TrainConfig.from_dict(about["config"], "config")
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}. Choose another folder, or remove this one") from error
-        return about
+        return from_record(About, about, str(path), "Choose another folder, or remove this one")
 
     def finished(self, run: TrainConfig) -> Result | None:
         """The result of a run that is finished; a folder that holds another run is refused."""
         about = self.about()
-        if about is not None:
-            there = TrainConfig.from_dict(about["config"])
-            if there.key != run.key:
-                old, new = there.to_dict(), run.to_dict()
-                changed = [name for name in new if old[name] != new[name] and name not in RUNNING]
-                listed = "; ".join(f"{name} is {old[name]!r} there and {new[name]!r} here" for name in changed)
-                raise ValueError(f"{self.path} holds another run: {listed}. Choose another folder, or remove it")
+        if about is not None and about.config.key != run.key:
+            old, new = about.config.to_dict(), run.to_dict()
+            changed = [name for name in new if old[name] != new[name] and name not in RUNNING]
+            listed = "; ".join(f"{name} is {old[name]!r} there and {new[name]!r} here" for name in changed)
+            raise ValueError(f"{self.path} holds another run: {listed}. Choose another folder, or remove it")
         result = load_result(self.path)
         if result is not None:  # a process that was killed at the very end may have left checkpoints
             shutil.rmtree(self.checkpoints, ignore_errors=True)
@@ -111,11 +107,11 @@ class RunFolder:
             raise ValueError(
                 f"this process does not see {self.path / RUN}, which process 0 has written: share the folder"
             )
-        if about["data"].get("fingerprint") != data.fingerprint:
+        if about.data.get("fingerprint") != data.fingerprint:
             raise ValueError(f"the data {data.name} has changed since the run in {self.path} began; use another folder")
-        if about["source"] != source:
+        if about.source != source:
             raise ValueError(f"the model that the run in {self.path} started from has changed; use another folder")
-        was, now = about["versions"] | about["parallelism"], versions() | parallelism()
+        was, now = about.versions | about.parallelism, versions() | parallelism()
         changed = [f"{name} was {was[name]} and is {now.get(name)}" for name in was if was[name] != now.get(name)]
         if changed:
             warn(f"{'; '.join(changed)}: the numbers may differ in their last bits from those of an uninterrupted run")
@@ -232,12 +228,7 @@ def load_result(folder: str | Path) -> Result | None:
     if not path.exists():
         return None
     try:
-        given: dict[str, Any] = read_json(path) | {"folder": str(folder)}
-        for name in ("row_losses", "unmoved"):
-            if given.get(name) is not None:
-                given[name] = tuple(given[name])
-        result = Result(**given)
-        check_types(result)
+        result = from_fields(Result, read_json(path) | {"folder": str(folder)}, "a result")
         for name, value in vars(result).items():
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, int | float) and not abs(number) < LARGEST:
@@ -245,13 +236,6 @@ def load_result(folder: str | Path) -> Result | None:
         return result
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}. Remove it, and the run is made again") from error
-
-
-def trained_on_bytes(model: str | Path) -> bool:
-    """Whether the run in whose folder a model stands had bytes as its tokens."""
-    run = Path(model).resolve().parent / RUN
-    config = read_json(run).get("config") if run.is_file() else None
-    return isinstance(config, dict) and config.get("tokenizer") == "bytes"
 
 
 def load_log(folder: str | Path) -> list[dict[str, Any]]:

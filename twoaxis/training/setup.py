@@ -35,20 +35,21 @@ def resolve(run: TrainConfig) -> TrainConfig:
     run = dataclasses.replace(run, **with_family({"family": run.family, "model": run.model}))
     if run.source is None:
         return run
-    from twoaxis.data.tokenizer import has_tokenizer
+    from twoaxis.data.tokenizer import has_tokenizer, trained_on_bytes
 
     source = _check_source(run, run.source)
     run = dataclasses.replace(run, source=source)
     if not run.tokenizer.startswith("bpe:") or run.data[0].startswith("task:"):
         return run
-    if Path(source).expanduser().exists() and not has_tokenizer(source):
+    on_bytes = trained_on_bytes(source)
+    if Path(source).expanduser().exists() and not on_bytes and not has_tokenizer(source):
         raise ValueError(f"{run.source} has no tokenizer; name the one its model was trained with, such as bytes")
     if run.tokenizer != TrainConfig.tokenizer:
         raise ValueError(
             f"tokenizer {run.tokenizer} would be trained anew, and the model in {run.source} knows nothing of its "
             "tokens; leave it out to use the model's own"
         )
-    return dataclasses.replace(run, tokenizer=source)
+    return dataclasses.replace(run, tokenizer="bytes" if on_bytes else source)
 
 
 def _canonical(place: str, spelling: Any, registry: Registry[Any]) -> Any:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.files import atomic_folder
 from twoaxis.base.interrupt import Interrupted, StopSignal
-from twoaxis.base.machine import reproducible
-from twoaxis.model.load import quietly
+from twoaxis.base.machine import quietly, reproducible
 from twoaxis.training.engines.processes import (
     find_place,
     join_processes,
@@ -227,7 +226,8 @@ def _train(job: Job, data: Data) -> Result:
     from twoaxis.training.checkpoint import wait_for_checkpoint
     from twoaxis.training.loop import Diverged, fit
 
-    counters, about = job.counters, job.folder.about() or {}
+    counters, about = job.counters, job.folder.about()
+    assert about is not None
     job.stop.patient = True  # from here on a checkpoint can be written first
     outcome: dict[str, Any] = {"status": "finished"}
     try:
@@ -248,8 +248,8 @@ def _train(job: Job, data: Data) -> Result:
         steps=counters.step,
         **{name: counters.position[name] for name in ("tokens", "flops", "seconds")},
         tokens_per_second=counters.tokens_per_second,
-        parameters=about["learned"],
-        peak_memory=about["peak_memory"],
+        parameters=about.learned,
+        peak_memory=about.peak_memory,
         train_loss=counters.train_loss,
         folder=str(job.folder.path),
         **outcome,

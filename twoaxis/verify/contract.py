@@ -205,7 +205,7 @@ def rings_unchanged(run: Run) -> float:
     operator, x = run.method, run.input()
     assert isinstance(operator, LocalOperator)
     _, ring = operator.step(x[:, :10], operator.start(2))
-    held = [(t, t.clone()) for t in (x, *tensors_of(ring.pieces))]
+    held = [(t, t.clone()) for t in (x, *ring.kept)]
     first, _ = operator.step(x[:, 10:], ring)
     operator.step(run.input(offset=1), operator.start())
     again, _ = operator.step(x[:, 10:], ring)
@@ -226,38 +226,34 @@ def deep_copies(run: Run) -> float:
 
 @claim("contract", "pack: continues after any block", ["depth"], over=runs(layouts="few"), bound=1e-12)
 def packing(run: Run) -> dict[str, float]:
-    """Packed at any block boundary and unpacked in a copy of the stream, a pass ends in the same numbers and gradients.
+    """A pass that is packed before every block and unpacked in a copy of the stream has the same output and gradients.
 
-    The packed tensors are cut off and the backward passes joined by hand, as between two pipeline stages.
+    The packed tensors are cut off and the backward passes joined by hand, as between pipeline stages.
     """
-    errors, x = {}, run.input(grad=True)
-    out = run(x)
+    x, method = run.input(grad=True), run.stream
+    copied, cuts, leaves = copy.deepcopy(method), [], [x, *run.parameters()]
+    out, state = run(x), method.open(x)
     (probe,) = random_tensors(run.seed, out.shape)
-    whole = gradients(out, [x, *run.parameters()], probe)
-    for boundary in (site for site in run.stream.layout.sites if site.first):
-        end, sums = _in_two_stages(run, boundary, probe)
-        errors[f"before site {boundary.index}"] = max(deviation(end, out), between(sums, whole, floor=1.0))
-    return errors
-
-
-def _in_two_stages(run: Run, boundary: Site, probe: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The output and the gradients of input and parameters, with the state sent as tensors before `boundary`."""
-    method, x = run.stream, run.input(grad=True)
-    copied = copy.deepcopy(method)
-    sent = method.pack(run.go(run.stream.open(x), boundary.index))
-    received = [t.detach().requires_grad_() for t in sent]
-    end = run.end(copied.unpack(received, boundary), copied)
-    leaves = [x, *run.parameters()]
-    sums = [torch.zeros_like(x), *gradients(end, leaves[1:], probe)]
-    place = {id(leaf): i for i, leaf in enumerate(leaves)}
-    for parameter, grad in zip(method.parameters(), gradients(end, [*copied.parameters()], probe), strict=True):
-        sums[place[id(parameter)]] = sums[place[id(parameter)]] + grad
-    pairs = zip(sent, gradients(end, received, probe), strict=True)
-    if joined := [(tensor, cotangent) for tensor, cotangent in pairs if tensor.requires_grad]:
-        tensors, cotangents = zip(*joined, strict=True)
-        front = torch.autograd.grad(tensors, leaves, cotangents, allow_unused=True)
-        sums = [a if b is None else a + b for a, b in zip(sums, front, strict=True)]
-    return end, sums
+    whole = gradients(out, leaves, probe)
+    for boundary in (site for site in method.layout.sites if site.first):
+        stage = copied if cuts else method
+        sent = stage.pack(run.go(state, boundary.index, stage))
+        received = [t.detach().requires_grad_() for t in sent]
+        state = copied.unpack(received, boundary)
+        cuts.append((sent, received))
+    end = copied.close(state)
+    torch.autograd.backward(end, probe)
+    for sent, received in reversed(cuts):
+        joined = [(t, r.grad) for t, r in zip(sent, received, strict=True) if t.requires_grad and r.grad is not None]
+        if joined:
+            tensors, cotangents = zip(*joined, strict=True)
+            torch.autograd.backward(tensors, cotangents)
+    twins: dict[Tensor, Tensor] = dict(zip(method.parameters(), copied.parameters(), strict=True))
+    sums = [torch.zeros_like(leaf) for leaf in leaves]
+    for total, leaf in zip(sums, leaves, strict=True):
+        for grad in (leaf.grad, None if leaf is x else getattr(twins.get(leaf), "grad", None)):
+            total += 0.0 if grad is None else grad
+    return {"output": deviation(end, out), "gradients": between(sums, whole, floor=1.0)}
 
 
 def _placed(subject: StreamSubject) -> Iterator[tuple[str, Run]]:

@@ -373,7 +373,7 @@ def build(config: ModelConfig, seed: int, *, perturb: float = 0.0) -> Decoder:
 
 def numbers_in(rings: Iterable[Ring]) -> int:
     """Numbers per sequence in some rings."""
-    return sum(t.numel() // t.shape[0] for ring in rings for piece in ring.pieces for t in piece)
+    return sum(t.numel() // t.shape[0] for ring in rings for t in ring.kept)
 
 
 def stepping(model: Decoder, seed: int = 0) -> Stepper:

@@ -59,7 +59,7 @@ def layer_by_layer(seed: int, depths: int = 7) -> dict[str, float]:
         q, k, v = (torch.unflatten(states @ p, -1, (-1, 4)) for p in projections)
         for window in [*range(1, depths + 1), None]:
             whole = window_attention(q, k, v, window, axis=2)
-            ring, rows = Ring(window, axis=2, merge=False), []
+            ring, rows = Ring(window, axis=2), []
             for depth in range(depths):
                 ring = ring.append(k[:, :, depth : depth + 1], v[:, :, depth : depth + 1])
                 rows.append(attend(ring, q[:, :, depth : depth + 1]))
@@ -377,7 +377,7 @@ def depth_read(tokens: int, window: int | None, depths: int, width: int) -> int:
     """Operations of reading over depth at every layer, one layer after the other."""
     q, k, v = (torch.ones(1, tokens, 1, 1, width) for _ in range(3))
     with Meter(record=False) as count:
-        ring = Ring(window, axis=2, merge=False)
+        ring = Ring(window, axis=2)
         for _ in range(depths):
             ring = ring.append(k, v)
             attend(ring, q)

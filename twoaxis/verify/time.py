@@ -20,20 +20,13 @@ BOUND = 1e-12
 
 
 class Stepper(NamedTuple):
-    """A model that reads a sequence whole or in steps, with a memory that is a value.
+    """A model that reads a sequence whole or in steps, with a memory that is a value."""
 
-    Attributes:
-        module: called with (x, reach=), with `start(spare)` and `step(x, past, reach=)`; a memory has `trim`,
-            `reorder` and `repeat`.
-        draw: random inputs from a seed, a batch size and a length: tokens (B, T), or activations (B, T, C).
-        kept: numbers per sequence in a memory that must not grow with the sequence.
-        seed: of the inputs.
-    """
-
+    # called with (x, reach=), with `start(spare)` and `step(x, past, reach=)`; a memory has trim, reorder and repeat
     module: Any
-    draw: Callable[[int, int, int], Tensor]
-    kept: Callable[[Any], int]
-    seed: int = 0
+    draw: Callable[[int, int, int], Tensor]  # inputs from a seed, batch and length: tokens (B, T), or (B, T, C)
+    kept: Callable[[Any], int]  # numbers per sequence in a memory that must not grow with the sequence
+    seed: int = 0  # of the inputs
 
     def inputs(self, offset: int = 0, batch: int = 2, time: int = 12) -> Tensor:
         """A random batch."""

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from twoaxis.base.files import LEASE, PARTIAL, Claimed, FileError, file_errors, read_json, write_json
 from twoaxis.base.interrupt import allow, deferred
-from twoaxis.base.plugins import use_files
+from twoaxis.base.plugins import use
 
 PROGRESS, FAILED, OUTPUT = ".progress", "failed.json", "output.txt"
 """Files of a unit's folder while it has no result: how far it is, how it failed, what it printed."""
@@ -327,7 +327,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--use", action="append", default=[], help="Python file with methods of your own; it is run")
     given = parser.parse_args(arguments)
     try:
-        use_files(given.use)
+        use(*given.use)
         return work(given.work, given.folder, given.jobs)
     except FileError as error:
         print(error, flush=True)

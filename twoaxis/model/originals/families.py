@@ -116,39 +116,14 @@ HY_V4 = dataclasses.replace(
 
 # MUDDFormer and MUDDPythia, the PyTorch state dict. Module i stands after block i and mixes i + 2 slots: it is the read
 # before block i + 1 here, the last one that of the head. Linear weights are stored output first there. Two sizes are in
-# the shapes alone: `expand_last` and `round64`, which all released models have.
+# no configuration: `expand_last` and `round64`, which all released models have.
 
 NORMS = {"weight": "the model's, not the stream's", "bias": "only where they are layer norms"}
 
 
-def _hidden(ways: int, blocks: int, expand_last: bool, round64: bool) -> list[int]:
-    """K: hidden width of every module's generator."""
-    widths = [ways * (i + 2) for i in range(blocks - 1)] + [(blocks + 1) * (4 if expand_last else 1)]
-    return [(width // 64 + 1) * 64 for width in widths] if round64 else widths
-
-
-def _muddformer_options(reading: Reading) -> dict[str, Any]:
-    """The ways, and the expand_last and round64 that give the hidden widths found."""
-    blocks, said = reading.letters["L"], f"{reading.family.name}: {reading.keys.spell(reading.family.rows[0], 0)}"
-    have, found = ([reading.each[i][letter] for i in range(blocks)] for letter in "KC")
-    ways = found[0] if blocks > 1 else 4  # one block has only the head's module, which always has one way
-    if ways not in (1, 4) or found != [ways] * (blocks - 1) + [1]:
-        raise ValueError(f"{said} and the following have {found} ways; released models have 1 or 4, and one at the end")
-    sizes = ((True, True), (False, True), (False, False), (True, False))  # expand_last, round64; the released one first
-    fitting = [pair for pair in sizes if have == _hidden(ways, blocks, *pair)]
-    if not fitting:
-        plain = _hidden(ways, blocks, False, False)
-        raise ValueError(
-            f"{said} and the following have hidden widths {have}, neither {plain} nor that with the last one times "
-            "four or all rounded up to multiples of 64"
-        )
-    given = tuple(reading.fields.get(name) for name in ("expand_last", "round64"))
-    agreeing = [s for s in fitting if all(t in (None, f) for t, f in zip(given, s, strict=True))]
-    if not agreeing:
-        raise ValueError(
-            f"{said}: the configuration has expand_last={given[0]}, round64={given[1]}, hidden widths are {have}"
-        )
-    return {"ways": "qkvr" if ways == 4 else "one", "expand_last": agreeing[0][0], "round64": agreeing[0][1]}
+def _muddformer_ways(reading: Reading) -> dict[str, Any]:
+    """Of the first module; one block has only the head's, which always has one way."""
+    return {"ways": "one" if reading.letters["L"] > 1 and reading.each[0]["C"] == 1 else "qkvr"}
 
 
 MUDDFORMER = Family(
@@ -174,79 +149,40 @@ MUDDFORMER = Family(
     settings=(
         Setting("norm_eps", "eps", 1e-6, "MUDDPythia has 1e-5"),
         Setting("use_parallel_residual", "kinds", False, "True: one parallel site, as in MUDDPythia", copied=False),
-        Setting("expand_last", "expand_last", None, "from the shapes, or without effect on them; checked"),
-        Setting("round64", "round64", None, SHAPES),
+        Setting("expand_last", "expand_last", True, "as in all released models"),
+        Setting("round64", "round64", True, "as in all released models"),
     ),
     each="CK",
     namespace=r"(^|\.)(dynamic_dense|dense_bs|attention_norms)\.",
     kinds=(BLOCK, ("parallel",)),
     beyond=("generator_scale",),
-    options=_muddformer_options,
+    options=_muddformer_ways,
     layout=lambda found: (found.letters["L"], ("parallel",) if found.setting("use_parallel_residual") else BLOCK),
     translate=lambda made: {"use_parallel_residual": made.sites[0].kind == "parallel"},
 )
 
 # DenseFormer, as its package names it (DWAModules, anywhere in a model) and as the model of its experiments does. The
 # two give period and dilation different meanings: in the experiments only every period-th block output is kept, and the
-# dilation counts those. experiments(dilation k, period p) is package(dilation k·p, period p), which is ours. Neither
-# spells them out in its tensors, but the number of weights after block j is floor(j / dilation) + 1, which mostly tells
-# the dilation; where it does not, and the answers differ, the configuration is asked for.
-
-
-def _dilation(weights: dict[int, int], reading: Reading, name: str) -> int:
-    """The dilation at which the average after unit j has weights[j] weights."""
-    given, where, counts = reading.setting(name), f"{reading.family.name}.{name}", list(weights.values())
-    tried = range(1, max(weights, default=0) + 2) if given is None else (given,)
-    fitting = [k for k in tried if all(n == j // k + 1 for j, n in weights.items())]
-    if not fitting:
-        said = f"no {where} gives" if given is None else f"{where}={given} does not give"
-        raise ValueError(f"{said} the numbers of weights {counts}")
-    if len({tuple(j % k for j in weights) for k in fitting}) > 1:
-        raise ValueError(
-            f"the numbers of weights {counts} go with several values of {where}, {fitting}: "
-            f"give config={{{name!r}: ...}}"
-        )
-    return fitting[0]
-
-
-def _counts(reading: Reading) -> dict[int, int]:
-    """How many weights the average after each unit has."""
-    tensors = reading.keys.of(reading.family.rows[0])
-    return {i + 1: t.shape[-1:].numel() for i, t in sorted(tensors.items(), key=lambda at: at[0] or 0) if i is not None}
+# dilation counts those. experiments(dilation k, period p) is package(dilation k·p, period p), which is ours.
 
 
 def _package_letters(reading: Reading) -> dict[str, int]:
-    """Period and number of blocks from the numbers that are there, dilation from the numbers of weights."""
-    counts = _counts(reading)
-    after = sorted(counts)
-    period = reading.setting("period") or after[0]
-    blocks = reading.setting("n_blocks") or (after[-1] if period == 1 else None)
+    """What the configuration says; an average after every block tells how many there are."""
+    period = reading.setting("period")
+    blocks = reading.setting("n_blocks") or (reading.keys.count if period == 1 else None)
     if blocks is None:
         raise ValueError(
-            f"{reading.family.name}: averages after blocks {after} have period {period}; how many blocks follow the "
-            "last is not in the tensors: give config={'n_blocks': ...}"
+            f"{reading.family.name}: how many blocks follow the last average is not in the tensors with a period of "
+            f"{period}: give config={{'n_blocks': ...}}"
         )
-    wanted = {j: n for j, n in counts.items() if j % period == 0}
-    return {"L": blocks, "period": period, "dilation": _dilation(wanted, reading, "dilation")}
+    return {"L": blocks, "period": period, "dilation": reading.setting("dilation")}
 
 
 def _experiments_letters(reading: Reading) -> dict[str, int]:
-    """Blocks per group from the names of the blocks, dilation from the numbers of weights."""
-    keys = reading.keys
-    blocks = [re.search(r"(^|\.)h\.(\d+)\.(\d+)\.", key) for key in keys.all]
-    pairs = {(int(found[2]), int(found[3])) for found in blocks if found}
-    if pairs:
-        groups, period = (max(numbers) + 1 for numbers in zip(*pairs, strict=True))
-        if keys.count > groups or len(pairs) != groups * period:
-            raise ValueError(
-                f"{reading.family.name}: {len(pairs)} blocks in {groups} groups of up to {period} do not go with "
-                f"{keys.spell(reading.family.rows[0], keys.count - 1)} as the last of the averages, one per group"
-            )
-        reading.agree("increase_T_every", period)
-    else:
-        groups, period = keys.count, reading.setting("increase_T_every")
-    dilation = _dilation(_counts(reading), reading, "dilation_factor")
-    return {"L": groups, "increase_T_every": period, "dilation_factor": dilation}
+    """What the configuration says; the names of the blocks, where they are there, tell the number of groups."""
+    groups = [re.search(r"(?:^|\.)h\.(\d+)\.\d+\.", key) for key in reading.keys.all]
+    count = max((int(found[1]) + 1 for found in groups if found), default=reading.keys.count)
+    return {"L": count, **{name: reading.setting(name) for name in ("increase_T_every", "dilation_factor")}}
 
 
 def _in_groups(made: Stream) -> dict[str, int]:
@@ -266,8 +202,8 @@ DENSEFORMER = Family(
     rows=(Row("alphas.{i}.weight", "alpha.{i + 1}", "(1, (i + 1)//dilation + 1)", where="(i + 1) % period == 0"),),
     settings=(
         Setting("n_blocks", "blocks", None, "needed if the period is above 1", copied=False),
-        Setting("dilation", "dilation", None, "from the shapes, mostly; checked"),
-        Setting("period", "period", None, "known from the numbers; checked"),
+        Setting("dilation", "dilation", 1),
+        Setting("period", "period", 1),
     ),
     sizes={"dilation": "dilation", "period": "period"},
     namespace=r"(^|\.)alphas\.\d+\.",
@@ -283,8 +219,8 @@ DENSEFORMER_EXPERIMENTS = Family(
         Row("weights.{i}.weight", "alpha.{(i + 1)*increase_T_every}", "(1, (i + 1)//dilation_factor + 1)", "by group"),
     ),
     settings=(
-        Setting("increase_T_every", "period", REQUIRED, "known from transformer.h.{group}.{block}.", copied=False),
-        Setting("dilation_factor", "dilation", None, "times increase_T_every; from the shapes, mostly", copied=False),
+        Setting("increase_T_every", "period", REQUIRED, "blocks of a group", copied=False),
+        Setting("dilation_factor", "dilation", 1, "times increase_T_every", copied=False),
     ),
     namespace=r"(^|\.)weights\.\d+\.weight$",
     layers="",

@@ -18,7 +18,7 @@ from twoaxis.model.loss import summed_loss
 from twoaxis.parallel.pipeline import Pipeline
 from twoaxis.parallel.shard import find_blocks, materialise, prepare_blocks, shard, total_norm, units, whole_tensor
 from twoaxis.parallel.tensor import add_partial, spread_tensors
-from twoaxis.training.checkpoint import load_weights, save_model, weights
+from twoaxis.training.checkpoint import fill, save_model, weights
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.engines.engine import Batch, Engine, Losses, Scores, count_parameters
 from twoaxis.training.engines.processes import TIMEOUT, Degrees, Place
@@ -120,7 +120,7 @@ class ShardedEngine(Engine):
         gathered = self.weights()
         if self.rank == 0:
             whole = self.make()
-            load_weights(whole, gathered)
+            fill(weights(whole), gathered)
             save_model(folder, whole)
 
 
