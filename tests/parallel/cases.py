@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from twoaxis.depth.registry import STREAMS, stream_names
-from twoaxis.model.config import ModelConfig
+from twoaxis.model.config import Methods, ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.loss import logits_of
 from twoaxis.model.stages import plan
@@ -105,8 +105,8 @@ def make(fields: Mapping[str, Any]) -> Any:
         config = AutoConfig.for_model(fields["family"], **SHAPE, max_position_embeddings=64, **more)
         config._experts_implementation = "eager"  # others have no kernel for float64
         torch.manual_seed(0)
-        methods = {name: value for name, value in fields.items() if name != "family"}
-        model = graft(AutoModelForCausalLM.from_config(config), **methods, start="paper").train()
+        methods = Methods(**{name: value for name, value in fields.items() if name != "family"})
+        model = graft(AutoModelForCausalLM.from_config(config), methods, start="paper").train()
     shake(model)
     return model
 
@@ -292,9 +292,10 @@ def attempt(what: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"refused": str(error)}
 
 
-def main(words: list[str]) -> None:
+def main(words: list[str]) -> int:
     """See above."""
-    assert "transformers" not in sys.modules, "a decoder on several processes needs torch alone"
+    if dist.is_torchelastic_launched():  # and not forked from something that needs more
+        assert "transformers" not in sys.modules, "a decoder on several processes needs torch alone"
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64 if "--double" in words else torch.float32)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
@@ -309,7 +310,8 @@ def main(words: list[str]) -> None:
                     print(json.dumps(record), flush=True)
     dist.barrier()  # nobody closes a connection that another process still reads from
     dist.destroy_process_group()
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

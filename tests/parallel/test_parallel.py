@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import warnings
@@ -16,6 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from tests.parallel.cases import SHAPE, backward, batch, cases, grafts, make
+from tests.support.forks import Forked
 from tests.support.processes import environment
 from twoaxis.depth.registry import stream_names
 from twoaxis.model.config import ModelConfig
@@ -45,7 +47,11 @@ def run(count: int, *words: str, module: str = "tests.parallel.cases") -> list[d
         warnings.warn(f"a rank died of SIGSEGV after {done.stdout[-300:]!r}:\n{done.stderr[:6000]}", stacklevel=2)
         done = start()
     assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
+    return read(done.stdout)
+
+
+def read(printed: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in printed.splitlines() if line.startswith('{"')]
 
 
 KV = "depth_kv", True
@@ -74,9 +80,29 @@ def _mixes_heads(case: dict[str, Any]) -> bool:
     return case.get("stream_options", {}).get("over") == "heads" or (case.get("stream"), case.get("blend")) == KV
 
 
-def test_two_processes() -> None:
-    """Gradients of every parameter, the loss, and the bytes that cross each boundary against the plan."""
-    records = run(2, "shard", "tensor", "interleaved", "--double")
+def test_two_processes(tmp_path: Path) -> None:
+    """Gradients of every parameter, the loss, and the bytes that cross each boundary against the plan.
+
+    The processes are forked from this one, which has imported everything; torchrun starts those of slow tests.
+    """
+    words = ["-m", "tests.parallel.cases", "shard", "tensor", "interleaved", "--double"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    with (tmp_path / "0").open("wb") as first, (tmp_path / "1").open("wb") as second:
+        forks = [
+            Forked(
+                [sys.executable, *words],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=environment(**common, RANK=str(rank), LOCAL_RANK=str(rank)),
+            )
+            for rank, output in enumerate((first, second))
+        ]
+        assert [fork.wait(300) for fork in forks] == [0, 0], (tmp_path / "0").read_text() + (tmp_path / "1").read_text()
+    records = read(tmp_path.joinpath("0").read_text())
     check(records, 15)
     sent = {record["case"]["stream"]: record["payload"] for record in records if record["what"] == "interleaved"}
     assert sent["attention_residuals"] == [384, 256, 256]  # 3, 2, 2 vectors of 16 doubles: nothing is sent twice

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.base.files import atomic_folder, check_empty, claim, remove_partial
-from twoaxis.base.machine import versions
+from twoaxis.base.machine import quietly, versions
 from twoaxis.base.plugins import use_options
-from twoaxis.model.load import quietly
 from twoaxis.pretrained.choose_start import Start, choose, read_method, shape_of
 from twoaxis.pretrained.record import Begun, Record, write_record
 from twoaxis.show.document import Document, Facts, Showable
