@@ -159,7 +159,7 @@ def test_stages_need_what_real_ones_do(fields: Fields) -> None:
             passes.append((given, out))
             sizes.append(meter.now - before)
             given = tuple(t.detach().requires_grad_() for t in out)
-        del given, out  # pyright: ignore[reportPossiblyUnbound]
+        del given, out  # pyright: ignore[reportPossiblyUnboundVariable]
         grads: Any = (None,)
         for stage in reversed(range(4)):
             given, out = passes.pop()
