@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import statistics
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from benchmarks import cost_model
 from tests.support.commands import run
-from twoaxis.base.meter import ATTENTION, Meter
+from twoaxis.base.meter import ATTENTION, Call, Meter
 from twoaxis.costs.costs import Costs, cost
 from twoaxis.costs.fuse import VIEW, Kernel, Part, Work, work_by
 from twoaxis.costs.hardware import find_profile
@@ -21,6 +23,8 @@ from twoaxis.costs.roofline import work_seconds
 from twoaxis.costs.this_machine import TINY, LiveClock, attention
 from twoaxis.costs.trace import meta_model, trace_training
 from twoaxis.guide.suggest import candidates
+from twoaxis.kernels import attention_fused
+from twoaxis.kernels.attention import attention as windowed
 from twoaxis.kernels.dispatch import device_of, target
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.deployment import Deployment
@@ -120,7 +124,7 @@ def test_a_clock_times_each_distinct_call_once() -> None:
         small.call(next(kernel for kernel in work if kernel.op == "mm"))
 
 
-def test_attention_of_other_devices_is_run_too() -> None:
+def test_attention_of_other_devices_is_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU would run in place of the operator that traces have: the same numbers, forward and backward."""
     q, k, v = (torch.randn(1, heads, 6, 4, requires_grad=True) for heads in (4, 2, 2))
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -130,6 +134,24 @@ def test_attention_of_other_devices_is_run_too() -> None:
     found = attention(f"{ATTENTION}_backward")(torch.ones_like(out), *plain, None, None, 0.0, True)
     for a, b in zip(found, grads, strict=True):
         torch.testing.assert_close(a, b)
+    monkeypatch.setattr(attention_fused, "_kernel", lambda: flex_attention)  # which has a backward on GPUs alone
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it runs without its kernel
+        over = attention("twoaxis::window_attention")(*plain, 3, 0.5)
+    torch.testing.assert_close(over, windowed.reference(plain[0], plain[1], plain[2], window=3, scale=0.5))
+
+
+@pytest.mark.parametrize(("n", "m", "window"), [(300, 300, 5), (140, 290, 130), (512, 512, 512)])
+def test_a_window_on_a_gpu_is_one_kernel(n: int, m: int, window: int) -> None:
+    """With the products of the tiles that its mask names, forward and backward, and nothing saved but its results."""
+    q, k, v = (torch.empty(2, h, t, 16, device="meta", requires_grad=True) for h, t in ((4, n), (2, m), (2, m)))
+    with target("cuda"), Meter() as meter:
+        windowed(q, k, v, window=window, scale=0.5).sum().backward()
+    calls = [event for event in meter.take() if isinstance(event, Call) and event.products]
+    tiles = int(attention_fused.window_mask(n, m, window, None, torch.device("cpu")).kv_num_blocks.sum())
+    assert [call.products for call in calls] == [each * 2 * 4 * tiles * 128**2 * 16 for each in (4, 8)]
+    out, narrow = 4 * 2 * 4 * n * 16, 4 * 2 * 2 * m * 16
+    assert calls[0].bytes == out + 2 * narrow + out + 4 * 2 * 4 * n  # the last is a logarithm for each softmax
 
 
 def test_a_saved_machine_is_found_again(tmp_path: Path) -> None:

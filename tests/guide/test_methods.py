@@ -18,7 +18,6 @@ from tests.support.commands import run
 from tests.support.processes import ROOT
 from twoaxis.base.method import Card
 from twoaxis.base.options import field_docs
-from twoaxis.commands.methods import methods
 from twoaxis.depth.counts import count
 from twoaxis.depth.registry import METHODS, STREAMS, stream
 from twoaxis.guide import map as methods_map
@@ -29,7 +28,8 @@ from twoaxis.sequence.registry import MIXERS
 from twoaxis.show import document, markdown, terminal
 
 PAGE = ROOT / "docs" / "reference" / "methods.md"
-SHAPE = methods_map.make_shape()
+SHAPE = methods_map.make_shape(blocks=3, width=64, heads=4, kv_heads=2, hidden=96)
+AS_SHAPE = ("--blocks", "3", "--width", "64", "--heads", "4", "--kv-heads", "2", "--hidden", "96")
 NAMES = [*STREAMS.names(), *MIXERS.names()]
 
 
@@ -76,7 +76,7 @@ def test_a_method_says_everything_about_itself(name: str, capsys: pytest.Capture
     defaults = {f.name: f.default for f in dataclasses.fields(row.method.Config)}  # type: ignore[arg-type]
     assert {o.name: o.default for o in options} == {name: repr(value) for name, value in defaults.items()}
     assert [o.name for o in options if not o.meaning or "typing" in o.type] == []
-    result = methods(row.name)
+    result = pages.MethodPage(row)
     result.show()
     shown = capsys.readouterr().out
     joined = " ".join(shown.replace("`", "").split())
@@ -102,10 +102,9 @@ def test_every_column_is_in_exactly_one_group() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_are_what_a_method_adds_to_the_decoder(name: str) -> None:
-    shape = methods_map.make_shape(blocks=3, width=64, heads=4, kv_heads=2, hidden=96)
-    found = methods_map.entry(name, shape).default
+    found = methods_map.entry(name, SHAPE).default
     axis = "stream" if name in STREAMS.names() else "mixer"
-    plain, made = twoaxis.Decoder(shape), twoaxis.Decoder(dataclasses.replace(shape, **{axis: name}))
+    plain, made = twoaxis.Decoder(SHAPE), twoaxis.Decoder(dataclasses.replace(SHAPE, **{axis: name}))
     added = [sum(p.numel() for p in model.parameters()) for model in (plain, made)]
     assert found.parameters == added[1] - added[0]
     # what decoding keeps beyond the attention's own keys and values, after more tokens than any window has
@@ -117,7 +116,7 @@ def test_numbers_are_what_a_method_adds_to_the_decoder(name: str) -> None:
     if axis == "stream":
         assert (found.neutral, found.dead) == (made.stream.neutral, made.stream.dead())
     matrices = sum(p.numel() for key, p in plain.layers.named_parameters() if "norm." not in key)
-    assert methods_map.block_parameters(shape) == matrices
+    assert methods_map.block_parameters(SHAPE) == matrices
 
 
 @pytest.mark.parametrize(
@@ -183,6 +182,16 @@ def test_tables_have_every_method_and_fit(width: int) -> None:
         assert max(map(len, shown.splitlines())) <= width
 
 
+def test_options_that_go_on_in_another_row_are_no_variant() -> None:
+    """A row of costs without numbers begins with three dots."""
+    found = pages.page(methods_map.entry("manifold_hyper_connections", SHAPE), level=1)
+    rows = next(block.rows for block in found if isinstance(block, document.Table))
+    first, *others = ([cell.text for cell in row] for row in rows)
+    assert first[0] == "defaults"
+    assert [row[0].startswith("… ") for row in others] == [not any(row[1:]) for row in others]
+    assert any(row[0].startswith("… ") for row in others)
+
+
 def test_the_docs_have_every_method_and_column_and_links_that_lead_somewhere() -> None:
     shown, size = PAGE.read_text(encoding="utf-8"), 0
     for name in NAMES:
@@ -197,17 +206,17 @@ def test_the_docs_have_every_method_and_column_and_links_that_lead_somewhere() -
 
 
 def test_json_is_everything_and_exact() -> None:
-    done = run("methods", "--json", "--blocks", "2", "--width", "64", "--heads", "4")
+    done = run("methods", "--json", *AS_SHAPE)
     found = json.loads(done.out)
     assert found["twoaxis"] == twoaxis.__version__
-    assert (found["shape"]["blocks"], found["shape"]["head_width"]) == (2, 16)
+    assert (found["shape"]["blocks"], found["shape"]["head_width"]) == (3, 16)
     by_name = {m["name"]: m for m in found["methods"]}
     assert list(by_name) == NAMES
     for name, method in by_name.items():
         assert {*methods_map.COLUMNS, "published", "options", "variants", "dead"} <= {*method}
         assert method["variants"][0]["parameters"] == method["parameters"]
         if name in STREAMS.names():
-            made = count(stream(name, blocks=2, width=64))
+            made = count(stream(name, blocks=3, width=64))
             assert method["live"] == made.live
             assert method["flops"] >= made.flops
             assert method["parameters_share"] == method["parameters"] / found["shape"]["block_parameters"]

@@ -298,11 +298,9 @@ class Meter(TorchDispatchMode):
 
     def _region(self, tensor: Tensor) -> Region:
         storage = tensor.untyped_storage()
-        shape, strides = tensor.shape, tensor.stride()
-        if 1 in shape:  # the stride of a single element means nothing, and meta tensors have others there
-            strides = tuple(0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True))
-        view = (tensor.storage_offset(), shape, strides)
-        return Region(self._alive[storage._cdata].number, view, extent(tensor), storage.nbytes())
+        strides, size = _extent(tensor.shape, tensor.stride(), tensor.dtype)
+        view = (tensor.storage_offset(), tensor.shape, strides)
+        return Region(self._alive[storage._cdata].number, view, size, storage.nbytes())
 
     def _regions(
         self, about: _About, args: Any, kwargs: Any, inputs: list[Tensor], fresh: list[Tensor]
@@ -363,13 +361,14 @@ def _about(func: Any) -> _About:
     in_place = schema.name.endswith("_") and len(schema.returns) == 1
     view = any(info is not None and not info.is_write for info in alias) and not schema.is_mutable
     kernels = [key for key in ("CompositeImplicitAutograd", "CPU") if has_kernel(func.name(), key)]
+    out = [a.name for a, yes in pairs if yes] == ["out"] and len(schema.returns) == 1
     return _About(
         func,
         schema.name.removeprefix("aten::"),
         kernels == ["CompositeImplicitAutograd"],  # silu_backward and others have kernels of their own besides
         view,
         schema.is_mutable,
-        not view and (in_place or not schema.is_mutable) and func.namespace != "prim",
+        not view and (in_place or out or not schema.is_mutable) and func.namespace != "prim",
         tuple(i for i, (a, yes) in enumerate(pairs) if yes and not a.kwarg_only),
         tuple(a.name for a, yes in pairs if yes and a.kwarg_only),
     )
@@ -377,13 +376,15 @@ def _about(func: Any) -> _About:
 
 _NUMBERS: dict[Signature, int] = {}
 """Every call that was seen, and its number: a number is hashed faster than what it stands for."""
+_SIGNATURES: list[Signature] = []
+"""The same by number."""
 _MEMO: dict[tuple[int, torch.dtype], tuple[Layout | None, ...] | None] = {}
-"""Layouts of what calls on meta tensors return; None where the first argument comes back changed in place."""
+"""Layouts of what calls on meta tensors return; None where the first argument or `out` comes back changed in place."""
 
 
 def signature_of(number: int) -> Signature:
     """The call behind the number of a `Call`."""
-    return list(_NUMBERS)[number]
+    return _SIGNATURES[number]
 
 
 def _run(about: _About, args: Any, kwargs: Any, inputs: list[Tensor], number: int) -> Any:
@@ -396,14 +397,14 @@ def _run(about: _About, args: Any, kwargs: Any, inputs: list[Tensor], number: in
     if key in _MEMO:
         layouts = _MEMO[key]
         if layouts is None:
-            return args[0]
+            return kwargs["out"] if "out" in about.written_names else args[0]
         made = [None if layout is None else empty(layout) for layout in layouts]
         return made[0] if len(made) == 1 else tuple(made)
     out = about.func(*args, **kwargs)
     if number < 0:
         return out
     if about.mutable:
-        if _number(about.func, args, kwargs) == number:  # squeeze_ and its like change the shape: they must run
+        if _number(about.func, args, kwargs) == number:  # squeeze_ and an `out` of another size change: they must run
             _MEMO[key] = None
         return out
     results = (out,) if isinstance(out, Tensor) else out
@@ -429,9 +430,12 @@ def empty(layout: Layout) -> Tensor:
 def _number(func: Any, args: Any, kwargs: Any) -> int:
     signature = Signature(func, tuple(map(_leaf, args)), tuple((name, _leaf(v)) for name, v in kwargs.items()))
     try:
-        return _NUMBERS.setdefault(signature, len(_NUMBERS))
+        number = _NUMBERS.setdefault(signature, len(_SIGNATURES))
     except TypeError:  # it cannot be hashed
         return -1
+    if number == len(_SIGNATURES):
+        _SIGNATURES.append(signature)
+    return number
 
 
 def _leaf(value: Any) -> Any:
@@ -461,10 +465,15 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 def extent(tensor: Tensor) -> int:
     """Bytes of the distinct elements of a tensor."""
-    if 0 not in tensor.stride():
-        return tensor.numel() * tensor.element_size()
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return math.prod(size if stride else min(size, 1) for size, stride in sizes) * tensor.element_size()
+    return _extent(tensor.shape, tensor.stride(), tensor.dtype)[1]
+
+
+@cache
+def _extent(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> tuple[tuple[int, ...], int]:
+    """Strides, 0 for a single element, where they mean nothing and meta tensors have others; and distinct bytes."""
+    distinct = math.prod(size if stride else min(size, 1) for size, stride in zip(shape, strides, strict=True))
+    told = tuple(0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True))
+    return told, distinct * dtype.itemsize
 
 
 def _products(about: _About, args: Any, kwargs: Any, out: Any) -> tuple[int, tuple[int, ...]]:

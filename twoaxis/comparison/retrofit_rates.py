@@ -7,7 +7,8 @@ number of one channel in one. Two questions decide, both asked of training text 
    at which one such step, along the gradient of one batch, does not raise the loss of another by more than 0.02 nats a
    token is where the search begins.
 2. What one step bears, many may not. So the run is tried for a few steps, with its own schedule, at this rate and then
-   at smaller ones for as long as they leave a lower loss on other text.
+   at smaller ones for as long as they leave other text with a loss that is clearly lower, by more than a standard error
+   over its examples: chance alone shall not slow a method down.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from twoaxis.base.machine import reproducible
 from twoaxis.comparison.plan import Plan, Run
@@ -30,7 +33,7 @@ HARM = 0.02
 """Nats per token by which one step may raise the loss of text that it has not seen."""
 GRID = tuple(10 ** (power / 2) for power in range(-10, -1))
 """Rates that are tried, the smallest first: 1e-5 to 0.1."""
-STEPS, ROWS = 8, 6
+STEPS, ROWS = 8, 12
 """How many steps a rate is tried for, and the examples of other text that it is judged by."""
 SEED = 999_983
 """Of the training text that they are tried on."""
@@ -122,7 +125,7 @@ def _largest_harmless(run: TrainConfig, model: Any, new: list[str], loss: Loss) 
 
 
 def _best_below(run: TrainConfig, model: Any, most: float, loss: Loss) -> float:
-    """Of a rate and smaller ones, as long as they are better, the one after whose trial the loss is lowest."""
+    """Of a rate and smaller ones, as long as each is clearly better than the last, the one that ends it."""
     import torch
 
     from twoaxis.training.setup import make_optimizer
@@ -131,7 +134,8 @@ def _best_below(run: TrainConfig, model: Any, most: float, loss: Loss) -> float:
     starts = [parameter.detach().clone() for parameter in learning]
     short = dataclasses.replace(run, steps=STEPS, tokens=None)
 
-    def tried(rate: float) -> float:
+    def tried(rate: float) -> np.ndarray:
+        """Losses of other examples after a short run at this rate."""
         with torch.no_grad():
             for parameter, start in zip(learning, starts, strict=True):
                 parameter.copy_(start)
@@ -145,12 +149,12 @@ def _best_below(run: TrainConfig, model: Any, most: float, loss: Loss) -> float:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
-            found = [loss((STEPS + 1) * run.batch + row, 1).item() for row in range(ROWS)]
-        return math.fsum(found) / ROWS
+            return np.array([loss((STEPS + 1) * run.batch + row, 1).item() for row in range(ROWS)])
 
-    best, lowest = most, tried(most)
+    best, losses = most, tried(most)
     for rate in reversed(GRID[: GRID.index(most)]):
-        if (now := tried(rate)) >= lowest:
+        gain = losses - (now := tried(rate))
+        if not np.isnan(gain).any() and gain.mean() <= gain.std(ddof=1) / math.sqrt(ROWS):
             break
-        best, lowest = rate, now
+        best, losses = rate, now
     return best

@@ -233,9 +233,9 @@ class Costs:
     # Passes, traced when something needs them.
 
     @property
-    def device(self) -> str | None:
-        """Whose kernels are counted; None are those that every device has."""
-        return "cpu" if self.profile.kind == "cpu" else None
+    def device(self) -> str:
+        """Whose kernels are counted."""
+        return "cpu" if self.profile.kind == "cpu" else "cuda"
 
     @cached_property
     def trained(self) -> TrainTrace:

@@ -21,6 +21,8 @@ from twoaxis.model.config import ModelConfig
 FEW = 2
 """Blocks of the smaller model: a first and a last one."""
 Trace = TypeVar("Trace", TrainTrace, StepTrace)
+Sizes = Counter[tuple[str, int]]
+"""Bytes by a kind of part and the block."""
 
 
 class _UnlikeError(Exception):
@@ -50,14 +52,12 @@ def alike(model: Any, config: Any) -> bool:
 def deepen(less: Trace, more: Trace, blocks: int) -> Trace:
     """The trace of a model with so many blocks more than the second, which has one more than the first."""
     if isinstance(less, TrainTrace) and isinstance(more, TrainTrace):
-        if less.extra != more.extra:
-            raise _UnlikeError
         return TrainTrace(
             _works(less.forward, more.forward, blocks),
             _works(less.backward, more.backward, blocks),
             int(_beyond(less.sites, more.sites, blocks)),
             _alive(less.alive, more.alive, blocks),
-            more.extra,
+            _extra(less.extra, more.extra, blocks),
             None,
         )
     assert isinstance(less, StepTrace)
@@ -104,18 +104,36 @@ def _kernels(less: Counter[Kernel], more: Counter[Kernel], blocks: int) -> Count
     return +found + grown
 
 
-def _alive(less: Counter[tuple[str, int]], more: Counter[tuple[str, int]], blocks: int) -> Counter[tuple[str, int]]:
+def _alive(less: Sizes, more: Sizes, blocks: int) -> Sizes:
     """The middle block again and again; what belongs to no block grows with their number."""
-    middle, found = FEW - 1, Counter[tuple[str, int]]()
-    shifted = {(kind, block + (block >= middle)): size for (kind, block), size in less.items()}
-    if shifted.keys() != {key for key in more if key[1] != middle}:
-        raise _UnlikeError
+    middle, found, before = FEW - 1, Sizes(), _shifted(less, more)
     for (kind, block), size in more.items():
         if block == middle:
             found.update({(kind, block + n): size for n in range(blocks + 1)})
             continue
-        before = shifted[kind, block]
-        if size != before and 0 <= block <= FEW:
+        if size != before[kind, block] and 0 <= block <= FEW:
             raise _UnlikeError
-        found[kind, block + blocks * (block > middle)] = _beyond(before, size, blocks)
+        found[kind, block + blocks * (block > middle)] = _beyond(before[kind, block], size, blocks)
     return found
+
+
+def _extra(less: Sizes, more: Sizes, blocks: int) -> Sizes:
+    """Gradients of what all blocks share grow from the last block to the first, by as much in each."""
+    middle, found, before = FEW - 1, Sizes(), _shifted(less, more)
+    slope = more["blocks", 0] - less["blocks", 0]
+    for (kind, block), size in more.items():
+        if block == middle:
+            found.update({(kind, block + n): size + slope * (blocks - n) for n in range(blocks + 1)})
+            continue
+        if size != before[kind, block] and block > middle:
+            raise _UnlikeError
+        found[kind, block + blocks * (block > middle)] = _beyond(before[kind, block], size, blocks)
+    return found
+
+
+def _shifted(less: Sizes, more: Sizes) -> Sizes:
+    """The smaller model's, at the places of the same blocks in the other; that must have no others but the middle."""
+    shifted = Sizes({(kind, block + (block >= FEW - 1)): size for (kind, block), size in less.items()})
+    if shifted.keys() != {key for key in more if key[1] != FEW - 1}:
+        raise _UnlikeError
+    return shifted

@@ -10,7 +10,6 @@ short side is bound by memory and fuses with its neighbours.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -150,9 +149,12 @@ def moved(stretch: Iterable[Event]) -> int:
     return sum(written.values()) + _distinct(read) + _distinct(changed)
 
 
-def highest(events: Iterable[Event], without: set[int]) -> dict[str, float]:
-    """Peak of allocated bytes above the start, inside the head and elsewhere, without some allocations."""
-    now, most = 0, {"head": -math.inf, "blocks": -math.inf}
+def highest(events: Iterable[Event], without: set[int]) -> dict[tuple[str, int], int]:
+    """Most bytes above the start while the head and while each block runs, without some allocations.
+
+    What comes before the first block is counted with it.
+    """
+    now, most = 0, dict[tuple[str, int], int]()
     for event in events:
         if isinstance(event, Free):
             now -= 0 if event.allocation in without else event.bytes
@@ -160,8 +162,9 @@ def highest(events: Iterable[Event], without: set[int]) -> dict[str, float]:
         grown = isinstance(event, Allocate)
         made = {event.allocation: event.bytes} if grown else {r.allocation: r.whole for r in event.makes}
         now += sum(size for allocation, size in made.items() if allocation not in without)
-        kind = "head" if _part(event).kind == "head" else "blocks"
-        most[kind] = max(most[kind], now)
+        part = _part(event)
+        key = ("head" if part.kind == "head" else "blocks", max(0, part.block))
+        most[key] = max(most.get(key, now), now)
     return most
 
 

@@ -97,7 +97,7 @@ def _activations(
     kept = pipeline.held[stage] * deployment.micro_batch * deployment.context / spread + run.saved_by_kind("embedding")
     kept += shared(run, -1) if first else 0.0
     ends: tuple[int, ...] = (blocks,)
-    remade = whole = 0.0  # what is made anew at once, on this device and undivided
+    remade = whole = 0.0  # what is made anew at once on this device, and the undivided block of it that was traced
     if again is None:
         kept += shared(trace, *own)
     else:
@@ -106,12 +106,23 @@ def _activations(
             kept += shared(again, *(block for block in own if (block + 1) % per))
         at_once = [[block] for block in own] if deployment.recompute == "block" else [own[-per:]]
         remade = max(shared(trace, *group) for group in at_once)
-        whole = max(sum(trace.saved_by(*group)) for group in at_once)
+        whole = max(sum(trace.saved_by(block)) for block in own)
     # of the stage's whole depth
     kept *= in_flight(stage, stages, deployment.virtual_stages) / deployment.virtual_stages
-    head = run.saved_by_kind("head")
-    backward = remade + max(0.0, run.extra["blocks"] + head - whole) / spread / stages
+    backward = max(0.0, remade + (max(_above(run, chunk, per, blocks) for chunk in chunks) - whole) / spread)
     if last:
+        head = run.saved_by_kind("head")
         kept += shared(run, *ends) + head / tp
-        backward = max(backward - head / tp, run.extra["head"] / tp)
+        backward = max(backward - head / tp, run.extra["head", blocks] / tp)
     return kept, backward
+
+
+def _above(run: TrainTrace, chunk: int, per: int, blocks: int) -> float:
+    """Bytes that the backward pass of a chunk needs above what it and all before it keep.
+
+    Gradients of the sources that came from earlier stages are among them: this is no share of the whole model's.
+    """
+    end = (chunk + 1) * per
+    own = range(chunk * per, end if end < blocks else blocks + 1)
+    ran = (block for block in own if ("blocks", block) in run.extra)
+    return max(run.extra["blocks", block] - sum(run.saved_by(*own[block + 1 - own.start :])) for block in ran)

@@ -23,11 +23,14 @@ from twoaxis.base.timer import seconds as timed
 from twoaxis.costs.fuse import Kernel
 from twoaxis.costs.hardware import Clock, Profile
 from twoaxis.costs.trace import DTYPES, meta_model, trace_training
+from twoaxis.kernels.attention import attention as windowed
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.loss import next_token_loss
 from twoaxis.show.numbers import si
 
+WINDOWED = "twoaxis::window_attention"
+"""Fused attention over a window in the traces of GPUs."""
 WARM = 2 * 2**20
 """Bytes that a replay's inputs take up together: a model has just written what it reads."""
 COLD = 32 * 2**20
@@ -49,8 +52,7 @@ class LiveClock(Clock):
     def _overhead(self) -> float:
         """Seconds per call that calls by themselves do not account for."""
         model, ids = Decoder(TINY).to(self.device), torch.zeros(1, 9, dtype=torch.long, device=self.device)
-        kernels = "cpu" if self.device == "cpu" else None
-        work = trace_training(meta_model(TINY, "float32"), 1, 8, kernels).work("all").eager
+        work = trace_training(meta_model(TINY, "float32"), 1, 8, self.device).work("all").eager
         alone = sum((self.seconds(kernel) or 0.0) * count for kernel, count in work.items())
         whole = shortest(lambda: next_token_loss(model, ids).backward(), self.device, budget=0.05)
         return max(0.0, (whole - alone) / sum(work.values()))
@@ -75,7 +77,8 @@ class LiveClock(Clock):
         kept = max(copies, min(64, COLD // max(kernel.bytes, 1)))
         make = lambda layout: filled(layout, self.device)  # noqa: E731
         sets = [signature.arguments(make, self.device) for _ in range(copies)]
-        run = attention(kernel.op) if kernel.op.startswith(ATTENTION) and self.device != "cpu" else signature.func
+        other = kernel.op.startswith((ATTENTION, WINDOWED)) and self.device != "cpu"
+        run = attention(kernel.op) if other else signature.func
         results: list[Any] = []
 
         def once() -> None:
@@ -108,18 +111,22 @@ def filled(layout: Layout, device: str) -> Tensor:
 
 
 def attention(op: str) -> Callable[..., Any]:
-    """The fused attention of a device whose operator is not the one that traces have."""
+    """The fused attention of a device whose operator is not the one that traces have.
 
-    def forward(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, **_: Any) -> Tensor:
+    These end in the dropout and whether they are causal, or in a window and the scale.
+    """
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, first: Any, second: Any, **_: Any) -> Tensor:
+        if op.startswith(WINDOWED):
+            return windowed.forms["flex"].forward(q, k, v, None, None, None, window=first, scale=second)[0]
         grouped = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=second, enable_gqa=grouped)
 
     def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> Any:
         """The forward pass too: there is no portable way to run the other alone, and it is two thirds of both."""
-        causal = rest[-1]  # after the output, the log-sum-exp and the dropout
         with torch.enable_grad():
             q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
-            return torch.autograd.grad(forward(q, k, v, 0.0, causal), (q, k, v), grad)
+            return torch.autograd.grad(forward(q, k, v, *rest[-2:]), (q, k, v), grad)
 
     return backward if op.endswith("_backward") else forward
 

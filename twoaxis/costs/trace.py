@@ -51,9 +51,9 @@ class TrainTrace(NamedTuple):
     # bytes at the end of the forward pass, by who allocated them (`stream` with the pre-norms, `inside` of sub-layers,
     # `embedding`, `head`) and in which block: -1 is before the first, their number the read-out
     alive: Counter[tuple[str, int]]
-    # bytes above those at the highest moment of the backward pass while the `head` and while `blocks` run,
-    # gradients of parameters left out
-    extra: dict[str, float]
+    # bytes at the highest moment of the backward pass while the `head` and while each of the `blocks` runs, above those
+    # that this block and all before it keep; gradients of parameters left out
+    extra: Counter[tuple[str, int]]
     # bytes at the highest moment of both passes, gradients of parameters included; None where only a few of the
     # blocks were traced, see `deepen`
     peak: int | None
@@ -214,7 +214,7 @@ def trace_training(
 ) -> TrainTrace:
     """One forward and backward pass of a model of meta tensors.
 
-    The kernels are those of `device` where a method has several: `cpu`, or None for accelerators.
+    The kernels are those of `device` where an operator has several: `cpu` or `cuda`; None are those that all have.
     """
     runner, ids = runner_of(model), torch.empty(batch, tokens + 1, dtype=torch.long, device="meta")
     model.zero_grad(set_to_none=True)
@@ -230,7 +230,13 @@ def trace_training(
     model.zero_grad(set_to_none=True)
     before, after = (work_by(events, lambda part: part.work) for events in (forward, backward))
     add_views(after, meter)
-    return TrainTrace(before, after, len(model.stream.sites), alive, highest(backward, gradients), peak)
+    extra = Counter(
+        {
+            (kind, block): more + sum(size for (of, at), size in alive.items() if at > block or of == "head" != kind)
+            for (kind, block), more in highest(backward, gradients).items()
+        }
+    )
+    return TrainTrace(before, after, len(model.stream.sites), alive, extra, peak)
 
 
 @torch.no_grad()

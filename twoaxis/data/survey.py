@@ -82,7 +82,7 @@ class Survey(NamedTuple):
     def read(self, what: str, watch: Watch, *, training: bool = False) -> Iterator[tuple[str, Entry]]:
         """All documents, or those for training, which must not have changed.
 
-        `watch` is told of each when the next one is asked for.
+        `watch` is called with each when the next one is asked for.
         """
         seen: set[bytes] = set()
         expected, cut = iter(self.entries), self.findings.cut

@@ -37,6 +37,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -301,8 +302,16 @@ class Evidence(NamedTuple):
 
 
 def read_evidence(path: str | Path | None = None) -> Evidence:
-    """Read and check a file of records; None is the one that comes along."""
-    path = DATA if path is None else Path(path).expanduser()
+    """Read and check a file of records; None is the one that comes along, which is read once."""
+    return _own() if path is None else _read(Path(path).expanduser())
+
+
+@cache
+def _own() -> Evidence:
+    return _read(DATA)
+
+
+def _read(path: Path) -> Evidence:
     if not path.is_file():
         raise ValueError(f"there is no evidence file {path}")
     found = read_json(path)

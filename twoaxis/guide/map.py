@@ -29,6 +29,9 @@ from twoaxis.show import document, numbers
 CONTEXT = 4096
 """Tokens of the sequences that operations are counted for; what a method adds does not depend on it."""
 
+WIDEST = 1 << 20
+"""Width up to which a number of heads is looked for."""
+
 
 class Measured(NamedTuple):
     """What a method with some options adds to a decoder; None where it cannot be built for the shape."""
@@ -81,6 +84,8 @@ def make_shape(
     hidden: int | None = None,
 ) -> ModelConfig:
     """A decoder's shape; `heads` None is one per 64 channels or a few less, the rest as in `ModelConfig`."""
+    if width > WIDEST:
+        raise ValueError(f"width must be at most {WIDEST:,}, got {width:,}")
     if heads is None:
         heads = next((h for h in range(width // 64, 1, -1) if width % (2 * h) == 0), 1)
     return ModelConfig(

@@ -214,7 +214,9 @@ def _costs(entry: Entry) -> list[Block]:
     measured, keys = entry.variants(), ("parameters", "flops", "live", "kept")
     rows = []
     for m in measured:
-        first, *more = textwrap.wrap(written(m.options), OPTIONS, break_long_words=False, break_on_hyphens=False)
+        first, *more = textwrap.wrap(
+            written(m.options), OPTIONS, subsequent_indent="… ", break_long_words=False, break_on_hyphens=False
+        )
         rows.append((first, *(numbers.whole(getattr(m, key)) for key in keys), m.neutral or numbers.NOTHING))
         rows += [(rest, "", "", "", "", "") for rest in more]
     options, neutral = Column("options", number=False, code=True), Column("neutral", number=False)
@@ -228,7 +230,7 @@ def _costs(entry: Entry) -> list[Block]:
 
 
 OPTIONS = 42
-"""Letters of a cell of options; longer ones go on in the next row."""
+"""Letters of a cell of options; longer ones go on in the next row, after three dots."""
 
 
 def written(given: Mapping[str, Any]) -> str:

@@ -83,7 +83,9 @@ class Pipeline(NamedTuple):
 
 def plan(model: Any, stages: int, virtual: int = 1) -> Pipeline:
     """The transfers of a model cut into `stages` times `virtual` chunks of equally many blocks."""
-    packed, chunks = boundaries(model), stages * virtual
+    if (chunks := stages * virtual) == 1:
+        return Pipeline(stages, virtual, (), (0,))
+    packed = boundaries(model)
     per = model.stream.layout.blocks // chunks
     numbers: dict[tuple[int, int, tuple[int, ...]], int] = {}
     listed = [_numbers(packed[chunk * per], numbers) for chunk in range(chunks + 1)]
