@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("transformers")
 
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from tests.model.graft_helpers import grafted, logits, to_family, tokens
 from tests.model.test_family import BASE, SHAPES, TOKENS
@@ -60,6 +60,8 @@ def test_a_saved_decoder_is_a_decoder_here_and_a_graft_in_transformers(name: str
     again = load_model(tmp_path, "cpu")
     assert isinstance(again, Decoder)
     assert torch.equal(again(TOKENS), model(TOKENS))
+    # as whoever reads a tokenizer does: of two configurations of a text model transformers would take neither
+    assert PreTrainedConfig.from_pretrained(tmp_path).get_text_config(decoder=True)
     theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(theirs).__name__ == "TwoAxisForCausalLM"
     assert difference(logits(theirs, TOKENS), model(TOKENS)) < 1e-5

@@ -24,7 +24,7 @@ from twoaxis.model.config import Methods, ModelConfig
 
 GRAFT, FORMAT = "twoaxis", 1
 """What config.json of a graft has as `model_type` and as number of its layout."""
-OWN = ("model_type", "format", "architectures", "dtype", "text_config", "survey", "auto_map", "decoder")
+OWN = ("model_type", "format", "architectures", "dtype", "text_config", "survey", "auto_map", "decoder_config")
 """Fields of a decoder's config.json beside its methods."""
 METHODS = tuple(field.name for field in dataclasses.fields(Methods))
 SAME = (
@@ -91,7 +91,7 @@ def graft_document(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
         "dtype": str(dtype).removeprefix("torch."),
         "text_config": text,
         "survey": {**survey, "layers": [0] * config.num_hidden_layers},
-        "decoder": config.to_dict(),
+        "decoder_config": config.to_dict(),
         **{name: getattr(config, name) for name in METHODS},
     }
 
@@ -102,7 +102,7 @@ def read_graft(document: dict[str, Any]) -> ModelConfig:
     The rest is what transformers reads: the two must say the same.
     """
     check_names(document, dict.fromkeys((*OWN, *METHODS)), "a decoder's config.json")
-    config = ModelConfig.from_dict(document["decoder"], "a decoder")
+    config = ModelConfig.from_dict(document["decoder_config"], "a decoder")
     want = json.loads(json.dumps(graft_document(config, torch.float32)))
     for name in (*METHODS, "survey", "text_config"):
         _check_same(name, document.get(name), want[name])

@@ -66,7 +66,7 @@ class TwoAxisConfig(PreTrainedConfig):
     init: str = "paper"
 
     def __post_init__(self, **kwargs: Any) -> None:
-        kwargs.pop("decoder", None)  # a decoder's own fields: from here on the model is what transformers makes of it
+        kwargs.pop("decoder_config", None)  # a decoder's own fields: what is made here is a graft
         known = {field.name for field in dataclasses.fields(self)}
         for name in kwargs:
             if name not in PASSED_ON | set(GenerationConfig._get_default_generation_params()):

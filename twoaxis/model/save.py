@@ -2,12 +2,12 @@
 
     as the graft of a family that has its options, which every tool of transformers opens
     config.json          {"model_type": "twoaxis", "format": 1, "text_config": {...}, "stream": ..., "survey": ...}
-                         and the fields of `ModelConfig` in "decoder", until transformers writes the folder anew
+                         and the fields of `ModelConfig` in "decoder_config", until transformers writes the folder anew
     model.safetensors    every weight, by the names in the graft
     modeling_twoaxis.py  one import of this package, for programs that do not import it
 
     where no family has them (`why_no_graft` says which)
-    config.json          {"model_type": "twoaxis_decoder", "format": 1, "decoder": {...}}
+    config.json          {"model_type": "twoaxis_decoder", "format": 1, "decoder_config": {...}}
     model.safetensors    every weight, by the names in `Decoder`
 
 A file that is missing, damaged or of another shape is a `ValueError` that names it and the field.
@@ -61,7 +61,7 @@ def save_decoder(folder: str | Path, model: Decoder) -> None:
         write_loader(path)
         tensors = {graft_key(name): tensor for name, tensor in tensors.items()}
     else:
-        write_json(path / CONFIG, {"model_type": DECODER, "format": FORMAT, "decoder": model.config.to_dict()})
+        write_json(path / CONFIG, {"model_type": DECODER, "format": FORMAT, "decoder_config": model.config.to_dict()})
     write_origins(path, model.config.classes)
     save_tensors(path / WEIGHTS, tensors)
 
@@ -108,23 +108,25 @@ def check_keys(
 
 def is_decoder(document: Any) -> bool:
     """Whether the config.json of a folder is as a decoder wrote it, so that it is read as one."""
-    return isinstance(document, dict) and (document.get("model_type") == DECODER or "decoder" in document)
+    return isinstance(document, dict) and (document.get("model_type") == DECODER or "decoder_config" in document)
 
 
 def read_config(path: Path) -> ModelConfig:
     """The configuration in a decoder's folder."""
     document = read_json(path)
     if not is_decoder(document):
-        raise ValueError(f"{path} is not the configuration of a decoder: it has no field decoder")
+        raise ValueError(f"{path} is not the configuration of a decoder: it has no field decoder_config")
     try:
         if document.get("format") != FORMAT:
             raise ValueError(f"format is {document.get('format')!r}, this version reads {FORMAT}; save it anew")
-        if not isinstance(document.get("decoder"), dict):
-            raise ValueError(f"decoder must hold the fields of a decoder, got {document.get('decoder')!r}")
+        if not isinstance(document.get("decoder_config"), dict):
+            raise ValueError(
+                f"decoder_config must hold the fields of a decoder, got {document.get('decoder_config')!r}"
+            )
         if document.get("model_type") != DECODER:
             return read_graft(document)
-        check_names(document, dict.fromkeys(("model_type", "format", "decoder")), "a decoder's config.json")
-        return ModelConfig.from_dict(document["decoder"], "a decoder")
+        check_names(document, dict.fromkeys(("model_type", "format", "decoder_config")), "a decoder's config.json")
+        return ModelConfig.from_dict(document["decoder_config"], "a decoder")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
