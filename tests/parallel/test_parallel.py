@@ -84,9 +84,10 @@ def _mixes_heads(case: dict[str, Any]) -> bool:
 
 
 def _needs_hidden_channels(case: dict[str, Any]) -> bool:
-    """Whether a mixer works on the hidden channels of experts: Canon at its last place."""
-    places = case.get("mixer_options", {}).get("set", "ABCD")
-    return case.get("family") == "mixtral" and case.get("mixer") == "canon" and "D" in places
+    """Whether a mixer works on the hidden channels of experts: Canon at its last place, taps on linear layers."""
+    options = case.get("mixer_options", {})
+    needs = {"canon": "D" in options.get("set", "ABCD"), "dynamic_conv": options.get("where") == "linear"}
+    return case.get("family") == "mixtral" and needs.get(case.get("mixer", ""), False)
 
 
 def test_two_processes(tmp_path: Path) -> None:
