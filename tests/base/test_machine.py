@@ -32,7 +32,7 @@ def test_cores_and_devices() -> None:
     assert 1 <= physical_cores() <= len(os.sched_getaffinity(0))
     assert pick_device("cpu") == torch.device("cpu")
     for name in ("gpu", "", "cuda:99", "x" * 1000):
-        with pytest.raises(ValueError, match=r"cannot be used .*give cpu, cuda or cuda:N"):
+        with pytest.raises(ValueError, match=r"(cannot be used .*|finds no GPU here); give cpu,"):
             pick_device(name)
 
 

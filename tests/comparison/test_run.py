@@ -395,7 +395,7 @@ def test_a_file_the_system_refuses_is_named_and_the_rest_can_be_done_later(
 
 
 REFUSED = [  # more of what a plan refuses is in test_plan.py
-    (("--stream", "deep_dleta"), "deep_dleta at size nano: unknown stream 'deep_dleta' (did you mean 'deep_delta'?)"),
+    (("--stream", "deep_dleta"), "unknown stream 'deep_dleta' (did you mean 'deep_delta'?)"),
     ((), "there is only the baseline to run; name contenders with --stream or --mixer"),
     (("--stream", "deep_delta", "--model", "hiden_size=8"), "has no option 'hiden_size' (did you mean 'hidden_size'?)"),
     (("--stream", "deep_delta", "--file", "none.toml"), "none.toml cannot be read"),

@@ -53,6 +53,8 @@ def test_two_sizes_need_l_inf() -> None:
     assert (law.l_inf, law.alpha) == pytest.approx((2.0, 0.2))
     with pytest.raises(NoLaw, match="two unknowns and there are 1 sizes"):
         fit_law((1e15,), (3.0,), 2.0)
+    with pytest.raises(ValueError, match="compute has 4 sizes and losses 3"):
+        fit_law(SIZES, [3.0, 2.9, 2.8])
     with pytest.raises(NoLaw, match=r"--l-inf 3 must lie below every loss; the lowest is 2\.7"):
         fit_law(sizes, losses(2.0, 0.2, 1.0, sizes), l_inf=3.0)
 

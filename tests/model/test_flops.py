@@ -164,8 +164,8 @@ def test_streams_change_nothing_in_the_backbone(name: str, options: dict[str, An
         ("depth_attention", {"heads": 2, "window": 1, "head_width": 4}, 6 * 4 * 2 * 16 * 8, 6 * 4 * 8 + 6 * 16),
         # a map, a gate and a value of the width; the direction's length, read, and write less the plain sum
         ("deep_delta", {"map": "v"}, 6 * (2 * 16 * 16 + 2 * 16 + 2 * 16), 6 * (2 + 2 + 2 - 1) * 16),
-        # 24 logits from four streams of the width, read and mix; their mean square and write; the sum read out
-        ("manifold_hyper_connections", {}, 6 * (2 * 24 + 2 + 8) * 64, 6 * (2 + 2) * 64 + 3 * 16),
+        # 24 logits from four streams of the width, and the mix; their mean square, read and write; the sum read out
+        ("manifold_hyper_connections", {}, 6 * (2 * 24 + 8) * 64, 6 * (2 + 2 + 2) * 64 + 3 * 16),
     ],
     ids=label,
 )

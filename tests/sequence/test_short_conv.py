@@ -13,6 +13,7 @@ from tests.sequence.helpers import randomise, small_decoder
 from tests.support.commands import run_child
 from tests.support.numbers import close, randn
 from twoaxis import mixer
+from twoaxis.model.sublayers import TokenInfo
 from twoaxis.sequence.short_conv import ShortConv
 
 
@@ -94,7 +95,7 @@ def test_qkv_is_three_convolutions_on_the_projections() -> None:
     q, k, v = (
         branch(lin, w) for lin, w in zip((attention.q_proj, attention.k_proj, attention.v_proj), weights, strict=True)
     )
-    got = attention.mix(
-        "inside", torch.cat([f(x) for f in (attention.q_proj, attention.k_proj, attention.v_proj)], -1), None, None
-    )
+    projected = torch.cat([f(x) for f in (attention.q_proj, attention.k_proj, attention.v_proj)], -1)
+    nothing: Any = None  # no angles: only the convolution runs
+    got = attention.mix("inside", projected, TokenInfo(reach=None, rope=nothing))
     close(got, torch.cat([q, k, v], dim=-1))

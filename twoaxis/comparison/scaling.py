@@ -66,13 +66,19 @@ class Interval(NamedTuple):
         return Interval(self.value * factor, low, high, self.note)
 
 
-@functools.lru_cache(maxsize=8192)  # draws of a few seeds repeat
-def fit_law(compute: tuple[float, ...], losses: tuple[float, ...], l_inf: float | None = None) -> Law:
+def fit_law(compute: Sequence[float], losses: Sequence[float], l_inf: float | None = None) -> Law:
     """Fit the law to the training operations and the mean held-out loss of each size by least squares.
 
     For a fixed exponent the law is linear in L_inf and A, so the search is over the exponent alone: a grid, then
     Brent's method around its best. L_inf stays at or above zero and A above it; where it is known two sizes suffice.
     """
+    if len(compute) != len(losses):
+        raise ValueError(f"compute has {len(compute)} sizes and losses {len(losses)}; give one loss for each size")
+    return _fitted(tuple(compute), tuple(losses), l_inf)
+
+
+@functools.lru_cache(maxsize=8192)  # draws of a few seeds repeat
+def _fitted(compute: tuple[float, ...], losses: tuple[float, ...], l_inf: float | None) -> Law:
     c, y, different = np.array(compute), np.array(losses), len(set(compute))
     if not (np.isfinite(y).all() and (c > 0).all()):
         raise ValueError("compute must be positive and losses finite")
@@ -199,7 +205,7 @@ class Scaling:
     def law_of(self, sample: Sequence[int] | None = None) -> Law:
         """The law through the mean losses of every size, of all seeds or of a sample of them."""
         means = [_mean([group[seed] for seed in sample or group]) for group in self.losses.values()]
-        return fit_law(tuple(self.compute[name] for name in self.losses), tuple(means), self.l_inf)
+        return fit_law([self.compute[name] for name in self.losses], means, self.l_inf)
 
 
 def find_law(

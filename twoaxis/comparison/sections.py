@@ -90,7 +90,8 @@ class Entry:
         self.section, self.row, self.runs, self.key = section, row, runs, row.contender
         self.contender = plan.contender(self.key)  # what was put into the model
         self.label = self.contender.label  # what tables call it
-        self.name = f"{self.label}, {row.data}, {row.size}"  # for messages
+        where = f", {row.data}, {row.size}" if len(plan.data) * len(plan.sizes) > 1 else ""
+        self.name = f"{self.label}{where}"  # for messages, as `Plan.name_of` has it
         self.baseline = self.label == plan.baseline  # whether the others are compared with it
         self.check = self.label in plan.checks  # whether it tells about the baseline and gets no verdict
         # rescaling of the initial weights: as the paper says, or paired
