@@ -18,17 +18,19 @@ from twoaxis.verify.subject import SUBJECTS, StreamSubject, Subject, subjects
 
 EVERY_VARIANT = {"definition", "neutral", "blend"}
 """Families in which the options of a method are told apart."""
+CHUNKS = "time: chunks = one pass"
+"""The claim along time of every variant: single tokens may be read by a form of their own."""
 
 
 def met(name: str, claim: str) -> list[Subject]:
     """The variants of a method on which a claim is measured in every run of the tests.
 
     All of them in some families, one where costs are counted. Along time whatever has a hand in what is remembered of
-    tokens, else one: to the decoder around it a stream is the same whatever its options. Otherwise every third, a
-    different third from claim to claim and from method to method; slow tests take the others.
+    tokens, else one: to what the decoder around it remembers a stream is the same whatever its options. Otherwise every
+    third, a different third from claim to claim and from method to method; slow tests take the others.
     """
     found, family = subjects(name), CLAIMS[claim].family
-    if family in EVERY_VARIANT:
+    if family in EVERY_VARIANT or claim == CHUNKS:
         return found
     turn = list(CLAIMS).index(claim) + [n for kind in SUBJECTS for n in kind.registry.names()].index(name)
     if family == "time":
