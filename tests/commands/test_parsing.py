@@ -65,11 +65,12 @@ def test_said_counts_more_than_the_file() -> None:
     [
         (
             "--stpes 3",
-            "Unrecognized options: --stpes, 3. Perhaps you meant: --steps {None}|INT. For full ",
+            "Unrecognized options: --stpes, 3. Perhaps you meant: --steps INT. For full ",
         ),
         ("--preset", "Missing value for argument '--preset'"),
         ("--steps 3q", "expected an integer such as 500, 300k or 2M, got '3q'"),
         ("--lr fast", "--lr"),
+        ("--warmup soon", "Error parsing --warmup: 'soon' is no number. For full"),
         ("--schedule cos", "cosine"),
     ],
 )
@@ -88,3 +89,7 @@ def test_help_shows_groups_and_defaults(capsys: pytest.CaptureFixture[str], tmp_
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())  # as if it had one line
     for text in ("model options", "data options", "optimisation options", "running options", "(default: bpe:2048)"):
         assert text in shown
+    assert "--tokens INT Training tokens" in shown  # None is what is not typed: neither a value nor a default to show
+    assert "None}" not in shown
+    assert "(default: None)" not in shown
+    assert "(default: False)" not in shown

@@ -18,7 +18,19 @@ import re
 import types
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypedDict,
+    TypeVar,
+    Union,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
@@ -108,7 +120,7 @@ def parse(command: Callable[..., Any], name: str, args: Sequence[str]) -> tuple[
     fields = set(get_type_hints(get_args(hints[rest[0]])[0])) if rest else set()
     made_of = {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, Options)}
     own = [each for each in own if each.name not in made_of]
-    notes: dict[str, Any] = {each.name: spelled(hints[each.name]) for each in own}
+    notes: dict[str, Any] = {each.name: _with_hint(spelled(hints[each.name]), each.default) for each in own}
     keyword = inspect.Parameter.KEYWORD_ONLY
     more: list[inspect.Parameter] = []
     groups = {name: _group(options) for name, options in made_of.items()}
@@ -121,7 +133,7 @@ def parse(command: Callable[..., Any], name: str, args: Sequence[str]) -> tuple[
         notes[f"_{group}"] = Annotated[made, arg(name=group, help="")]
         more.append(inspect.Parameter(f"_{group}", keyword, default=default))
     for option, form in (("json", "one JSON document"), ("markdown", "Markdown")):
-        text = arg(name=option, help=f"Print the result as {form}.")
+        text = arg(name=option, help=f"Print the result as {form}.", help_behavior_hint="")
         notes[f"_{option}"] = Annotated[bool, text, tyro.conf.FlagCreatePairsOff]
         more.append(inspect.Parameter(f"_{option}", keyword, default=False))
     if "use" not in notes:  # a comparison keeps the files with its plan
@@ -182,6 +194,12 @@ def _one_line(box: str, name: str) -> str:
     text = ". ".join(" ".join(part).rstrip(".") for part in parts if part and part[0] != "Argument helptext:")
     if alone := re.match(r"Unrecognized options: ([^-,. ][^,]*?)(?=[,.] |$)", text):
         return f"{alone[1]!r} stands alone; options are --NAME VALUE, see twoaxis {name} --help"
+    if several := re.search(
+        r": no type matching (\S+) could be instantiated from \['(.*?)'\]\. Got errors:.*?(?=\. For full|$)", text
+    ):
+        return text.replace(
+            several[0], f": {several[2]!r} is no {several[1].removeprefix('{None}|').replace('FLOAT', 'number')}"
+        )
     choices = re.search(r"Expected one of \((.*?)\)", text)
     if choices is None:
         return text
@@ -190,7 +208,8 @@ def _one_line(box: str, name: str) -> str:
 
 
 def spelled(hint: Any) -> Any:
-    """An annotation as the command line reads it: integers also as 1e6, 300k and 2M."""
+    """An annotation as the command line reads and shows it: integers also as 1e6, 300k and 2M, and `None`, which is
+    what an option is when it is not typed, not among the values to type."""
     inner, rest = (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
     parts = get_args(inner) if get_origin(inner) in (Union, types.UnionType) else (inner,)
     bare = {get_args(part)[0] if get_origin(part) is Annotated else part for part in parts}
@@ -198,8 +217,19 @@ def spelled(hint: Any) -> Any:
         return Annotated[(int, *rest, word("INT", parse_integer))]
     if bare == {int, types.NoneType}:
         read = lambda text: None if text == "None" else parse_integer(text)  # noqa: E731
-        return Annotated[(int | None, *rest, word("{None}|INT", read))]
-    return hint
+        return Annotated[(int | None, *rest, word("INT", read))]
+    if types.NoneType not in bare or len(bare) > 2:
+        return hint
+    (other,) = bare - {types.NoneType}
+    if get_origin(other) is Literal:
+        return Annotated[(inner, arg(metavar=f"{{{','.join(get_args(other))}}}"), *rest)]
+    return Annotated[(inner, arg(metavar=other.__name__.upper()), *rest)] if isinstance(other, type) else hint
+
+
+def _with_hint(note: Any, default: Any) -> Any:
+    """The annotation of an option whose default goes without saying: not given, off, or none of several."""
+    silent = default is None or default is False or (default in ("", ()) and UseAppendAction not in get_args(note))
+    return Annotated[note, arg(help_behavior_hint="")] if silent else note
 
 
 SPELLED: dict[str, Any] = {
@@ -219,7 +249,8 @@ def _group(options: type[Options], wanted: set[str] | None = None) -> tuple[Any,
             continue
         default: Any = field.default if field.default is not dataclasses.MISSING else None
         shown = (" ".join(map(str, default)) or None) if isinstance(default, tuple) else default
-        help_of = arg(help=docs[field.name], help_behavior_hint=f"(default: {shown})")
+        hint = "" if shown is None or shown is False else f"(default: {shown})"
+        help_of = arg(help=docs[field.name], help_behavior_hint=hint)
         made[field.name] = Annotated[SPELLED.get(field.name) or spelled(hints[field.name]), help_of]
     # tyro cannot leave a repeatable option of a TypedDict out: () stands for "not typed".
     return TypedDict(options.__name__, made, total=False), {name: () for name in made if name == "model"}  # type: ignore[operator,misc]
