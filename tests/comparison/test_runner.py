@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from twoaxis.comparison.plan import Plan
 from twoaxis.comparison.run import WORK, Runs, prepare
 from twoaxis.comparison.runner.launchers import LocalLauncher, default_jobs
 from twoaxis.comparison.runner.watch import Watch, read_progress
-from twoaxis.comparison.runner.worker import FAILED, OUTPUT, PROGRESS, Progress, explain, in_child, read_failure
+from twoaxis.comparison.runner.worker import FAILED, OUTPUT, PROGRESS, Progress, explain, in_children, read_failure
 from twoaxis.training.folder import load_result
 from twoaxis.training.train import train
 
@@ -225,8 +226,21 @@ def test_files_with_methods_of_ones_own(tmp_path: Path) -> None:
     use(own)
 
 
-def test_what_a_child_returns_and_what_becomes_of_its_crashes() -> None:
-    assert in_child(lambda: {"a": (1, 2.5)}) == {"a": (1, 2.5)}
-    assert in_child(lambda: 1 / 0) is None
-    assert in_child(lambda: os._exit(3)) is None
-    assert in_child(lambda: os.kill(os.getpid(), signal.SIGSEGV)) is None
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_what_children_return_and_what_becomes_of_their_crashes(jobs: int) -> None:
+    made = in_children(
+        [
+            lambda: time.sleep(0.2) or {"a": (1, 2.5)},
+            lambda: 1 / 0,
+            lambda: os._exit(3),
+            lambda: os.kill(os.getpid(), signal.SIGSEGV),
+            lambda: 7,
+        ],
+        jobs,
+    )
+    assert made == [{"a": (1, 2.5)}, None, None, None, 7]
+
+
+def test_children_run_at_once() -> None:
+    meet = multiprocessing.get_context("fork").Barrier(2)
+    assert sorted(in_children([lambda: meet.wait(60)] * 2, 2)) == [0, 1]

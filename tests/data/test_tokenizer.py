@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -267,3 +268,21 @@ def test_a_model_in_the_folder_of_its_run_knows_that_its_tokens_are_bytes(tmp_pa
     (tmp_path / "run" / "run.json").write_text(json.dumps({"format": 2, "config": {"tokenizer": "bpe:512"}}))
     with pytest.raises(ValueError, match="has no tokenizer"):
         load_tokenizer(model, 300)
+
+
+def test_the_tokenizer_of_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def convert(place: str, **more: Any) -> Any:
+        made.append((place, more["gguf_file"]))
+        return BPE.tokenizer
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", convert)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    assert load_tokenizer(file, 400).vocab_size == 400
+    assert load_tokenizer(str(tmp_path)).vocab_size == BPE.vocab_size
+    assert made == [(str(tmp_path), "model.gguf")]
+    os.utime(file, (1, 1))
+    load_tokenizer(file)
+    assert len(made) == 2

@@ -15,13 +15,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from twoaxis.base.machine import reproducible
 from twoaxis.comparison.plan import Plan, Run
+from twoaxis.comparison.runner.launchers import default_jobs
+from twoaxis.comparison.runner.worker import in_children
 
 if TYPE_CHECKING:
     import torch
@@ -42,28 +46,51 @@ Loss = Callable[[int, int], "torch.Tensor"]
 """The loss of so many training examples from a number on."""
 
 
-def with_new_rates(plan: Plan, data: Mapping[str, Data]) -> Plan:
-    """The plan of a comparison of retrofits with the rate of every contender that adds parameters and has none."""
+def with_new_rates(plan: Plan, jobs: int | None = None) -> Plan:
+    """The plan of a comparison of retrofits with the rate of every contender that adds parameters and has none.
+
+    Args:
+        plan: the comparison.
+        jobs: contenders that are looked at at once, each in a process of its own; None is as many as run at once here.
+    """
     from twoaxis.pretrained.model_for_training import hold, release
 
-    source = plan.base.source
-    if source is None:
+    if plan.base.source is None:
         return plan
-    rows = []
+    places, devices = default_jobs(plan.base.device)
+    runs: dict[Path, TrainConfig] = {}
+    for row in plan.rows:
+        contender = plan.contender(row.contender)
+        if row.new_rate is None and row.steps and "new_rate" not in contender.train:
+            rate = contender.train.get("lr", min(plan.lrs))
+            config = plan.config(Run(row, contender.label, rate, SEED, False))
+            runs[row.folder] = dataclasses.replace(config, device=devices[len(runs) % len(devices)])
     try:
-        for row in plan.rows:
-            contender = plan.contender(row.contender)
-            if row.new_rate is None and row.steps and "new_rate" not in contender.train:
-                rate = contender.train.get("lr", min(plan.lrs))
-                config = plan.config(Run(row, contender.label, rate, SEED, False))
-                with reproducible(config.threads or 1):
-                    hold(source)  # its weights are read once for all of them
-                    found = find_rate(config, data[row.data])
-                row = row if found is None else dataclasses.replace(row, new_rate=found / rate)
-            rows.append(row)
+        with reproducible(plan.base.threads or 1):
+            hold(plan.base.source)  # its weights are read once for all of them
+            searches = {folder: partial(_search, run) for folder, run in runs.items()}
+            answers = in_children(searches.values(), min(jobs or places, places))
+            # What fails in a child is done here once more, where the error shows.
+            found = {folder: (answer or searches[folder]())[0] for folder, answer in zip(runs, answers, strict=True)}
     finally:
         release()
-    return dataclasses.replace(plan, rows=tuple(rows))
+    return dataclasses.replace(
+        plan,
+        rows=tuple(
+            row
+            if (rate := found.get(row.folder)) is None
+            else dataclasses.replace(row, new_rate=rate / runs[row.folder].lr)
+            for row in plan.rows
+        ),
+    )
+
+
+def _search(run: TrainConfig) -> tuple[float | None]:
+    """The rate of a run, in brackets: None is what a process says that has failed."""
+    from twoaxis.data.load import load_data
+    from twoaxis.training.setup import resolve
+
+    return (find_rate(run, load_data(resolve(run))),)
 
 
 def find_rate(run: TrainConfig, data: Data) -> float | None:

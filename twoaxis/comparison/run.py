@@ -36,7 +36,7 @@ from twoaxis.comparison.retrofit_rates import with_new_rates
 from twoaxis.comparison.runner.launchers import Launcher, LocalLauncher, default_jobs
 from twoaxis.comparison.runner.ranks import become_ranks, only_gpus
 from twoaxis.comparison.runner.watch import Watch
-from twoaxis.comparison.runner.worker import Beat, Unit, in_child
+from twoaxis.comparison.runner.worker import Beat, Unit, in_children
 from twoaxis.model.config import Methods
 from twoaxis.pretrained.model_for_training import hold, release, source_digest
 from twoaxis.show.numbers import seconds
@@ -168,7 +168,7 @@ def compare(
             if Plan.load(out) is None:
                 raise
             joined = True
-        plan = _planned(options, out, "" if joined else command, joined, say)
+        plan = _planned(options, out, "" if joined else command, joined, say, jobs)
         processes = Degrees.read(plan.base.parallel, None).world
         count = jobs or launcher.places(plan.base.device, processes)
         if (left := _left(plan, out, count)) is not None:
@@ -198,13 +198,15 @@ def compare(
     return found
 
 
-def _planned(options: Mapping[str, Any], out: Path, command: str, joined: bool, say: Callable[[str], None]) -> Plan:
+def _planned(
+    options: Mapping[str, Any], out: Path, command: str, joined: bool, say: Callable[[str], None], jobs: int | None
+) -> Plan:
     """The plan as it stands in the folder from now on; whoever joins in may ask for nothing more."""
 
     def measure(configs: Mapping[str, TrainConfig], vocabulary: int) -> Mapping[str, Throughput]:
         say(f"measuring the throughput of {len(configs)} contenders in turns")
         # A contender that crashes would take this process along, and its run is where that is to be reported.
-        found = in_child(lambda: measure_speeds(configs, vocabulary))
+        (found,) = in_children([lambda: measure_speeds(configs, vocabulary)])
         if found is None:
             say("it could not be measured: a contender fails; throughput will be that of the runs themselves")
         return found or {}
@@ -218,7 +220,7 @@ def _planned(options: Mapping[str, Any], out: Path, command: str, joined: bool, 
     if not joined and plan.base.source is not None:
         if before is None or plan.rows != before.rows:
             say("finding the rates at which new parameters may learn")
-            plan = with_new_rates(plan, load_all(plan))
+            plan = with_new_rates(plan, jobs)
         release()
     if before is not None and (changed := _changes(before.about, _machine(plan))):
         say(f"not as when the comparison began, so runs may differ for this reason alone: {'; '.join(changed)}")
@@ -263,6 +265,8 @@ class Runs:
     def prepare(self) -> None:
         """Import what a run imports."""
         from twoaxis.base.machine import quiet
+        from twoaxis.data.tokenizer import gguf_file, load_tokenizer
+        from twoaxis.training.setup import resolve
 
         quiet()
         plan = self.plan()
@@ -270,6 +274,8 @@ class Runs:
             with reproducible(plan.base.threads or 1):
                 hold(plan.base.source)
             source_digest(plan.base.source)  # remembered, as the weights are
+            if gguf_file(named := resolve(plan.base).tokenizer) is not None:
+                load_tokenizer(named)  # converting it takes seconds
         self.devices = default_jobs(plan.base.device, Degrees.read(plan.base.parallel, None).world)[1]
         began, now = plan.about.get("hardware", {}), _machine(plan)["hardware"]
         other = []

@@ -222,8 +222,8 @@ def rates(found: Comparison) -> list[str]:
     """How learning rates were chosen."""
     if found.plan.base.source is not None and any(entry.row.new_rate for entry in found.entries):
         return [
-            "What is new had the largest rate at which one step does no harm to training text that it has not seen "
-            "(new lr), what the contenders share the same rate."
+            "What is new had a rate of its own (new lr), found by a few steps on training text; what the contenders "
+            "share had the same rate."
         ]
     if len(found.plan.lrs) > 1:
         tried = ", ".join(f"{rate:g}" for rate in found.plan.lrs)

@@ -15,7 +15,7 @@ import codecs
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,11 +94,9 @@ def _load_pretrained(spec: str | Path) -> Any:
     need_transformers()
     from transformers import AutoTokenizer, PreTrainedConfig
 
-    path, more = Path(spec).expanduser(), {}
-    if (file := gguf_file(path)) is not None:
-        path, more = file.parent, {"gguf_file": file.name}
-    local = path.is_dir()
-    if local and not more and not has_tokenizer(path):
+    path = Path(spec).expanduser()
+    file, local = gguf_file(path), path.is_dir()
+    if local and not has_tokenizer(path):
         raise ValueError(
             f"{path} has no tokenizer ({', '.join(TOKENIZER_FILES[:2])}); if its tokens are bytes, say --bytes "
             "(--tokenizer bytes in training), else save its tokenizer there"
@@ -106,13 +104,22 @@ def _load_pretrained(spec: str | Path) -> Any:
     # transformers looks for the class of the folder's model first and warns of one that it does not know, such as ours.
     config = PreTrainedConfig() if local and str(_model_type(path)).startswith("twoaxis") else None
     try:
+        if file is not None:
+            return _from_gguf(file, file.stat().st_mtime_ns)
         source = str(path) if local else str(spec)
-        offline = {"local_files_only": local, "trust_remote_code": False}
-        return AutoTokenizer.from_pretrained(source, config=config, **offline, **more)
+        return AutoTokenizer.from_pretrained(source, config=config, local_files_only=local, trust_remote_code=False)
     except Exception as error:  # tokenizers raises bare Exceptions on files it cannot parse
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        where = "" if local else "; a tokenizer is bytes, bpe:SIZE, a folder, or a name on the hub"
+        where = "" if local or file else "; a tokenizer is bytes, bpe:SIZE, a folder, or a name on the hub"
         raise ValueError(f"the tokenizer {str(spec)!r} cannot be loaded: {first}{where}") from error
+
+
+@lru_cache(maxsize=1)
+def _from_gguf(file: Path, changed: int) -> Any:
+    """The tokenizer in a GGUF file as it is since it was `changed`; every run on it wants the seconds of work again."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
 
 
 def _model_type(folder: Path) -> str | None:

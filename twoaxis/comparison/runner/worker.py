@@ -30,8 +30,9 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import import_module
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -228,16 +229,15 @@ def tell_failure(folder: Path, message: str) -> None:
             write_json(folder / FAILED, {"message": message})
 
 
-def in_child(function: Callable[[], Any]) -> Any:
-    """What a function returns in a forked process; None where it raises or crashes.
+def in_children(functions: Iterable[Callable[[], Any]], jobs: int = 1) -> list[Any]:
+    """What functions return in forked processes, so many at once; None for one that raises or crashes.
 
-    For trying code of others in a process that must go on whatever it does. The child says nothing and ends with this
+    For trying code of others in a process that must go on whatever it does. A child says nothing and ends with this
     process.
     """
     context = multiprocessing.get_context("fork")
-    heard, said = context.Pipe(duplex=False)
 
-    def answer() -> None:
+    def answer(function: Callable[[], Any], said: Connection) -> None:
         parent = multiprocessing.parent_process()
         assert parent is not None
         end_with(parent.sentinel)
@@ -247,15 +247,30 @@ def in_child(function: Callable[[], Any]) -> Any:
                 os.dup2(nothing.fileno(), number)
         said.send(function())
 
-    child = context.Process(target=answer, daemon=True)
-    child.start()
-    said.close()
-    try:
-        return heard.recv()
-    except EOFError:
-        return None
-    finally:
-        child.join()
+    found: dict[int, Any] = {}
+    running: dict[Connection, tuple[int, Any]] = {}
+
+    def collect() -> None:
+        ready: list[Any] = wait(list(running))
+        for heard in ready:
+            number, child = running.pop(heard)
+            try:
+                found[number] = heard.recv()
+            except EOFError:
+                found[number] = None
+            child.join()
+
+    for number, function in enumerate(functions):
+        while len(running) >= jobs:
+            collect()
+        heard, said = context.Pipe(duplex=False)
+        child = context.Process(target=answer, args=(function, said), daemon=True)
+        child.start()
+        said.close()  # else its end would not be heard
+        running[heard] = number, child
+    while running:
+        collect()
+    return [found[number] for number in sorted(found)]
 
 
 def end_with(life_line: int) -> None:
