@@ -58,7 +58,7 @@ def test_launchers_are_found_by_name_and_refuse_what_they_lack() -> None:
     assert isinstance(find_launcher("slurm:partition=gpu,gpus=2"), SlurmLauncher)
     for wrong, said in {
         "rai": "did you mean 'ray'",
-        "local:gpus=1": "unknown launcher",
+        "local:gpus=1": "local has no option 'gpus'",
         "slurm:gpu=1": "did you mean 'gpus'",
         "ray:cpus=-1": "cpus",
     }.items():

@@ -7,7 +7,7 @@ that a sweep can be made in slices.
 
 Each line of the first process is a JSON record: what, case, error (largest difference of any gradient as a part of the
 largest gradient, or of the loss), payload (bytes per token over each boundary) and planned; or why it was refused. In
-float32 `rounding` is the error of one process against its own float64.
+float32 `condition` is how far exact gradients move when weights and what layers return are rounded otherwise.
 """
 
 from __future__ import annotations
@@ -113,9 +113,12 @@ def make(fields: Mapping[str, Any]) -> Any:
 
 @torch.no_grad()
 def shake(model: nn.Module) -> None:
-    """Move routing and norms, each tensor by its name."""
+    """Move routing, norms and mixers, each tensor by its name.
+
+    At a mixer that starts at zero Deep Delta has no direction, and gradients 1e4 times as large hide all others.
+    """
     for name, parameter in model.named_parameters():
-        if "stream." in name or "norm" in name:
+        if any(part in name for part in ("stream.", "norm", "mixer.", "before.", "inside.")):
             seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)) * 0.1)
 
@@ -141,11 +144,35 @@ Gradients = Mapping[str, Tensor | None]
 
 
 @lru_cache(2)
-def alone(fields: str, double: bool = False) -> tuple[float, Gradients]:
-    """Loss and gradients of one process."""
+def alone(fields: str, double: bool = False, nudge: int | None = None) -> tuple[float, Gradients]:
+    """Loss and gradients of one process, of a model that a nudge rounds otherwise."""
     model = make(json.loads(fields))
-    loss = float(backward(model.double() if double else model, batch()))
+    model = model.double() if double else model
+    if nudge is not None:
+        round_otherwise(model, nudge)
+    loss = float(backward(model, batch()))
     return loss, {name: p.grad for name, p in model.named_parameters()}
+
+
+@torch.no_grad()
+def round_otherwise(model: nn.Module, seed: int) -> None:
+    """Move every weight, and what every layer returns, by up to half a unit in its last place in float32."""
+    drawn = torch.Generator().manual_seed(seed)
+
+    def moved(x: Tensor) -> Tensor:
+        return x * (1.0 + (torch.rand(x.shape, generator=drawn, dtype=torch.float64) * 2.0 - 1.0) * 2.0**-24)
+
+    for parameter in model.parameters():
+        parameter.copy_(moved(parameter))
+    for module in model.modules():
+        if not list(module.children()):
+            module.register_forward_hook(lambda _, args, out: moved(out) if isinstance(out, Tensor) else out)
+
+
+@lru_cache(1)
+def condition(fields: str) -> float:
+    """How far exact gradients and loss of one process move by rounding: those of float32 cannot be expected nearer."""
+    return max(difference(*alone(fields, True, nudge), *alone(fields, True)) for nudge in range(4))
 
 
 def against_one(loss: Tensor, grads: Gradients, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +183,7 @@ def against_one(loss: Tensor, grads: Gradients, fields: Mapping[str, Any]) -> di
     spelled = json.dumps(fields)
     found = {"error": difference(float(loss), grads, *alone(spelled))}
     if torch.get_default_dtype() == torch.float32:
-        found["rounding"] = difference(*alone(spelled), *alone(spelled, True))
+        found["condition"] = condition(spelled)
     return found
 
 

@@ -63,7 +63,7 @@ HIDDEN = "mlp has no projections of its own for hidden: they are inside experts"
 def check(records: list[dict[str, Any]], count: int) -> None:
     """Errors and bytes of all records, of which there are so many.
 
-    In float32 one process alone is off its own float64 by more than the bound in some models, and may be so here too.
+    Where gradients move by more than half the bound of float32 when a model is rounded otherwise, each side may do so.
     """
     assert len(records) == count
     for record in records:
@@ -72,7 +72,7 @@ def check(records: list[dict[str, Any]], count: int) -> None:
         assert (HIDDEN in said) == _needs_hidden_channels(record["case"]), record
         assert not said or MIXED in said or HIDDEN in said, record
         if not said:
-            bound = max(SINGLE, record["rounding"]) if "rounding" in record else EXACT
+            bound = max(SINGLE, 2 * record["condition"]) if "condition" in record else EXACT
             assert record["error"] < bound, record
             assert record.get("payload") == record.get("planned"), record
             assert not record.get("left"), record

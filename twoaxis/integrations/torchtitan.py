@@ -153,34 +153,26 @@ class SharedSchedule:
         self.pipeline, self.model = pipeline, model
 
     def step(self, **kwargs: Any) -> Any:
-        """As torchtitan calls it; gradients of earlier calls are kept apart, so that only new ones are exchanged."""
-        shared = [p for name, p in self.model.named_parameters() if self.pipeline.shared(name)]
-        before = [p.grad for p in shared]
-        for parameter in shared:
-            parameter.grad = None
-        tokens, given = _whole(**kwargs)
-        out = self.pipeline.schedule.step(*tokens, **given)
+        """As torchtitan calls it; the sums of earlier calls stay in one process alone, so that they are added once."""
+        for name, parameter in self.model.named_parameters():
+            if not self.pipeline.counted(name):
+                parameter.grad = None
+        out = _whole(self.pipeline.schedule.step, **kwargs)
         self.pipeline.add_shared()
-        for parameter, grad in zip(shared, before, strict=True):
-            if grad is not None:
-                parameter.grad = grad if parameter.grad is None else parameter.grad + grad
         return out
 
     def eval(self, **kwargs: Any) -> Any:
         """As torchtitan calls it."""
-        tokens, given = _whole(**kwargs)
-        return self.pipeline.schedule.eval(*tokens, **given)
+        return _whole(self.pipeline.schedule.eval, **kwargs)
 
 
-def _whole(
-    *, arg_mbs: Any = None, kwarg_mbs: Any = None, target_mbs: Any = None, **more: Any
-) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """Tokens and keywords of a batch, from those of its micro-batches; torch's schedules cut it again themselves."""
-    tokens = (torch.cat([given[0] for given in arg_mbs]),) if arg_mbs else ()
+def _whole(run: Any, arg_mbs: Any = None, kwarg_mbs: Any = None, target_mbs: Any = None, **more: Any) -> Any:
+    """Run torch's schedule on a batch, from its micro-batches; it cuts the batch again itself."""
+    tokens = [torch.cat([given[0] for given in arg_mbs])] if arg_mbs else []
     if target_mbs:
         more["target"] = torch.cat(target_mbs)
     positions = [given["positions"] for given in kwarg_mbs or () if given.get("positions") is not None]
-    return tokens, more | ({"reach": torch.cat(positions)} if positions else {})
+    return run(*tokens, **more | ({"reach": torch.cat(positions)} if positions else {}))
 
 
 class GraftAdapter(StateDictAdapter):

@@ -16,7 +16,7 @@ Every stage holds the whole stream, whose parameters all stages use, and a tied 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -40,34 +40,19 @@ Shelf = dict[int, Tensor]
 
 
 class _Lend(torch.autograd.Function):
-    """Identity; its backward pass adds the gradients that later chunks of this device left in the kept copy."""
+    """Identity of an output; its backward pass gives lent tensors the gradients that later chunks left in their copies.
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kept: Tensor) -> Tensor:
-        ctx.kept = kept
-        ctx.set_materialize_grads(False)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        found = [grad for grad in (*grads, ctx.kept.grad) if grad is not None]
-        return sum(found[1:], found[0]) if found else None, None
-
-
-class _Tie(torch.autograd.Function):
-    """Identity of the first tensor; the backward passes of the others run after it, also where nothing here read them.
-
-    Without it a tensor that a chunk only lends on has no way back, and the gradient of its copy would be lost.
+    They hang on an output because a tensor that a chunk only lends on has no other way back.
     """
 
     @staticmethod
-    def forward(ctx: Any, out: Tensor, *lent: Tensor) -> Tensor:
-        ctx.others = len(lent)
+    def forward(ctx: Any, out: Tensor, copies: Iterable[Tensor], *lent: Tensor) -> Tensor:
+        ctx.copies = copies
         return out.view_as(out)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0], *[None] * ctx.others
+        return *grads, None, *[copy.grad for copy in ctx.copies]
 
 
 class Stage(nn.Module):
@@ -102,16 +87,14 @@ class Stage(nn.Module):
         """
         shelf = self.shelves[self.passes % len(self.shelves)]
         self.passes += 1
-        lent: list[Tensor] = []
+        lent: Shelf = {}
         with self.autocast():
             if self.came is None:
                 x = self.decoder.embed(tensors[0])
                 state = self.stream.open(x, reach=reach)
             else:
-                x = tensors[0]
-                lent = [self._lend(n, tensor, shelf) for n, tensor in zip(self.came.sent, tensors, strict=True)]
-                have = shelf | dict(zip(self.came.sent, lent, strict=True))
-                packed = [have[n] for n in self.came.tensors]
+                x, lent = tensors[0], dict(zip(self.came.sent, tensors, strict=True))
+                packed = [(shelf | lent)[n] for n in self.came.tensors]
                 state = self.stream.unpack(packed, self.stream.sites_of(self.blocks.start)[0], reach=reach)
             info = self.decoder.info(x, None, reach, x.dtype)
             for block in self.layers:
@@ -120,20 +103,17 @@ class Stage(nn.Module):
                 out = [self.decoder.logits(self.decoder.norm(self.stream.close(state)))]
             else:
                 made = dict(zip(self.goes.tensors, self.stream.pack(state), strict=True))
-                # what has come or is kept already is lent by whoever had it first
-                out = [made[n] if n in shelf else self._lend(n, made[n], shelf) for n in self.goes.sent]
-                out = [tensor.contiguous() for tensor in out]
+                out = [made[n].contiguous() for n in self.goes.sent]
                 self.sent = sum(tensor[0, 0].nbytes for tensor in out)
-        if not self.keeps:
+                # what has come or is kept already is lent by whoever had it first
+                lent = {n: made[n] for n in self.goes.sent if n not in shelf} | lent
+        if self.keeps:
+            copies = {n: tensor.detach().requires_grad_() for n, tensor in lent.items()}
+            shelf |= copies
+            out[0] = cast(Tensor, _Lend.apply(out[0], copies.values(), *lent.values()))
+        else:
             shelf.clear()
-        if lent:
-            out[0] = cast(Tensor, _Tie.apply(out[0], *lent))
         return out[0] if self.goes is None else tuple(out)
-
-    def _lend(self, n: int, tensor: Tensor, shelf: Shelf) -> Tensor:
-        """Keep a copy of a tensor for later chunks."""
-        shelf[n] = tensor.detach().requires_grad_()
-        return cast(Tensor, _Lend.apply(tensor, shelf[n]))
 
 
 class Pipeline:
@@ -235,13 +215,9 @@ class Pipeline:
         finally:
             self.schedule._loss_fn = loss
 
-    def shared(self, name: str) -> bool:
-        """Whether several stages have a parameter: the stream's, and a tied embedding."""
-        return name.startswith("stream.") or (self.tied and name.startswith("embed_tokens."))
-
     def counted(self, name: str) -> bool:
-        """Whether this process is the one that counts a parameter."""
-        return self.first or not self.shared(name)
+        """Whether this process is the one that counts a parameter; several have the stream's, and a tied embedding."""
+        return self.first or not name.startswith(("stream.", *("embed_tokens.",) * self.tied))
 
     def add_shared(self) -> None:
         """Add the gradients of parameters that several stages have.
@@ -263,12 +239,8 @@ class Pipeline:
         if self.tied and (self.first or self.last):
             grad = self.stages[0 if self.first else -1].decoder.embed_tokens.weight.grad
             mine = grad.to_local() if isinstance(grad, DTensor) else cast(Tensor, grad)
-            theirs = torch.empty_like(mine)
-            exchange = [
-                dist.P2POp(dist.isend, mine.contiguous(), group=self.group, group_peer=self.peer),
-                dist.P2POp(dist.irecv, theirs, group=self.group, group_peer=self.peer),
-            ]
-            for work in dist.batch_isend_irecv(exchange):
+            theirs, swap = torch.empty_like(mine), partial(dist.P2POp, group=self.group, group_peer=self.peer)
+            for work in dist.batch_isend_irecv([swap(dist.isend, mine.contiguous()), swap(dist.irecv, theirs)]):
                 work.wait()
             mine.add_(theirs)
 
@@ -287,15 +259,13 @@ def check_pipeline(schedule: Schedule, blocks: int, stages: int, virtual: int, m
     fit = [n for n in range(1, blocks + 1) if blocks % (n * virtual) == 0]
     cut = f"{stages} stages" + (f" of {virtual} chunks each" if virtual > 1 else "")
     looped, cuts, least = schedule == "interleaved", stages * virtual, f"the {stages} stages, not {micro_batches}"
+    needs = f"schedule {schedule} needs"
     for wrong, said in (
         (blocks % cuts, f"{blocks} blocks cannot be cut into {cut}; {fit or 'no number of'} stages can"),
-        (looped and virtual == 1, "schedule interleaved needs several chunks: give virtual of at least 2, or 1f1b"),
+        (looped and virtual == 1, f"{needs} several chunks: give virtual of at least 2, or 1f1b"),
         (schedule == "1f1b" and virtual > 1, f"schedule 1f1b has one chunk, not {virtual}: give interleaved"),
-        (
-            schedule != "gpipe" and micro_batches < stages,
-            f"schedule {schedule} needs at least as many micro-batches as {least}",
-        ),
-        (looped and micro_batches % stages, f"schedule interleaved needs micro-batches in multiples of {least}"),
+        (schedule == "1f1b" and micro_batches < stages, f"{needs} at least as many micro-batches as {least}"),
+        (looped and micro_batches % stages, f"{needs} micro-batches in multiples of {least}"),
     ):
         if wrong:
             raise ValueError(said)

@@ -57,9 +57,8 @@ def shard(
     """
     blocks = find_blocks(model)
     prepare_blocks(blocks, recompute=recompute, compile=compile)
-    policy = AS_STORED
-    if dtype is not None:
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    narrow = {} if dtype is None else {"param_dtype": dtype, "reduce_dtype": torch.float32}
+    policy = MixedPrecisionPolicy(**narrow, cast_forward_inputs=False)
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     shard_stream(model, mesh)

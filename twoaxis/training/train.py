@@ -67,7 +67,7 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
     check(run)
     check_loggers(run.report_to)
     place, stop = find_place(run.device), StopSignal()
-    read_degrees(run, place.world)  # what does not fit is refused before data is read
+    degrees = read_degrees(run, place.world)  # what does not fit is refused before data is read
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop.listening())
@@ -83,7 +83,7 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
         stack.enter_context(reproducible(run.threads))
         stack.enter_context(lost_processes())
         join_processes(place)
-        engine = make_engine(run, place)
+        engine = make_engine(run, place, degrees)
         result, checkpoint = _where(run, folder, engine)
         if result is not None:
             return result

@@ -37,9 +37,8 @@ class RayOptions(Options):
 class RayLauncher(Launcher):
     """Starts a worker per run as Ray tasks."""
 
-    def __init__(self, options: RayOptions) -> None:
-        super().__init__()
-        self.options, self.opened, self.tasks = options, False, []
+    Config, opened = RayOptions, False
+    tasks: Sequence[Any] = ()
 
     @property
     def ray(self) -> Any:
@@ -129,30 +128,25 @@ class Job:
     """What a job of the array calls, with the arguments of `serve`; submitit sends it there."""
 
     def __init__(self, work: str, folder: Path, use: tuple[str, ...]) -> None:
-        self.arguments = work, folder, use
-        self.launcher: LocalLauncher | None = None
+        self.arguments, self.launcher = (work, folder, use), LocalLauncher()
 
     def __call__(self) -> End:
         """Run a worker to its end."""
-        self.launcher = LocalLauncher()
         return serve(*self.arguments, self.launcher)
 
     def checkpoint(self) -> Any:
         """Have the runs save; submitit puts what this returns back into the queue."""
         from submitit.helpers import DelayedSubmission
 
-        if self.launcher is not None:
-            self.launcher.stop()
-            self.launcher.close()
+        self.launcher.stop()
+        self.launcher.close()
         return DelayedSubmission(Job(*self.arguments))
 
 
 class SlurmLauncher(Launcher):
     """Starts a worker per run as Slurm jobs."""
 
-    def __init__(self, options: SlurmOptions) -> None:
-        super().__init__()
-        self.options = options
+    Config = SlurmOptions
 
     def places(self, device: str | None, processes: int = 1) -> int:
         """Slurm does not say how many jobs a user may have."""

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from twoaxis.base.machine import physical_cores
-from twoaxis.base.registry import did_you_mean
+from twoaxis.base.options import Options
+from twoaxis.base.registry import Registry
 from twoaxis.base.spec import parse
 
 End = tuple[int, str]
@@ -33,10 +34,13 @@ End = tuple[int, str]
 class Launcher:
     """Starts workers as jobs, and follows them until all have ended.
 
-    A job has the methods of `Worker`. One launcher for another cluster says how many `places` it has and submits jobs.
+    A job has the methods of `Worker`. One for another cluster has `places` and `submit`; `LAUNCHERS.add` names it.
     """
 
-    def __init__(self) -> None:
+    Config: type[Options] = Options
+
+    def __init__(self, options: Any = None) -> None:
+        self.options: Any = self.Config() if options is None else options
         self.jobs: Sequence[Any] = ()
         self.said = "nothing"  # by the worker that decided the exit code
 
@@ -90,9 +94,8 @@ class Worker:
     """The worker of this machine, which ends with this process, as its stdin does; arguments as `Launcher.start`'s."""
 
     def __init__(self, work: str, folder: Path, jobs: int, use: Sequence[str]) -> None:
-        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
-        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # looking for GPUs must not open one before the fork
-        environment.setdefault("OMP_NUM_THREADS", "1")  # the pool is made before a run can say how many it wants
+        # threads are made before a run can say how many it wants, and looking for GPUs must open none before a fork
+        fixed = {"TOKENIZERS_PARALLELISM": "false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self.output = tempfile.TemporaryFile()  # noqa: SIM115  it stays open while the worker runs
         files = [word for file in use for word in ("--use", file)]
         module = "twoaxis.comparison.runner.worker"
@@ -102,7 +105,7 @@ class Worker:
             stdout=self.output,
             stderr=self.output,
             start_new_session=True,  # Ctrl-C reaches this process alone, which then has the runs save
-            env=environment,
+            env={"OMP_NUM_THREADS": "1"} | os.environ | fixed,
         )
 
     def done(self) -> bool:
@@ -158,19 +161,16 @@ def serve(work: str, folder: Path, use: Sequence[str] = (), launcher: LocalLaunc
         return code, local.said
 
 
+CLUSTERS = "twoaxis.comparison.runner.clusters"
+LAUNCHERS: Registry[Launcher] = Registry(
+    "launcher", {"local": LocalLauncher, "ray": f"{CLUSTERS}:RayLauncher", "slurm": f"{CLUSTERS}:SlurmLauncher"}
+)
+
+
 def find_launcher(spelling: str | None) -> Launcher:
     """The launcher called NAME[:option=value,...]; None is local."""
     name, options = parse(spelling or "local")
-    if name in ("ray", "slurm"):
-        from twoaxis.comparison.runner import clusters
-
-        if name == "ray":
-            return clusters.RayLauncher(clusters.RayOptions.from_dict(options))
-        return clusters.SlurmLauncher(clusters.SlurmOptions.from_dict(options))
-    if name != "local" or options:
-        hint = did_you_mean(name, ("local", "ray", "slurm"))
-        raise ValueError(f"unknown launcher {spelling!r}{hint}; give local, ray[:...] or slurm[:...]")
-    return LocalLauncher()
+    return LAUNCHERS.find(name)(LAUNCHERS.config(name, options))
 
 
 def default_jobs(device: str | None, processes: int = 1) -> tuple[int, list[str | None]]:

@@ -1,1 +1,1 @@
-"""How a step is computed: `processes` shares it out, `engine` trains replicas, `parted` models in parts."""
+"""How a step is computed: `processes` shares it out, `engine` trains replicas, `distributed` models in parts."""

@@ -90,12 +90,11 @@ def join_processes(place: Place) -> None:
     backend, started = "nccl" if cuda else "gloo", "TORCHELASTIC_RUN_ID" in os.environ
     if started:
         _end_with_launcher(signal.SIGKILL)  # nothing is to be saved yet, and opening a group hears no other signal
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        store, rank, world = next(rendezvous("env://", timeout=FIND))
-        store.set_timeout(TIMEOUT)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
-    else:  # the first process answers, when it has read its data
-        dist.init_process_group(backend, timeout=TIMEOUT)
+    # without torchrun's own the first process answers, when it has read its data
+    there = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store, rank, world = next(rendezvous("env://", timeout=FIND if there else TIMEOUT))
+    store.set_timeout(TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     atexit.register(dist.destroy_process_group)
     if started:
         _end_with_launcher(signal.SIGTERM)  # upon which a run saves and ends
@@ -217,9 +216,8 @@ def read_degrees(run: TrainConfig, world: int) -> Degrees:
     return degrees
 
 
-def make_engine(run: TrainConfig, place: Place) -> Engine:
+def make_engine(run: TrainConfig, place: Place, degrees: Degrees) -> Engine:
     """The engine of a run's degrees."""
-    degrees = Degrees.read(run.parallel, place.world)
     if degrees.fsdp * degrees.tp * degrees.pp == 1:
         from twoaxis.training.engines.engine import Engine
 
