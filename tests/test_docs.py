@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import twoaxis
+from benchmarks.scale import CONTENDERS
 from docs._make import demo, reference
 from docs._make.fill import DOCS
 from tests.support.commands import registries_restored, run_line
@@ -183,6 +184,16 @@ def test_the_readme_says_what_is_counted_and_drawn() -> None:
         share = 100 * row.row()["parameters_share"]
         digits = len(said[row.name].rstrip("%").partition(".")[2])
         assert said[row.name].rstrip("%") == f"{share:.{digits}f}", row.name
+    measured = (DOCS / "results" / "performance.md").read_text().partition("## Training step against")[2]
+    steps = dict(
+        re.findall(r"^\| ([^|]+) \| ([\d.]+) ±", measured.partition("## Training step of a small")[0], re.MULTILINE)
+    )
+    listed = dict(re.findall(r"^\|[^|]+\| `(\w+)` \|.*\| ([\d.]+) \|$", readme, flags=re.MULTILINE))
+    for contender, made_of in CONTENDERS.items():
+        name = made_of.get("mixer", made_of.get("stream", "standard"))
+        if not made_of.get("stream_options") and made_of.get("mixer_options", {"window": 16}) == {"window": 16}:
+            assert listed.pop(name) == f"{float(steps[contender]):.2f}", contender
+    assert set(listed) == {"deep_cross_attention"}  # measured with a window alone
     streams, mixers = len(twoaxis.stream_names()), len(twoaxis.mixer_names())
     assert f"{streams} residual streams, {mixers} local mixers" in readme
     assert len(demo.ROW.findall(readme)) >= 4
