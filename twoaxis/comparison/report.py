@@ -282,9 +282,9 @@ def equal_columns(section: Section) -> list[Col]:
     return [Col(name, partial(_equal, axis)) for axis, name in names.items()]
 
 
-def seed_columns(section: Section) -> list[Col]:
-    """The loss of every seed with the way to its model."""
-    return [Col(f"seed {seed}", partial(_seed, seed)) for seed in section.baseline.seeds]
+def result_columns(section: Section) -> list[Col]:
+    """What is settled, and the loss of every seed with the way to its model."""
+    return [*RESULT, *(Col(f"seed {seed}", partial(_seed, seed)) for seed in section.baseline.seeds)]
 
 
 def rate_columns(section: Section) -> list[Col]:
@@ -386,7 +386,7 @@ def rate_notes(section: Section) -> list[str]:
 
 
 TABLES = (
-    TableOf("Result", RESULT, result_notes),
+    TableOf("Result", result_columns, result_notes),
     TableOf(
         "Loss minus the baseline's at equal budgets",
         equal_columns,
@@ -394,7 +394,6 @@ TABLES = (
         lambda section: section.contenders,
         has(lambda entry: entry.equal),
     ),
-    TableOf("Loss of every seed", seed_columns),
     TableOf("Speed", SPEED, speed_notes),
     TableOf("Cost", COST, cost_notes),
     TableOf("Checks of the baseline", LOSS, check_notes, lambda section: section.checks),
