@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,6 @@ import twoaxis
 from twoaxis.depth.site import Site
 from twoaxis.depth.standard import Standard
 from twoaxis.depth.stream import Layout, Seen
-from twoaxis.model.groups import param_groups
 
 
 def tanhs(stream: twoaxis.Stream) -> list[Any]:
@@ -198,16 +196,6 @@ def test_reads_that_are_normalised_and_keys_and_values_that_are_changed() -> Non
         twoaxis.compose(stream, [("attention", None, forgets), ("mlp", norm, mlp)])(x)
 
 
-def test_an_optimiser_treats_the_stream_as_its_method_says() -> None:
-    run = twoaxis.compose(twoaxis.stream("deep_delta", blocks=2, width=8), layers())
-    decays = {
-        name: group["weight_decay"] for group in param_groups(run, lr=1.0, weight_decay=0.1) for name in group["names"]
-    }
-    for group in run.stream.parameter_groups():
-        assert {decays[f"stream.{name}"] for name in group.names} == {0.1 if group.decay else 0.0}
-    assert (decays["functions.1.weight"], decays["norms.0.weight"]) == (0.1, 0.0)
-
-
 def test_refuses_sublayers_that_do_not_match() -> None:
     stream = twoaxis.stream("standard", blocks=2, width=4)
     with pytest.raises(ValueError, match="built for 4 sub-layers, got 1: too few or too many"):
@@ -228,10 +216,3 @@ def test_carries_the_memory_of_streams_that_mix_tokens() -> None:
         out, past = run.run(chunk, past, keep=True)
         rows.append(out)
     assert (torch.cat(rows, dim=1) - run(x)).abs().max() <= 1e-13
-
-
-def test_survives_a_deep_copy() -> None:
-    stream = twoaxis.stream("attention_residuals", blocks=2, width=8).double()
-    run = twoaxis.compose(stream, tanhs(stream))
-    x = torch.randn(2, 3, 8, dtype=torch.float64)
-    assert torch.equal(copy.deepcopy(run)(x), run(x))

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import twoaxis
-from twoaxis.depth.site import Placement, Site, make_sites
-from twoaxis.depth.stream import Layout, Seen
-
-
-def sublayers(stream: twoaxis.Stream, seed: int = 0) -> list[tuple[str, None, nn.Linear]]:
-    torch.manual_seed(seed)
-    width = stream.layout.width
-    return [(site.kind, None, Ways(len(stream.ways(site)), width)) for site in stream.sites]  # type: ignore[misc]
-
-
-class Ways(nn.Module):
-    """A sub-layer that takes as many ways as the site has."""
-
-    def __init__(self, ways: int, width: int) -> None:
-        super().__init__()
-        self.maps = nn.ModuleList(nn.Linear(width, width, dtype=torch.float64) for _ in range(ways))
-
-    def forward(self, *ways: Tensor) -> Tensor:
-        return torch.stack([torch.tanh(m(w)) for m, w in zip(self.maps, ways, strict=True)]).sum(0)
+from tests.support.streams import composed
+from twoaxis.depth.site import Placement, make_sites
 
 
 def test_unknown_names_and_options_list_what_exists() -> None:
@@ -80,27 +63,26 @@ def test_placement_spellings() -> None:
     assert Placement.parse(None) == Placement.parse("all") == Placement()
 
 
-def test_refusals() -> None:
-    stream = twoaxis.stream("denseformer", blocks=3, width=16)
-    other = twoaxis.stream("standard", blocks=7, width=16)
-    x = torch.zeros(1, 2, 16)
-    state, site = stream.open(x), stream.sites[0]
+def test_misuse_is_refused_with_what_was_expected() -> None:
+    stream, other = (
+        twoaxis.stream(name, blocks=blocks, width=16) for name, blocks in (("denseformer", 3), ("standard", 7))
+    )
+    x, (site, *_, third) = torch.zeros(1, 2, 16), stream.sites[:3]
+    state, foreign = stream.open(x), other.open(x)
     seen = stream.read(state, site)
-    with pytest.raises(ValueError, match="width 15, the stream was built for width 16"):
-        stream.open(torch.zeros(1, 2, 15))
-    with pytest.raises(ValueError, match="belongs to another stream"):
-        stream.read(other.open(x), site)
-    with pytest.raises(ValueError, match=r"sites out of order: the state is at site 0 of 7, asked for site 2"):
-        stream.read(state, stream.sites[2])
-    with pytest.raises(ValueError, match="sites out of order"):
-        stream.close(state)
-    with pytest.raises(ValueError, match="returned width 9, the stream has width 16"):
-        stream.write(state, site, torch.zeros(1, 2, 9), seen, seen)
     middle = stream.write(state, site, x, seen, seen)
-    with pytest.raises(ValueError, match=r"between blocks only: site 1 \(mlp of block 0\)"):
-        stream.pack(middle)
-    with pytest.raises(ValueError, match="belongs to another stream"):
-        stream.pack(other.open(x))
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: stream.open(x[..., :15]), "width 15, the stream was built for width 16"),
+        (lambda: stream.read(foreign, site), "belongs to another stream"),
+        (lambda: stream.pack(foreign), "belongs to another stream"),
+        (lambda: stream.read(state, third), r"sites out of order: the state is at site 0 of 7, asked for site 2"),
+        (lambda: stream.close(state), "sites out of order"),
+        (lambda: stream.write(state, site, x[..., :9], seen, seen), "returned width 9, the stream has width 16"),
+        (lambda: stream.pack(middle), r"between blocks only: site 1 \(mlp of block 0\)"),
+    ]
+    for call, message in calls:
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 class TestBlend:
@@ -111,7 +93,7 @@ class TestBlend:
 
     def test_method_learns_once_the_gate_moves(self) -> None:
         blend = self.make()
-        run = twoaxis.compose(blend, sublayers(blend))  # type: ignore[arg-type]
+        run = composed(blend)
         x = torch.randn(1, 3, 8, dtype=torch.float64)
         run(x).square().sum().backward()
         assert blend.gate.grad is not None
@@ -139,7 +121,7 @@ class TestBlend:
         blend = self.make()
         with torch.no_grad():
             blend.method.get_parameter("gate_bias")[1] = torch.nan
-        run = twoaxis.compose(blend, sublayers(blend))  # type: ignore[arg-type]
+        run = composed(blend)
         with pytest.raises(RuntimeError, match="non-finite x at site 2 behind a closed gate"):
             run(torch.randn(1, 3, 8, dtype=torch.float64))
 
@@ -167,9 +149,3 @@ def test_a_stream_of_ones_own_is_registered_once() -> None:
             twoaxis.register("mine")(Mine)
     finally:
         del METHODS["mine"]
-
-
-def test_types_of_the_contract_are_tuples() -> None:
-    layout = Layout.make(2, 8)
-    assert layout.out == Site(2, "out", 4, True, True)
-    assert Seen(torch.zeros(1)).aux is None

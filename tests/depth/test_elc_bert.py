@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -11,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import twoaxis
 from tests.support.numbers import close
 from tests.support.streams import Function, built, embedding, maps, norm, run
 from twoaxis.depth.stream import Stream
@@ -54,15 +52,6 @@ def check_gradients(stream: Stream, x: Tensor, want: Callable[[Tensor], Tensor])
     pairs = zip(torch.autograd.grad(ours, leaves, g), torch.autograd.grad(theirs, leaves, g), strict=True)
     for mine, other in pairs:
         assert (mine - other).abs().max() <= 1e-11 * max(other.abs().max().item(), 1e-3)
-
-
-def test_placement_on_mlps_alone_reads_no_mixture() -> None:
-    """A block is read at its beginning, so without its first sub-layer nothing of the method is left."""
-    stream = make(placement="mlp")
-    plain = twoaxis.stream("standard", blocks=BLOCKS, width=WIDTH)
-    functions = maps(2 * BLOCKS, WIDTH)
-    assert torch.equal(run(stream, embedding(), functions), run(plain, embedding(), functions))
-    assert not list(stream.parameters())
 
 
 def test_blocks_switched_off_store_their_plain_output() -> None:
@@ -119,31 +108,3 @@ def test_mixers_alone_start_a_plain_residual_from_the_mixture(variant: str) -> N
         return x
 
     check_gradients(stream, embedding(), lambda x: by_blocks(stream, x, "zero", block))
-
-
-def test_initial_weights() -> None:
-    for variant in VARIANTS:
-        stream = twoaxis.stream("elc_bert", blocks=12, width=WIDTH, variant=variant).double()
-        for n in range(12):
-            alpha = stream.get_parameter(f"logits.{n}").softmax(-1)
-            newest = math.e / (math.e + n) if variant == "base" else 1 / (n + 1)
-            close(alpha, torch.tensor([(1 - newest) / max(n, 1)] * n + [newest], dtype=torch.float64))
-    out = twoaxis.stream("elc_bert", blocks=3, width=WIDTH, variant="weighted_output").get_parameter("logits.3")
-    assert torch.equal(out, torch.zeros(4))
-    stream = twoaxis.stream("elc_bert", blocks=12, width=WIDTH, variant="base")
-    published = {1: (0.731, 0.269), 5: (0.352, 0.130), 11: (0.198, 0.073)}
-    for n, (newest, older) in published.items():
-        alpha = stream.get_parameter(f"logits.{n}").softmax(-1)
-        assert alpha[-1].item() == pytest.approx(newest, abs=5e-4)
-        assert alpha[0].item() == pytest.approx(older, abs=5e-4)
-
-
-@pytest.mark.parametrize("eps", [1e-7, 0.5])
-def test_epsilon_belongs_to_the_layer_norm(eps: float) -> None:
-    stream = make(blocks=1, variant="normalized", eps=eps)
-    x, functions = embedding(), maps(2, WIDTH)
-    attention, mlp = functions
-    a = attention(norm(x))
-    stored = a + mlp(norm(x + a))
-    centred = stored - stored.mean(-1, keepdim=True)
-    close(run(stream, x, functions), centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt())

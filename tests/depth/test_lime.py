@@ -1,86 +1,18 @@
-"""LIMe and Depth-Attention: x-transformers' decoder, the mixed cache of a decoder by hand, and what is refused."""
+"""LIMe and Depth-Attention in a decoder: the mixed cache by hand, and what is refused."""
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import twoaxis
-from tests.support.numbers import close, randn
-from twoaxis.depth.lime import Lime
+from tests.support.numbers import close
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.sequence.rope import rotate
-
-WIDTH, BLOCKS = 16, 3
-
-
-class Theirs(nn.Module):
-    """A sub-layer of x-transformers behind its pre-norm; attentions but the first take a stack of three views."""
-
-    def __init__(self, norm: nn.Module, layer: nn.Module, attends: bool) -> None:
-        super().__init__()
-        self.norm, self.layer, self.attends = norm, layer, attends
-
-    def forward(self, *ways: Tensor) -> Tensor:
-        x = torch.stack(ways)
-        x = self.norm(x if len(x) > 1 else x[0])
-        return self.layer(x, causal=True) if self.attends else self.layer(x)
-
-
-@pytest.fixture(scope="module")
-def pair() -> tuple[Any, Any]:
-    """Their decoder with random weights, and ours with the same sub-layers and routers."""
-    if importlib.util.find_spec("x_transformers") is None:
-        pytest.skip("x-transformers is not installed")
-    from x_transformers.x_transformers import Decoder as Original
-
-    torch.manual_seed(0)
-    theirs = Original(dim=WIDTH, depth=BLOCKS, heads=2, attn_dim_head=8, integrate_layers=True).double()
-    with torch.no_grad():
-        for p in theirs.parameters():
-            p.copy_(torch.randn_like(p) * 0.3)
-    options: dict[str, Any] = {"weights": "token", "normaliser": "softmax", "ways": "qkv", "every": "sublayer"}
-    ours = twoaxis.stream("lime", blocks=BLOCKS, width=WIDTH, **options).double()
-    assert isinstance(ours, Lime)
-    layers: Any = theirs.layers
-    routers: Any = theirs.layer_integrators
-    with torch.no_grad():
-        for site in ours.sites[1:]:
-            norm, linear = routers[site.index].to_weights[0], routers[site.index].to_weights[1]
-            i = str(site.index)
-            ours.norm_weight[i].copy_(norm.g)
-            ours.router[i].copy_(linear.weight.view_as(ours.router[i]))
-            ours.bias[i].copy_(linear.bias.view_as(ours.bias[i]))
-    sublayers = [
-        (site.kind, None, Theirs(layers[site.index][0][0], layers[site.index][1], site.kind == "attention"))
-        for site in ours.sites
-    ]
-    return theirs, twoaxis.compose(ours, sublayers)
-
-
-def test_equals_x_transformers(pair: tuple[Any, Any]) -> None:
-    """Outputs, the gradient of the input and those of every router."""
-    theirs, ours = pair
-    x = randn(2, 5, WIDTH).requires_grad_()
-    a, b = theirs.final_norm(ours(x)), theirs(x)
-    close(a, b, 1e-10)
-    probe = randn(*b.shape, seed=3)
-    routers = theirs.layer_integrators
-    linears = [routers[site.index].to_weights[1] for site in ours.stream.sites[1:]]
-    their_grads = torch.autograd.grad((b * probe).sum(), [x, *(p for m in linears for p in (m.weight, m.bias))])
-    mine = [
-        p
-        for site in ours.stream.sites[1:]
-        for p in (ours.stream.router[str(site.index)], ours.stream.bias[str(site.index)])
-    ]
-    our_grads = torch.autograd.grad((a * probe).sum(), [x, *mine])
-    for one, other in zip(our_grads, their_grads, strict=True):
-        close(one, other.view_as(one), 1e-9)
 
 
 def decoder(stream: str, **options: Any) -> Decoder:
@@ -122,19 +54,6 @@ def test_the_cache_holds_what_was_mixed(name: str) -> None:
             router = model.stream.router["2"]
             close(cached_k, torch.einsum("hj,btjd->bthd", router, torch.cat([k0, k], -2)))
             close(cached_v, torch.einsum("hj,btjd->bthd", router, torch.cat([v0, v], -2)))
-
-
-def test_the_published_start_of_a_router() -> None:
-    """The identity on the layer's own heads, U(-sqrt(3/n), sqrt(3/n)) on the n columns."""
-    stream = twoaxis.stream("lime", blocks=40, width=8, over="heads", kv_heads=8)
-    assert isinstance(stream, Lime)
-    last = stream.router["78"]
-    assert last.shape == (8, 320)
-    assert torch.equal(last[:, -8:], torch.eye(8))
-    bound = (3 / 320) ** 0.5
-    assert 0.97 * bound < last[:, :-8].abs().max() <= bound
-    stream.neutral_()
-    assert last[:, :-8].abs().max() == 0
 
 
 def test_another_number_of_heads_is_refused() -> None:

@@ -1,147 +1,85 @@
-"""Facts about single methods that no equation says: counts as published, operations by hand, refusals, lifetimes."""
+"""What is particular to single methods and that no equation says: lifetimes, ways, sources, memory, precision."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import twoaxis
-from tests.support.streams import built, embedding, run
-from twoaxis.depth.counts import count
+from tests.golden_formats.base import trace
+from tests.support.numbers import close
+from tests.support.streams import built, composed, embedding, moved, run, toys
+from twoaxis.depth.attention_residuals import AttentionResiduals
+from twoaxis.model.config import ModelConfig
+from twoaxis.model.variant import make_contender
 
-CC, TC = {"value_channels": 4}, {"value_channels": 4, "compress": "token"}
-EC = {"expand": "conv"}
-RELEASED = {"expand_last": True, "round64": True}
-MIXED_BLOCK = {"kinds": ("mixer", "attention", "mlp")}
+PLAIN_BLOCK, MIXED_BLOCK = ("attention", "mlp"), ("mixer", "attention", "mlp")
 
-
-@pytest.mark.parametrize(
-    ("name", "blocks", "width", "options", "published"),
-    [
-        ("attention_residuals", 93, 7168, {"block_size": 24}, 2 * 7168 * 187),  # Kimi-K3
-        ("deep_cross_attention", 6, 512, {}, 49152 - 7 * 512),  # lucidrains' without its norm scales
-        ("deep_delta", 12, 768, {}, 36_912),
-        ("deep_delta", 12, 768, TC, 252_076),
-        ("deep_delta", 12, 768, TC | EC, 264_364),
-        ("deep_delta", 12, 768, CC, 132_268),
-        ("deep_delta", 12, 768, CC | EC, 144_556),
-        ("deep_delta", 24, 1024, {}, 98_400),
-        ("deep_delta", 24, 1024, TC | EC, 672_084),
-        ("deep_delta", 24, 1024, CC | EC, 364_884),
-        ("denseformer", 48, 4, {}, 1224),
-        ("denseformer", 48, 4, {"dilation": 4}, 324),
-        ("denseformer", 48, 4, {"dilation": 4, "period": 5}, 62),
-        ("denseformer", 72, 4, {"dilation": 4, "period": 5}, 140),
-        ("denseformer", 4, 4, {"dilation": 2, "period": 7}, 0),
-        ("elc_bert", 12, 8, {}, 78),
-        ("elc_bert", 12, 8, {"variant": "weighted_output"}, 91),
-        ("vertical_attention", 12, 8, {}, 78),
-        ("hyper_connections", 16, 2048, {"dynamic": False}, 768),
-        ("hyper_connections", 16, 2048, {"affine": False}, 394_048),
-        ("hyper_connections", 16, 2048, {"norm": "rms"}, 394_048 + 32 * 2048),
-        ("hyper_connections", 16, 2048, {}, 394_048 + 2 * 32 * 2048),
-        ("manifold_hyper_connections", 3, 256, {}, 6 * (96 * 256 + 27)),
-        ("manifold_hyper_connections", 3, 256, {"form": "deepseek"}, 6 * (96 * 256 + 27) + 16 * 256 + 4 + 1),
-        ("manifold_hyper_connections", 3, 256, {"norm_weight": True}, 6 * (100 * 256 + 27)),
-        ("muddformer", 24, 1024, {}, 1_330_534),  # "1.33 M", and below 2.36 M, 5.67 M and 8.78 M
-        ("muddformer", 24, 1024, RELEASED, 2_355_269),
-        ("muddformer", 32, 2560, {}, 5_667_214),
-        ("muddformer", 32, 2560, RELEASED, 8_775_709),
-    ],
-)
-def test_parameters(name: str, blocks: int, width: int, options: dict[str, Any], published: int) -> None:
-    with torch.device("meta"):
-        stream = twoaxis.stream(name, blocks=blocks, width=width, **options)
-    assert sum(p.numel() for p in stream.parameters()) == published
+# Attention Residuals and its deltas.
 
 
-MUDD = 4 * (2 + 3 + 4) + 5
-"""Pairs of a way and a slot: four ways over 2, 3, 4 slots, and one way over 5."""
-DCA = 3 * 15 + 6
-"""Three ways over 1 to 5 slots, and one way over 6."""
+def test_mhar_is_four_heads() -> None:
+    """An alias that stands for options gives way to those that are given, wherever a stream is named."""
+    assert twoaxis.stream("mhar", blocks=2, width=8).config.heads == 4
+    assert twoaxis.stream("MHAR", blocks=2, width=8, heads=2).config.heads == 2
+    config = ModelConfig(stream="mhar:eps=0.1")
+    assert (config.stream, config.stream_options) == ("attention_residuals", {"heads": 4, "eps": 0.1})
+    assert make_contender("mhar").stream_options == {"heads": 4}
 
 
-@pytest.mark.parametrize(
-    ("name", "blocks", "options", "flops", "reads", "live"),
-    [
-        ("attention_residuals", 27, {}, None, 55 * 56 // 2, None),
-        ("attention_residuals", 27, {"block_size": 6}, None, 325, None),
-        # the skip's addition is saved, and comes back in front of the MLP
-        ("elc_bert", 4, {"variant": "base"}, 2 * 10 - 4, 10, None),
-        ("elc_bert", 4, {}, 2 * 10, 10, None),
-        ("elc_bert", 4, {"variant": "normalized"}, 2 * 10 + 5 * 4, 10, None),
-        ("elc_bert", 4, {"variant": "weighted_output"}, 2 * 15, 15, None),
-        # a norm per source that is read, which the last block's output is not
-        ("vertical_attention", 12, {"norm": "none"}, 2 * 78, 78, 12),
-        ("vertical_attention", 12, {"norm": "rms"}, 2 * 78 + 2 * 12, 78, 12),
-        ("muddformer", 4, {}, 4 * MUDD + 3 * 4, 14, 5),
-        ("muddformer", 4, {"dynamic": False}, 2 * MUDD, 14, 5),
-        ("muddformer", 4, {"dynamic": False, "ways": "one"}, 2 * 14, 14, 5),
-        ("muddformer", 4, {"prenorm": True, "postnorm": True}, 4 * MUDD + 3 * 4 + 20 + 4 + 13 + 16, 14, None),
-        # a mixer's output is added to every way that waits
-        ("muddformer", 4, MIXED_BLOCK, 4 * MUDD + 3 * 4 + 3 * 3, 14, None),
-        # all slots of the last block, the residual and its contribution so far
-        ("deep_cross_attention", 5, {}, 5 * DCA, 21, 7),
-        ("deep_cross_attention", 5, {"version": 2, "ways": "single"}, 2 * 21, 21, 7),
-        # 1, 2, 3, 3, 3 slots, then 3; the sum is added to before blocks 3, 4 and the head
-        ("deep_cross_attention", 5, {"version": 1, "window": 1}, 2 * (3 * 12 + 3) + 3, 15, None),
-        # to k and v in every block, and once more to the block's contribution
-        ("deep_cross_attention", 5, MIXED_BLOCK, 5 * DCA + 3 * 5, 21, None),
-        # the paper's counts, and the summed read-out
-        ("hyper_connections", 16, {"dynamic": False}, 32 * 2 * (4 * 5 + 4) + 3, 33 * 4, 4),
-        ("hyper_connections", 16, {"norm": "none"}, 32 * 2 * (4 * 5 + 4 + 4 * 6) + 3, 33 * 4, 4),
-        # projections, mix, read and write, the mean square; the read-out
-        ("manifold_hyper_connections", 3, {}, 6 * (192 + 2 * 16 + 16 + 8) + 3, 7 * 4, 4),
-    ],
-)
-def test_costs(
-    name: str, blocks: int, options: dict[str, Any], flops: int | None, reads: int | None, live: int | None
-) -> None:
-    """Operations and live numbers per channel, and vectors read."""
-    with torch.device("meta"):
-        cost = count(twoaxis.stream(name, blocks=blocks, width=16, **options))
-    assert flops is None or cost.flops == 16 * flops
-    assert live is None or cost.live == 16 * live
-    assert reads is None or cost.reads == reads
+def test_the_controls_of_heads_are_one_head() -> None:
+    """One as it is, and one whose logits are as large as those of a sum over a quarter of the channels."""
+    config = AttentionResiduals.Config(heads=4, scale=2.0)
+    assert AttentionResiduals.controls(config) == ({"heads": 1}, {"heads": 1, "scale": 1.0})
+    assert AttentionResiduals.controls(AttentionResiduals.Config()) == ()
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("attention_residuals", {"heads": 3}, r"heads \(3\) must divide the width \(8\)"),
-        ("attention_residuals", {"evaluation": "two_phase", "window": 3}, "two_phase needs window=None.*got window=3"),
-        (
-            "attention_residuals",
-            {"evaluation": "two_phase", "block_size": 4, "group": 6},
-            r"group \(6\) must be a multiple of block_size \(4\)",
-        ),
-        ("attention_residuals", {"query": "none", "heads": 2}, "query='none' needs heads=1, got 2"),
-        ("attention_residuals", {"query": "none", "temperature": "learned"}, "weights that are learned already"),
-        ("deep_delta", {"expand": "conv"}, "expand='conv' needs value_channels > 1, got value_channels=1"),
-        ("deep_delta", {"gate_start": 2.5}, "gate_start must be at most 2, got 2.5"),
-        ("delta_attention_residuals", {"heads": 3}, r"heads \(3\) must divide the width \(8\)"),
-        ("depth_attention", {"heads": 3}, r"heads \(3\) must divide the width \(8\)"),
-        ("depth_attention", {"heads": 4, "kv_heads": 3}, r"kv_heads \(3\) must divide heads \(4\)"),
-        ("hyper_connections", {"fractions": 3}, "fractions=3 must divide the width 8"),
-        ("hyper_connections", {"write": "all"}, "write='all' is about slices: give fractions"),
-        ("lime", {"over": "heads"}, "over='heads' and kv_heads belong together"),
-        ("lime", {"kv_heads": 2}, "over='heads' and kv_heads belong together"),
-        ("lime", {"over": "heads", "kv_heads": 2, "ways": "x"}, "over='heads' has one form"),
-        ("manifold_hyper_connections", {"form": None}, "unknown form None"),
-        ("manifold_hyper_connections", {"sinkhorn_eps": -1e-6}, "sinkhorn_eps must not be negative, got -1e-06"),
-        ("manifold_hyper_connections", {"norm_eps": float("nan")}, "norm_eps must be a finite number or None, got nan"),
-        ("manifold_hyper_connections", {"mix": "orthogonal", "streams": 2}, "turns four streams.*got streams=2"),
-        ("muddformer", {"dynamic": False, "round64": True}, "round64=True sizes the generator of dynamic weights"),
-        ("muddformer", {"dynamic": False, "generator_scale": True}, "generator_scale=True is of the generator"),
-        ("scaled", {"form": "affine", "start": 0.5}, "start=0.5 is the b of rezero and layerscale"),
-        ("wide_residual", {"retention": True, "retention_start": 0.5}, "must lie above 1 - forget = 0.9"),
-    ],
-)
-def test_refused(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        twoaxis.stream(name, blocks=2, width=8, **options)
+def delta_walk(blocks: int = 4, **options: Any) -> tuple[twoaxis.Stream, list[list[Tensor]], list[Tensor]]:
+    """The sources before each site and the residuals, of increments that are powers of ten."""
+    stream = twoaxis.stream("delta_attention_residuals", blocks=blocks, width=2, **options).double()
+    x = torch.ones(1, 1, 2, dtype=torch.float64)
+    state, sources, residuals = stream.open(x), [], [x]
+    for site in stream.sites:
+        sources.append([source.x for source in state.value.kept])
+        seen = stream.read(state, site)
+        state = stream.write(state, site, x * 10.0 ** (site.index + 1), seen, seen)
+        residuals.append(residuals[-1] + x * 10.0 ** (site.index + 1))
+    assert torch.equal(stream.close(state), residuals[-1])  # the residual is the output, whatever was routed
+    return stream, sources, residuals
+
+
+def test_the_released_difference_is_of_the_state_and_the_last_source() -> None:
+    """d_1 = h_1 - d_0 is an increment, d_2 = h_2 - d_1 is one and the embedding, d_3 = h_3 - d_2 ..."""
+    stream, sources, h = delta_walk(block_size=2, delta="recursive")
+    d = [h[0]]
+    for n in (1, 2, 3):
+        d.append(h[2 * n] - d[-1])
+    assert [s[0, 0, 0].item() for s in sources[7]] == [s[0, 0, 0].item() for s in d] == [1, 110, 11001, 1100110]
+    # a source is known one sub-layer after it is complete
+    assert [len(stream.sources(site)) for site in stream.sites] == [0, 1, 1, 2, 2, 3, 3, 4]
+
+
+def test_a_run_hands_on_its_own_increment() -> None:
+    stream, sources, h = delta_walk(block_size=2)
+    assert torch.equal(torch.stack(sources[6]), torch.stack([h[0], h[2] - h[0], h[4] - h[2], h[6] - h[4]]))
+    assert [len(stream.sources(site)) for site in stream.sites] == [0, 1, 2, 2, 3, 3, 4, 4]
+    assert stream.sources(stream.layout.out) == ()
+
+
+def test_a_null_source_takes_its_part() -> None:
+    """Queries of zero weigh all alike: one of three parts is nothing."""
+    stream = twoaxis.stream("delta_attention_residuals", blocks=2, width=4, null=True).double()
+    x = torch.randn(1, 2, 4, dtype=torch.float64)
+    state = stream.open(x)
+    seen = stream.read(state, stream.sites[0])
+    assert torch.equal(seen.x, x)
+    state = stream.write(state, stream.sites[0], 2 * x, seen, seen)
+    torch.testing.assert_close(stream.read(state, stream.sites[1]).x, 3 * x + (x + 2 * x) / 3)
+    assert stream.sources(stream.sites[1]) == ("null", "embedding", "sub-layer 0")
 
 
 # DenseFormer.
@@ -193,14 +131,6 @@ def test_weights_sum_to_one_over_named_sources() -> None:
 # Vertical Attention.
 
 
-def test_without_norm_and_inner_residual_it_is_elc_bert_zero_to_a_bit() -> None:
-    for kinds in (("attention", "mlp"), ("mixer", "attention", "mlp"), ("parallel",)):
-        ours = built("vertical_attention", kinds, norm="none", inner_residual=False)
-        elc = built("elc_bert", kinds, variant="zero")
-        assert [p.tolist() for p in ours.parameters()] == [p.tolist() for p in elc.parameters()]
-        assert torch.equal(run(ours, embedding()), run(elc, embedding()))
-
-
 def test_zero_vectors_are_harmless_with_an_epsilon() -> None:
     x = embedding().detach()
     x[0, 0] = 0.0
@@ -212,14 +142,6 @@ def test_zero_vectors_are_harmless_with_an_epsilon() -> None:
         assert torch.isfinite(grad).all()
 
 
-def test_initial_scalars() -> None:
-    for init, newest in (("zeros", 0.0), ("newest", 1.0)):
-        stream = twoaxis.stream("vertical_attention", blocks=4, width=8, init=init)
-        for n in range(4):
-            assert stream.get_parameter(f"logits.{n}").tolist() == [0.0] * n + [newest]
-    assert twoaxis.stream("vertical_attention", blocks=2, width=8).get_parameter("logits.1").tolist() == [0, 0]
-
-
 def test_norms_run_in_float32_for_narrow_activations() -> None:
     """Squares of a large bfloat16 state are summed in float32: the read keeps unit length to bfloat16's rounding."""
     stream = built("vertical_attention", norm="l2").bfloat16()
@@ -229,3 +151,169 @@ def test_norms_run_in_float32_for_narrow_activations() -> None:
     seen = stream.read(state, stream.sites[0]).x
     assert seen.dtype == torch.bfloat16
     assert (seen.double().norm(dim=-1) - 1).abs().max() < 2**-7
+
+
+# DeepCrossAttention.
+
+dca = partial(built, "deep_cross_attention", blocks=5)
+
+
+@pytest.mark.slow
+def test_the_slope_survives_the_compiler() -> None:
+    stream = dca(by=0.0)
+    torch.compile(composed(stream), fullgraph=True)(embedding()).square().sum().backward()
+    again = dca(by=0.0)
+    run(again, embedding()).square().sum().backward()
+    for got, want in zip(stream.token.values(), again.token.values(), strict=True):
+        close(got.grad, want.grad, 1e-10)
+
+
+def test_ways_and_sources() -> None:
+    stream = dca(MIXED_BLOCK, window=2)
+    assert [stream.ways(site) for site in stream.sites[:3]] == [("x",), ("q", "k", "v"), ("x",)]
+    assert {dca(("parallel",)).ways(s) for s in dca(("parallel",)).sites} == {("q", "k", "v", "x")}
+    assert {dca(ways="single").ways(s) for s in dca().sites} == {("x",)}
+    first = {site.block: site for site in stream.layout.sites if site.first}
+    assert stream.sources(first[0]) == ("embedding",)
+    assert stream.sources(first[2]) == ("embedding", "block 0", "block 1")
+    assert stream.sources(first[3]) == ("embedding", "overflow", "block 1", "block 2")
+    assert stream.sources(stream.layout.out) == ("embedding", "overflow", "block 3", "block 4")
+    assert stream.sources(stream.sites[1]) == ()
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_weights_reproduce_the_read_of_equal_channels(version: int) -> None:
+    """Vector weights are shown as their mean over channels, which is what acts on a source with equal channels."""
+    stream = dca(version=version, window=2, blocks=1)
+    x = torch.full((2, 3, 8), 0.7, dtype=torch.float64)
+    state = stream.open(x)
+    weights = stream.weights(state, stream.sites[0])
+    seen = stream.read(state, stream.sites[0])
+    assert weights is not None
+    assert weights.shape == (2, 3, 3, 1)
+    assert seen.k is not None
+    close(seen.k.mean(-1), 0.7 * weights[..., 1, 0])
+
+
+def test_narrow_increments_add_up_in_the_dtype_of_the_stream() -> None:
+    """As under autocast: contributions are summed in float32, so the start is plain to float32's rounding."""
+    stream = dca(by=0.0, window=1).float()
+    plain = twoaxis.stream("standard", blocks=5, width=8)
+    x = embedding().detach().float()
+    functions = toys(stream, torch.float32)
+    outs = []
+    for each in (stream, plain):
+        out, _, state = trace(each, x, [lambda *ways, f=f: f(*ways).bfloat16() for f in functions])
+        outs.append(out)
+        assert all(t.dtype == torch.float32 for t in each.pack(state))
+    close(outs[0], outs[1], 1e-2)  # one rounding of an increment to bfloat16 may go the other way
+    assert (outs[0] - outs[1]).abs().mean() <= 1e-3 * outs[1].abs().mean()
+
+
+# MUDDFormer.
+
+mudd = partial(built, "muddformer", by=0.5)
+
+
+def test_round64_always_adds() -> None:
+    """Sixteen slots in four ways are 64 already and become 128; the head's 17 slots in one way become 64."""
+    stream = mudd(blocks=16, round64=True)
+    hidden = {block: weight.shape[1] for block, weight in stream.generator_in.items()}
+    assert hidden["14"] == 64
+    assert hidden["15"] == 128
+    assert hidden["16"] == 64
+    assert mudd(blocks=16, expand_last=True).generator_in["16"].shape == (8, 4 * 17)
+
+
+def test_first_norms() -> None:
+    shared, separate = mudd(MIXED_BLOCK), mudd(MIXED_BLOCK, first_norms="separate")
+    assert [shared.ways(s) for s in shared.sites[:5]] == [("x",)] * 4 + [("q", "k", "v")]
+    assert [separate.ways(s) for s in separate.sites[:3]] == [("x",), ("q", "k", "v"), ("x",)]
+    extra = [sum(len(stream.ways(site)) - 1 for site in stream.sites) for stream in (shared, separate)]
+    assert extra == [2 * (4 - 1), 2 * 4]
+    parallel = mudd(("parallel",), first_norms="separate")
+    assert {parallel.ways(site) for site in parallel.sites} == {("q", "k", "v", "x")}
+    one = mudd(ways="one", first_norms="separate")
+    assert {one.ways(site) for site in one.sites} == {("x",)}
+    off = mudd(first_norms="separate", placement="none")
+    assert {off.ways(site) for site in off.sites} == {("x",)}
+    x = embedding()
+    assert torch.equal(run(shared, x), run(separate, x))
+
+
+# Deep Delta.
+
+TOKEN_SIDE = {"value_channels": 3, "compress": "token", "token_taps": 4, "expand": "conv", "expand_taps": 3}
+
+
+def test_only_token_mixing_variants_remember_tokens() -> None:
+    assert (
+        built(
+            "deep_delta",
+            blocks=2,
+        ).memory_windows()
+        == ()
+    )
+    assert built("deep_delta", blocks=2, value_channels=4).memory_windows() == ()
+    assert built("deep_delta", blocks=2, value_channels=4, expand="conv").memory_windows() == (4,)
+    assert built("deep_delta", blocks=2, value_channels=4, compress="token").memory_windows() == (4,) * 5
+    assert built("deep_delta", blocks=2, **TOKEN_SIDE).memory_windows() == (3, 4, 4, 4, 4, 4)
+
+
+def test_memory_must_be_asked_for_and_fit() -> None:
+    stream = built("deep_delta", blocks=2, **TOKEN_SIDE)
+    x = torch.randn(1, 2, 8, dtype=torch.float64)
+    state = stream.open(x)
+    for site in stream.sites:
+        seen = stream.read(state, site)
+        state = stream.write(state, site, x, seen, seen)
+    with pytest.raises(ValueError, match="keep=True"):
+        stream.memory(state)
+    with pytest.raises(ValueError, match="past has 1 rings, this stream keeps 6"):
+        stream.open(x, (twoaxis.Ring(3, 1),))
+    with pytest.raises(ValueError, match=r"needs \(batch, time, width\), got 2 dimensions"):
+        stream.open(torch.randn(2, 8, dtype=torch.float64))
+
+
+# Hyper-connections.
+
+
+@pytest.mark.parametrize("frozen", ["width", "depth", "both"])
+def test_frozen_connections_have_no_parameters_and_stay(frozen: str) -> None:
+    stream, x = built("hyper_connections", blocks=2, by=0, streams=3, frozen=frozen), embedding()
+    names, start = dict(stream.named_parameters()), {name: t.clone() for name, t in stream.named_buffers()}
+    assert ("static_alpha" in names) == ("dynamic_alpha_fn" in names) == (frozen == "depth")
+    assert ("static_beta" in names) == ("dynamic_beta_fn" in names) == (frozen == "width")
+    assert ("norm_weight" in names) == (frozen != "both")
+    assert set(start) == {"static_alpha", "static_beta"} - set(names)
+    functions = toys(stream)
+    plain = 3 * run(twoaxis.stream("standard", blocks=2, width=8), x, functions)
+    close(run(stream, x, functions), plain, 1e-14) if frozen == "both" else None
+    if names:
+        run(stream, x, functions).square().sum().backward()
+        torch.optim.SGD(stream.parameters(), lr=0.1).step()
+        assert not torch.equal(run(stream, x, functions), plain)
+    assert all(torch.equal(t, start[name]) for name, t in stream.named_buffers())
+    copied = built("hyper_connections", blocks=2, by=0, streams=3, frozen=frozen)
+    copied.load_state_dict(stream.state_dict())
+    assert torch.equal(run(copied, x, functions), run(stream, x, functions))
+
+
+def test_what_is_dynamic_decays_and_nothing_else() -> None:
+    static, dynamic = built("hyper_connections").parameter_groups()
+    assert static.names == ("static_alpha", "static_beta", "norm_weight", "norm_bias")
+    assert (static.decay, dynamic.decay, len(dynamic.names)) == (False, True, 4)
+    assert built("hyper_connections", by=0, placement="none").parameter_groups() == ()
+
+
+def test_no_iterate_is_saved_for_backward() -> None:
+    """Neither Sinkhorn's iterates nor a float32 copy of bfloat16 streams."""
+    sizes = {}
+    for iterations in (2, 50):
+        stream = moved(twoaxis.stream("manifold_hyper_connections", blocks=2, width=64, iterations=iterations))
+        x, saved = torch.randn(2, 8, 64).bfloat16().requires_grad_(), []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t) or t, lambda t: t):
+            trace(stream.bfloat16(), x, [torch.tanh] * len(stream.sites))
+        sizes[iterations] = sum(t.numel() for t in saved)
+        assert not [t for t in saved if t.dtype == torch.float32 and t.shape[:2] == (2, 8) and t.shape[-1] >= 64]
+    assert sizes[2] == sizes[50] > 0

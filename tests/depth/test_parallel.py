@@ -13,9 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import twoaxis
 from tests.support.numbers import close, randn
-from twoaxis.base.method import Normal
-from twoaxis.depth.parallel import ParallelStreams, Projection, Route
-from twoaxis.depth.stream import Layout, Row, State, Stream
+from twoaxis.depth.parallel import ParallelStreams
+from twoaxis.depth.stream import State, Stream
 
 METHODS = [
     ("hyper_connections", {}),
@@ -132,45 +131,3 @@ def test_narrow_states_are_routed_in_float32_and_not_kept_wide(name: str) -> Non
         run(stream, stream.open(x))
     assert saved
     assert not [t for t in saved if t.dtype == torch.float32 and t.shape[:2] == (2, 32) and t.numel() >= x.numel()]
-
-
-class Kinds(ParallelStreams):
-    """A route of each kind: streams kept, scaled by themselves, and a read that is no weighted sum."""
-
-    def __init__(self, layout: Layout, kind: str) -> None:
-        super().__init__(None, layout, 3)
-        self.kind = kind
-        self.parameter("fn", len(self.used), 3, 3 * layout.width, start=Normal(0.3))
-
-    def tables(self) -> dict[str, Tensor]:
-        return {"fn": self.get_parameter("fn")}
-
-    def project(self, p: Row) -> Projection:
-        return Projection(p["fn"], "rms", 1e-6, flat=True)
-
-    def route(self, z: Tensor | None, h: Tensor, p: Row) -> Route:
-        assert z is not None
-        if self.kind == "another read":
-            return Route(None, 2.0 * z, x=(h * torch.sigmoid(h)).mean(-2))
-        return Route(z, 2.0 * z, p["fn"][:, 0] if self.kind == "scaled" else None)
-
-    def head(self, h: Tensor) -> Tensor:
-        return h.new_ones(3)
-
-
-@pytest.mark.parametrize("kind", ["kept", "scaled", "another read"])
-def test_kinds_of_routes(kind: str) -> None:
-    stream = Kinds(Layout.make(2, 4), kind).double()
-    stream.reset_parameters(torch.Generator().manual_seed(0))
-    fn, x = stream.get_parameter("fn"), randn(2, 5, 4).requires_grad_()
-    h = x.unsqueeze(-2).expand(2, 5, 3, 4)
-    for row in fn.unbind(0):
-        v = h.flatten(-2)
-        z = v / torch.sqrt(v.square().mean(-1, keepdim=True) + 1e-6) @ row.mT
-        read = (h * torch.sigmoid(h)).mean(-2) if kind == "another read" else (z.unsqueeze(-1) * h).sum(-2)
-        kept = row[:, 0].unsqueeze(-1) * h if kind == "scaled" else h
-        h = kept + 2.0 * z.unsqueeze(-1) * torch.tanh(read).unsqueeze(-2)
-    ours, theirs = run(stream, stream.open(x)), h.sum(-2)
-    close(ours, theirs)
-    for a, b in zip(*(torch.autograd.grad(out.square().sum(), [x, fn]) for out in (ours, theirs)), strict=True):
-        close(a, b)

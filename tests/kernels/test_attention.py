@@ -16,7 +16,7 @@ from tests.support.numbers import close, randn
 from twoaxis.base.meter import Meter
 from twoaxis.kernels import attention_blocked, attention_fused
 from twoaxis.kernels.attention import attention
-from twoaxis.kernels.attention_band import band_pays, chunk_of
+from twoaxis.kernels.attention_band import band_pays
 from twoaxis.kernels.attention_fused import TILE, window_mask
 from twoaxis.kernels.dispatch import target
 from twoaxis.kernels.operator import _Apply
@@ -96,19 +96,6 @@ def test_what_is_no_number_spoils_those_who_see_it(form: str, window: int | None
         close(found[[0, 1], [1, 1]], clean[[0, 1], [1, 1]], 1e-13)
 
 
-@pytest.mark.parametrize("prefix", [0, 7])
-@pytest.mark.parametrize("window", [3, 9, 20])
-def test_a_row_that_is_not_finite_stays_alone(window: int, prefix: int) -> None:
-    """Also decoding in chunks, where what another sequence of the batch remembers may not be finite."""
-    prefix = min(prefix, window - 1)
-    q, k, v = (randn(3, 2, 50 + (prefix if s else 0), 4, seed=s) for s in range(3))
-    clean = run("tiles", q, k, v, None, None, None, window=window)
-    q[1], k[1], v[1] = torch.nan, torch.nan, torch.inf
-    spoilt = run("tiles", q, k, v, None, None, None, window=window)
-    assert torch.equal(spoilt[[0, 2]], clean[[0, 2]])
-    assert spoilt[1].isnan().all()
-
-
 @pytest.mark.parametrize(("form", "window"), [("tiles", 5), ("gather", 5), ("blocked", None)])
 @pytest.mark.parametrize("logit", [0.0, -10.0, -20.0, -40.0])
 def test_the_gradient_of_a_small_sink(form: str, window: int | None, logit: float) -> None:
@@ -145,10 +132,6 @@ def test_narrow_types_are_computed_wide_in_both_passes(form: str, dtype: torch.d
     assert torch.equal(ours, exact.to(dtype))
     found, want = torch.autograd.grad(ours, narrow, probe), torch.autograd.grad(exact, wide, probe.float())
     assert all(torch.equal(a, b.to(dtype)) for a, b in zip(found, want, strict=True))
-
-
-def test_chunks_follow_the_window() -> None:
-    assert [chunk_of(w) for w in (1, 4, 16, 33, 34, 64, 65, 128, 1000)] == [16, 16, 16, 16, 32, 32, 32, 64, 64]
 
 
 def test_the_band_is_taken_where_it_leaves_enough_out() -> None:

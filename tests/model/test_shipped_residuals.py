@@ -1,6 +1,6 @@
-"""Residuals of the newer methods against the code they ship in: outputs and every gradient, through their own names.
+"""Residuals against the code they ship in: outputs and every gradient, through their own names.
 
-transformers' HY-V4, Qwen4-Exp, Muse-Spark, ZAYA and BEAM, and the package of hyper-connections for Frac-Connections.
+transformers' DeepSeek-V4, GLM-5, HY-V4, Qwen4-Exp, Muse-Spark, ZAYA and BEAM, and the package of hyper-connections.
 """
 
 from __future__ import annotations
@@ -84,6 +84,30 @@ def agree(
     for key, parameter in model.named_parameters():
         assert parameter.grad is not None, key
         assert (written[key] - parameter.grad).abs().max() <= 10 * bound * (1 + parameter.grad.abs().max()), key
+
+
+@pytest.mark.parametrize(("streams", "iterations", "eps"), [(4, 20, 1e-6), (2, 3, 1e-3), (3, 1, 1e-2)])
+@pytest.mark.parametrize("family", ["deepseek_v4", "glm5_next"])
+def test_deepseek_v4_and_glm5(family: str, streams: int, iterations: int, eps: float) -> None:
+    """The second has no parameters in its head, and is not told from the first by its tensors."""
+    code, glm = shipped(family), family == "glm5_next"
+    prefix = "Glm5NextText" if glm else "DeepseekV4"
+    sizes = {"hidden_size": WIDTH, "hc_mult": streams, "hc_sinkhorn_iters": iterations}
+    config = SimpleNamespace(**sizes, hc_eps=eps, rms_norm_eps=1e-4)
+    connection, head = getattr(code, f"{prefix}HyperConnection"), getattr(code, f"{prefix}HyperHead")
+    beside = {} if glm else {"hc_head": head(config)}
+    model = layers("attn_hc", "ffn_hc", make=lambda: connection(config), **beside).float()
+    found = read_stream(model.state_dict(), family if glm else None, config=vars(config))
+    assert found.family == family
+
+    def run(x: Tensor) -> Tensor:
+        h = x.unsqueeze(2).expand(-1, -1, streams, -1).contiguous()
+        for i, module in enumerate(modules(model, "attn_hc", "ffn_hc")):
+            post, comb, read = module(h)
+            h = post.unsqueeze(-1) * sublayer(i, read).unsqueeze(-2) + comb.mT @ h
+        return (head() if glm else model["hc_head"])(h)
+
+    agree(model, found.build(), run, family, 5e-6)
 
 
 @pytest.mark.parametrize(("streams", "magnitude", "eps"), [(4, 2.0, 1e-6), (3, 1.3, 1e-2)])
@@ -198,16 +222,25 @@ def test_beam() -> None:
     agree(nn.Module(), stream, run, None)
 
 
-@pytest.mark.parametrize(("streams", "fractions"), [(1, 2), (1, 4), (2, 2), (3, 2)])
-def test_the_package_s_frac_connections(streams: int, fractions: int) -> None:
-    """Its rows are slices first and streams second, its columns for each slice a read and then its streams."""
+@pytest.mark.parametrize("tanh", [True, False])
+@pytest.mark.parametrize(("streams", "fractions"), [(4, None), (2, None), (1, 2), (1, 4), (2, 2), (3, 2)])
+def test_the_package_s_hyper_and_frac_connections(streams: int, fractions: int | None, tanh: bool) -> None:
+    """Its rows are slices first and streams second, its columns for each slice a read and then its streams.
+
+    Its norm is an RMS norm without epsilon.
+    """
     package = pytest.importorskip("hyper_connections.hyper_connections")
-    n, m = streams, fractions
-    theirs = [package.HyperConnections(n, dim=WIDTH, layer_index=0, num_fracs=m).double() for _ in range(len(SITES))]
+    n, m, options = streams, fractions or 1, {"streams": streams, "tanh": tanh, "norm": "rms", "eps": 0.0}
+    options |= {} if fractions is None else {"fractions": m, "write": "all"}
+    stream = twoaxis.stream("hyper_connections", blocks=BLOCKS, width=WIDTH, **options).double()
+    theirs = [
+        package.HyperConnections(n, dim=WIDTH, layer_index=i, num_fracs=m, tanh=tanh).double()
+        for i in range(len(SITES))
+    ]
+    if fractions is None:
+        assert all(torch.equal(module.static_alpha, stream.static_alpha[i]) for i, module in enumerate(theirs))
     for i, module in enumerate(theirs):
         scatter(module, i)
-    options = {"streams": n, "fractions": m, "write": "all", "norm": "rms", "eps": 0.0}
-    stream = twoaxis.stream("hyper_connections", blocks=BLOCKS, width=WIDTH, **options).double()
     rows = torch.arange(n * m).view(m, n).T.flatten()  # ours are streams first
     columns = torch.arange(m * (1 + n)).view(m, 1 + n)
     order = torch.cat([columns[:, 0], columns[:, 1:].T.flatten()])

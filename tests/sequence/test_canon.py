@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.sequence.helpers import small_decoder, tokens
 from tests.support.numbers import close, randn
-from twoaxis import Decoder, ModelConfig, mixer
+from twoaxis import Decoder, mixer
 from twoaxis.sequence.canon import LAYERS
 from twoaxis.sequence.short_conv import ShortConv
 
@@ -102,19 +102,3 @@ def test_published_start_and_parameters() -> None:
     assert sum(cost.parameters for cost in costs) == 86_016
     assert 24 * sum(cost.parameters for cost in costs) == 2_064_384
     assert [tuple(cost) for cost in costs] == [(4 * c, 9 * c, 3 * c) for c in channels.values()]
-
-
-def test_decoders_of_one_seed_share_everything_but_the_canon_layers() -> None:
-    shape: dict[str, Any] = {"vocab_size": 17, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
-    plain, model = Decoder(ModelConfig(**shape)), Decoder(ModelConfig(**shape, mixer="canon"))
-    theirs = dict(model.named_parameters())
-    for name, parameter in plain.named_parameters():
-        assert torch.equal(parameter, theirs.pop(name)), name
-    assert sorted(theirs) == sorted(
-        f"layers.{b}.{where}.{place}.weight"
-        for b in (0, 1)
-        for where in ("self_attn", "mlp")
-        for place in ("before", "inside")
-    )
-    first, second = theirs["layers.0.mlp.before.weight"], theirs["layers.1.mlp.before.weight"]
-    assert not torch.equal(first, second)

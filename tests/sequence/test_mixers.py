@@ -97,19 +97,10 @@ def test_neutral_starts_are_the_plain_decoder_and_learn(name: str, options: dict
     points = mixer(name, **options).points
     stream = "standard" if "site" in points else "deep_delta"  # which erases at a site of its own whatever it gets
     # a hidden width that fills vector registers: halves of one tensor keep the rounding of the MLP's SiLU
-    shape: dict[str, Any] = {
-        "vocab_size": 17,
-        "hidden_size": 8,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "stream": stream,
-    }
-    own = {"heads": 2} if name == "short_swa" else {}
-    model, plain = (
-        Decoder(ModelConfig(**shape, mixer=name, mixer_options=own | options)),
-        Decoder(ModelConfig(**shape)),
-    )
+    shape: dict[str, Any] = {"vocab_size": 17, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape |= {"intermediate_size": 64, "stream": stream}
+    own = options | ({"heads": 2} if name == "short_swa" else {})
+    model, plain = (Decoder(ModelConfig(**shape, **more)) for more in ({"mixer": name, "mixer_options": own}, {}))
     ids = tokens(2, 7)
     assert torch.equal(model(ids), plain(ids))
     theirs = dict(model.named_parameters())

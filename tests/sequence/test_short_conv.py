@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from tests.sequence.helpers import randomise, small_decoder
+from tests.sequence.helpers import randomise
 from tests.support.commands import run_child
 from tests.support.numbers import close, randn
 from twoaxis import mixer
-from twoaxis.model.sublayers import TokenInfo
+from twoaxis.sequence.dynamic_conv import DynamicConv
 from twoaxis.sequence.short_conv import ShortConv
 
 
@@ -32,6 +32,14 @@ def test_nn_conv1d_takes_the_state_dict_as_it_is(bias: bool) -> None:
     conv = nn.Conv1d(6, 6, 4, groups=6, padding=3, bias=bias).double()
     conv.load_state_dict(local.state_dict())
     close(local(x), conv(x.mT)[..., :9].mT)
+
+
+def test_dynamic_filters_start_as_a_static_convolution_with_residual() -> None:
+    local, x = DynamicConv(6, kernel=3).double(), randn(2, 9, 6)
+    assert local.static is not None
+    weight = local.static.flip(0).T.unsqueeze(1)  # a convolution has the current token's tap last
+    close(local(x), x + F.conv1d(F.pad(x.mT, (2, 0)), weight, groups=6).mT)
+    assert local.static.abs().max() <= 3**-0.5
 
 
 # Against flash-linear-attention, its kernels run by Triton's interpreter.
@@ -79,23 +87,3 @@ def test_starts() -> None:
 
 
 # In the decoder.
-
-
-def test_qkv_is_three_convolutions_on_the_projections() -> None:
-    model = small_decoder(mixer="short_conv", mixer_options={"where": "qkv", "kernel": 3}, num_hidden_layers=1)
-    attention: Any = model.layers[0].self_attn
-    joined = attention.inside.weight  # q: 8, k: 4, v: 4 channels
-    x = randn(2, 6, 8)
-
-    def branch(linear: nn.Linear, weight: Tensor) -> Tensor:
-        y = F.conv1d(F.pad(linear(x).transpose(1, 2), (2, 0)), weight, groups=len(weight))
-        return F.silu(y).transpose(1, 2)
-
-    weights = joined.split([8, 4, 4])
-    q, k, v = (
-        branch(lin, w) for lin, w in zip((attention.q_proj, attention.k_proj, attention.v_proj), weights, strict=True)
-    )
-    projected = torch.cat([f(x) for f in (attention.q_proj, attention.k_proj, attention.v_proj)], -1)
-    nothing: Any = None  # no angles: only the convolution runs
-    got = attention.mix("inside", projected, TokenInfo(reach=None, rope=nothing))
-    close(got, torch.cat([q, k, v], dim=-1))
