@@ -117,58 +117,6 @@ def test_gradients_are_the_same_and_nothing_stays_on_the_model(config: twoaxis.M
         assert not any(t.requires_grad for t in tensors if t is not None)
 
 
-@torch.no_grad()
-def test_weights_times_sources_are_the_read() -> None:
-    """The sources by name, from the sub-layers' own outputs."""
-    tokens = sample_tokens(4)
-    for name in ("attention_residuals", "denseformer", "muddformer"):
-        model = build(dataclasses.replace(SMALL, stream=name), 4, perturb=0.3)
-        steps = by_hand(model, tokens)
-        sources: dict[str, Tensor] = {"embedding": model.embed(tokens)}
-        sources |= {f"sub-layer {i}": y for i, (*_, y, _) in enumerate(steps) if y is not None}
-        running = None
-        with twoaxis.trace(model) as seen:
-            model(tokens)
-        checked = 0
-        for look, (site, _, read, y, _) in zip(seen, steps, strict=True):
-            if look.weights is not None:
-                total = sum(look.weights[..., -1, s, None] * sources[source] for s, source in enumerate(look.sources))
-                torch.testing.assert_close(total, read.x, rtol=1e-11, atol=1e-12)
-                checked += 1
-            if name != "attention_residuals" and y is not None:
-                running = (read.x if site.first else running) + y  # type: ignore[operator]
-                if site.last:
-                    sources[f"block {site.block}"] = running
-        assert checked >= 3
-
-
-@torch.no_grad()
-def test_transformers_models_hidden_states_and_depth_weights() -> None:
-    pytest.importorskip("transformers")
-    shape: dict[str, Any] = {
-        "vocab_size": 61,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 3,
-    }
-    for stream in ("attention_residuals", "hyper_connections", "deep_delta", "standard"):
-        torch.manual_seed(0)
-        text = {**shape, "model_type": "llama", "initializer_range": 0.3}
-        model = twoaxis.TwoAxisForCausalLM(twoaxis.TwoAxisConfig(text_config=text, stream=stream)).double().eval()
-        tokens = sample_tokens(5)
-        plain = model(tokens, output_hidden_states=True, output_depth_weights=True)
-        with twoaxis.trace(model) as seen:
-            traced: Any = model(tokens)
-        assert torch.equal(plain.logits, traced.logits)
-        firsts = [look for look in seen if look.site.first and look.site.kind != "out"]
-        for look, hidden in zip(firsts, plain.hidden_states[:-1], strict=True):
-            torch.testing.assert_close(look.norm, hidden.norm(dim=-1), rtol=1e-13, atol=0)
-        for look, weights in zip(seen, plain.depth_weights, strict=True):
-            assert (look.weights is None) == (weights is None)
-            assert weights is None or torch.equal(look.weights, weights)  # type: ignore[arg-type]
-
-
 def test_generation_is_one_pass_per_chunk_and_mixers_remember() -> None:
     config = dataclasses.replace(
         SMALL, stream="deep_delta", mixer="short_swa", mixer_options={"window": 3, "start": "normal"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import twoaxis
 from docs._make.fill import DOCS, filled, parts
 from tests.model import adapter_samples as samples
 from tests.model.adapter_samples import SAMPLES, WIDTH, Sample
+from twoaxis.base.spec import parse
 from twoaxis.depth.stream import Stream
 from twoaxis.model.originals import FAMILIES, original_config, read_stream, to_original
 
@@ -29,8 +31,10 @@ def own_keys(sample: Sample) -> list[str]:
     return list(read(sample).consumed)
 
 
-def read(sample: Sample, tensors: Tensors | None = None, **more: Any) -> Any:
-    return read_stream(sample.tensors if tensors is None else tensors, sample.family, config=sample.config, **more)
+def read(sample: Sample, tensors: Tensors | None = None, told: dict[str, Any] | None = None, **more: Any) -> Any:
+    """As its family, with its configuration and what else is told."""
+    tensors = sample.tensors if tensors is None else tensors
+    return read_stream(tensors, sample.family, config=sample.config | (told or {}), **more)
 
 
 # Finding and recognising.
@@ -72,12 +76,6 @@ def test_prefixes_are_found(sample: Sample, prefix: str) -> None:
     assert moved.options == here.options
     assert [key.removeprefix(prefix) for key in moved.consumed] == list(here.consumed)
     assert all(torch.equal(moved.state[name], here.state[name]) for name in here.state)
-
-
-def test_another_container_of_layers() -> None:
-    sample = samples.kimi_k3(model="")
-    moved = {key.replace("layers.", "transformer.blocks."): t for key, t in sample.tensors.items()}
-    assert torch.equal(read(sample, moved).state["query"], read(sample).state["query"])
 
 
 def test_two_models_in_one_state_dict() -> None:
@@ -141,77 +139,64 @@ def test_every_wrong_shape_is_named(sample: Sample) -> None:
             assert "shape" in str(error.value) or "weights" in str(error.value) or "ways" in str(error.value)
 
 
-def test_a_wrong_size_says_both_sizes() -> None:
-    sample = samples.kimi_k3()
-    key = "language_model.model.layers.3.mlp_res_norm.weight"
-    message = rf"kimi_k3: {re.escape(key)} has shape \(7,\), expected \(8,\)"
+def changed(sample: Sample, *, wrong: Tensors | None = None, pattern: str = "", to: str = "") -> Tensors:
+    """Its tensors with some others, and with keys spelt in another way."""
+    return {re.sub(pattern, to, key) if pattern else key: t for key, t in (sample.tensors | (wrong or {})).items()}
+
+
+KIMI, MUDD, DENSE, DELTA = samples.kimi_k3(), samples.muddformer(), samples.denseformer(), samples.deep_delta()
+V4, PACKAGE = samples.deepseek_v4(), samples.hyper_connections_package(4)
+LAST_NORM = "language_model.model.layers.3.mlp_res_norm.weight"
+CAUSAL = {"ddl_state_dv_shortconv_causal": True}
+MISTAKES: list[tuple[Callable[[], Any], str]] = [
+    # in the tensors
+    (
+        lambda: read(KIMI, changed(KIMI, wrong={LAST_NORM: torch.ones(7)})),
+        rf"kimi_k3: {re.escape(LAST_NORM)} has shape \(7,\), expected \(8,\)",
+    ),
+    (
+        lambda: read(KIMI, changed(KIMI, pattern=r"1\.mlp_res_proj", to="1.mlp_res_project")),
+        r"missing \S+1\.mlp_res_proj\.weight; nothing takes \S+1\.mlp_res_project\.weight",
+    ),
+    (
+        lambda: read(PACKAGE, changed(PACKAGE, pattern=r"blocks\.([13])\.residual", to=r"blocks.\1.ffn")),
+        r"called blocks\.#\.ffn\., blocks\.#\.residual\.; which of them comes first",
+    ),
+    # what tensors do not tell
+    (lambda: read_stream(KIMI.tensors), r"do not tell attn_res_block_size \(counts Transformer layers"),
+    (lambda: read(KIMI, told={"attn_res_block_size": 0}), "block_size must be at least 1, got 0"),
+    (lambda: read_stream(DENSE.tensors, config={"period": 3}), r"with a period of 3: give config=\{'n_blocks'"),
+    (lambda: read_stream(samples.denseformer_experiments().tensors), "do not tell increase_T_every"),
+    (lambda: read(DENSE).build(), "do not tell the width of the model: give width="),
+    (lambda: read(DELTA, told=CAUSAL), "give channel_padding='causal' or 'same'"),
+    # a configuration that contradicts them
+    (lambda: read(V4, told={"hc_mult": 4}), "has hc_mult=4, the tensors 3"),
+    (lambda: read(MUDD, told={"round64": False}), r"generator_in\.1 is \(8, 64\) instead of \(8, 8\)"),
+    (lambda: read(DENSE, told={"dilation": 4}), r"alphas\.2\.weight has shape \(1, 2\), expected \(1, 1\)"),
+    (lambda: read(DENSE, told={"period": 2}), r"missing dwa_modules\.alphas\.1\.weight"),
+    (lambda: read(DENSE, told={"n_blocks": 9}), r"missing dwa_modules\.alphas\.8\.weight"),
+    (lambda: read(DELTA, told={"ddl_value_channels": 4}), "has ddl_value_channels=4, the tensors 3"),
+    (lambda: read(DELTA, told={"residual_branch_mult": 0.5}), "residual_branch_mult=0.5 has no counterpart"),
+    (lambda: read_stream(KIMI.tensors, config=[12]), "a configuration is a mapping or has to_dict, got list"),
+    # options that do not go with them
+    (
+        lambda: read(V4, streams=2),
+        r"do not fit manifold_hyper_connections .* base is \(4, 15\) instead of \(4, 8\)",
+    ),
+    (lambda: read(KIMI, blocksize=2), "attention_residuals has no option 'blocksize'"),
+    (lambda: read(KIMI).build(width=9), "has width 8, got width=9"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), MISTAKES)
+def test_what_does_not_fit_is_said(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        read(sample, sample.tensors | {key: torch.ones(7)})
+        call()
 
 
-def test_a_misspelt_key_is_shown_beside_the_missing_one() -> None:
-    sample = samples.kimi_k3()
-    tensors = dict(sample.tensors)
-    tensors["language_model.model.layers.1.mlp_res_project.weight"] = tensors.pop(
-        "language_model.model.layers.1.mlp_res_proj.weight"
-    )
-    with pytest.raises(
-        ValueError, match=r"missing \S+1\.mlp_res_proj\.weight; nothing takes \S+1\.mlp_res_project\.weight"
-    ):
-        read(sample, tensors)
-
-
-def test_what_tensors_do_not_tell_is_asked_for() -> None:
-    with pytest.raises(ValueError, match=r"do not tell attn_res_block_size \(counts Transformer layers"):
-        read_stream(samples.kimi_k3().tensors)
-    with pytest.raises(ValueError, match="block_size must be at least 1, got 0"):
-        read_stream(samples.kimi_k3().tensors, config={"attn_res_block_size": 0})
-    with pytest.raises(ValueError, match=r"with a period of 3: give config=\{'n_blocks'"):
-        read_stream(samples.denseformer().tensors, config={"period": 3})
-    with pytest.raises(ValueError, match="do not tell increase_T_every"):
-        read_stream(samples.denseformer_experiments().tensors)
-    with pytest.raises(ValueError, match="do not tell the width of the model: give width="):
-        read(samples.denseformer()).build()
-    causal = samples.deep_delta().config | {"ddl_state_dv_shortconv_causal": True}
-    with pytest.raises(ValueError, match="give channel_padding='causal' or 'same'"):
-        read_stream(samples.deep_delta().tensors, config=causal)
-    told = read_stream(samples.deep_delta().tensors, config=causal, channel_padding="causal")
-    assert told.options["channel_padding"] == "causal"
-
-
-def test_a_configuration_that_contradicts_the_tensors() -> None:
-    for sample, wrong, message in (
-        (samples.deepseek_v4(), {"hc_mult": 4}, "has hc_mult=4, the tensors 3"),
-        (samples.muddformer(), {"round64": False}, r"generator_in\.1 is \(8, 64\) instead of \(8, 8\)"),
-        (samples.denseformer(), {"dilation": 4}, r"alphas\.2\.weight has shape \(1, 2\), expected \(1, 1\)"),
-        (samples.denseformer(), {"period": 2}, r"missing dwa_modules\.alphas\.1\.weight"),
-        (samples.denseformer(), {"n_blocks": 9}, r"missing dwa_modules\.alphas\.8\.weight"),
-        (samples.deep_delta(), {"ddl_value_channels": 4}, "has ddl_value_channels=4, the tensors 3"),
-        (samples.deep_delta(), {"residual_branch_mult": 0.5}, "residual_branch_mult=0.5 has no counterpart"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            read_stream(sample.tensors, sample.family, config=sample.config | wrong)
-    with pytest.raises(ValueError, match="a configuration is a mapping or has to_dict, got list"):
-        read_stream(samples.kimi_k3().tensors, config=[12])
-
-
-def test_options_that_do_not_go_with_the_tensors() -> None:
-    with pytest.raises(
-        ValueError, match=r"do not fit manifold_hyper_connections .* base is \(4, 15\) instead of \(4, 8\)"
-    ):
-        read(samples.deepseek_v4(), streams=2)
-    with pytest.raises(ValueError, match="attention_residuals has no option 'blocksize'"):
-        read(samples.kimi_k3(), blocksize=2)
-    with pytest.raises(ValueError, match="has width 8, got width=9"):
-        read(samples.kimi_k3()).build(width=9)
-    assert read(samples.kimi_k3(), evaluation="two_phase").build().config.evaluation == "two_phase"
-
-
-def test_modules_whose_order_is_not_in_their_names() -> None:
-    sample = samples.hyper_connections_package(4)
-    mixed = {re.sub(r"blocks\.([13])\.residual", r"blocks.\1.ffn", key): t for key, t in sample.tensors.items()}
-    with pytest.raises(ValueError, match=r"called blocks\.#\.ffn\., blocks\.#\.residual\.; which of them comes first"):
-        read(sample, mixed)
+def test_options_of_ours_are_taken() -> None:
+    assert read(DELTA, told=CAUSAL, channel_padding="causal").options["channel_padding"] == "causal"
+    assert read(KIMI, evaluation="two_phase").build().config.evaluation == "two_phase"
 
 
 # What the names and shapes tell.
@@ -237,33 +222,15 @@ def test_ways_of_muddformer_are_inferred(blocks: int, ways: int) -> None:
     assert options["ways"] == ("qkvr" if ways == 4 or blocks == 1 else "one")
 
 
-def test_norms_of_the_ways_fit_the_trunk() -> None:
-    sample = samples.muddformer()
-    tensors = {key: t for key, t in sample.tensors.items() if not key.endswith("bias")}
-    adapted = read(sample, tensors)
-    config = twoaxis.ModelConfig(
-        hidden_size=WIDTH,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        stream=adapted.stream,
-        stream_options=adapted.options,
-        rms_norm_eps=1e-4,
-    )
-    model = twoaxis.Decoder(config)
-    model.stream.load_state_dict(adapted.state)
-    for site in model.stream.sites:
-        ways = model.stream.ways(site)
-        if ways != ("q", "k", "v"):
-            continue
-        scales = torch.stack([adapted.norms[f"{site.block}.{way}.weight"] for way in ways])
-        norm = model.site_norm(site)
-        assert norm is not None
-        assert [norm.scale(way).shape for way in ways] == [scale.shape for scale in scales]
-        for w in range(3):
-            assert torch.equal(scales[w], tensors[f"layers.{site.block}.attention_norms.{w}.weight"])
-    assert sorted(adapted.norms) == [f"{b}.{way}.weight" for b in (1, 2, 3) for way in "kqv"]
-    parallel = read_stream(tensors, config={"use_parallel_residual": True})
-    assert tuple(parallel.kinds) == ("parallel",)
+def test_norms_of_the_ways_are_handed_over() -> None:
+    tensors = {key: t for key, t in MUDD.tensors.items() if not key.endswith("bias")}
+    norms = read(MUDD, tensors).norms
+    assert sorted(norms) == [f"{block}.{way}.weight" for block in (1, 2, 3) for way in "kqv"]
+    for block in (1, 2, 3):
+        for number, way in enumerate("qkv"):
+            theirs = tensors[f"layers.{block}.attention_norms.{number}.weight"]
+            assert torch.equal(norms[f"{block}.{way}.weight"], theirs)
+    assert tuple(read_stream(tensors, config={"use_parallel_residual": True}).kinds) == ("parallel",)
 
 
 def test_a_constant_value_leaves_its_projection_unused() -> None:
@@ -349,56 +316,29 @@ def test_there_and_back(name: str, like: str | None, options: dict[str, Any]) ->
     assert all(torch.equal(twice[key], tensors[key]) for key in tensors)
 
 
-@each_sample
-def test_back_and_there(sample: Sample) -> None:
-    family, adapted = FAMILIES[sample.family], read(sample)
-    if not family.writes:
-        with pytest.raises(ValueError, match=f"can be written like hyper_connections, not like '{family.name}'"):
-            to_original(adapted.build(), family.name)
-        return
-    stream = adapted.build(width=WIDTH)
-    written = to_original(stream, family.name)
-    spelt = {re.sub(r"\.hc_(attn|ffn)_", r".\1_hc.", k).replace("hc_head_", "hc_head.hc_"): k for k in adapted.consumed}
-    for name, tensor in written.items():
-        key = next(k for k in spelt if k.endswith(name))
-        assert torch.equal(tensor, sample.tensors[spelt[key]]), name
-    assert len(written) == len([k for k in adapted.consumed if "attention_norms" not in k])
-
-
-def test_what_the_originals_do_not_have_is_refused() -> None:
-    def make(name: str, **options: Any) -> Stream:
-        return twoaxis.stream(name, blocks=2, width=WIDTH, **options)
-
-    for stream, like, message in (
-        (make("attention_residuals", block_size=3), None, "kimi_k3 has no block_size=3, only multiples of 2"),
-        (make("attention_residuals", block_size=2, heads=2), None, "kimi_k3 has no heads=2, only 1"),
-        (make("attention_residuals", block_size=2, placement="0"), None, "attention site of block 1 does not"),
-        (make("attention_residuals", block_size=2, kinds=("mlp",)), None, "kimi_k3 has blocks of attention . mlp"),
-        (
-            make("manifold_hyper_connections"),
-            None,
-            "has hc_head.hc_fn; manifold_hyper_connections with its defaults has no head_fn",
-        ),
-        (
-            make("manifold_hyper_connections", form="deepseek", pre_eps=1e-3),
-            None,
-            "deepseek_v4 has no pre_eps=0.001, only 1e-06",
-        ),
-        (
-            make("muddformer", prenorm=True, postnorm=True),
-            None,
-            "has no generator_scale.1, muddformer with prenorm=True",
-        ),
-        (make("muddformer", generator_eps=1e-3), None, "has no generator_eps=0.001, only None"),
-        (make("denseformer", period=3), "denseformer_experiments", "period=3, blocks=2, dilation=1"),
-        (make("deep_delta", value="constant"), None, "deep_delta with value='constant' has no value_weight"),
-        (make("hyper_connections", norm="rms"), None, "has no norm='rms', only 'layer'"),
-        (make("elc_bert"), None, "no original's names are known for elc_bert; they are for attention_residuals"),
-        (make("deep_delta", blend=True), None, "write its method: deep_delta"),
-        (make("deep_delta"), "kimi_k3", "deep_delta can be written like deep_delta, not like 'kimi_k3'"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(message).replace(r"\.", ".")):
-            to_original(stream, like)
+@pytest.mark.parametrize(
+    ("spelled", "like", "message"),
+    [
+        ("attention_residuals:block_size=3", None, "kimi_k3 has no block_size=3, only multiples of 2"),
+        ("attention_residuals:block_size=2,heads=2", None, "kimi_k3 has no heads=2, only 1"),
+        ('attention_residuals:block_size=2,placement="0"', None, "attention site of block 1 does not"),
+        ('attention_residuals:block_size=2,kinds=["mlp"]', None, "kimi_k3 has blocks of attention . mlp"),
+        ("manifold_hyper_connections", None, "has hc_head.hc_fn; .* with its defaults has no head_fn"),
+        ("manifold_hyper_connections:form=deepseek,pre_eps=0.001", None, "has no pre_eps=0.001, only 1e-06"),
+        ("muddformer:prenorm=true,postnorm=true", None, "has no generator_scale.1, muddformer with prenorm=True"),
+        ("muddformer:generator_eps=0.001", None, "has no generator_eps=0.001, only None"),
+        ("denseformer:period=3", "denseformer_experiments", "period=3, blocks=2, dilation=1"),
+        ("deep_delta:value=constant", None, "deep_delta with value='constant' has no value_weight"),
+        ("hyper_connections:norm=rms", None, "has no norm='rms', only 'layer'"),
+        ("elc_bert", None, "no original's names are known for elc_bert; they are for attention_residuals"),
+        ("deep_delta:blend=true", None, "write its method: deep_delta"),
+        ("deep_delta", "kimi_k3", "deep_delta can be written like deep_delta, not like 'kimi_k3'"),
+    ],
+)
+def test_what_the_originals_do_not_have_is_refused(spelled: str, like: str | None, message: str) -> None:
+    name, options = parse(spelled)
+    with pytest.raises(ValueError, match=message):
+        to_original(twoaxis.stream(name, blocks=2, width=WIDTH, **options), like)
 
 
 def test_the_page_has_every_name_and_setting() -> None:

@@ -60,6 +60,7 @@ def test_a_saved_decoder_is_a_decoder_here_and_a_graft_in_transformers(name: str
     again = load_model(tmp_path, "cpu")
     assert isinstance(again, Decoder)
     assert torch.equal(again(TOKENS), model(TOKENS))
+    assert not again.training
     # as whoever reads a tokenizer does: of two configurations of a text model transformers would take neither
     assert PreTrainedConfig.from_pretrained(tmp_path).get_text_config(decoder=True)
     theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -161,7 +162,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of decoders, one of them as no family has it, and of grafts, one of them in several files."""
     made = tmp_path_factory.mktemp("folders")
     save_decoder(made / "decoder", decoder(stream="denseformer"))
-    save_decoder(made / "parallel", decoder(parallel_block=True))
+    save_decoder(made / "parallel", decoder(parallel_block=True).bfloat16())
     grafted("llama", "denseformer").save_pretrained(made / "graft", max_shard_size="20KB")
     grafted("gemma3_text", "two axes").save_pretrained(made / "gemma")
     return made
@@ -220,6 +221,47 @@ def test_whatever_is_changed_a_folder_loads_or_is_named(kind: str, times: int, f
             assert str(tmp_path) in said, change
             assert "\n" not in said, change
         file.write_bytes(before)
+
+
+def test_folders_that_are_no_model(folders: Path, tmp_path: Path) -> None:
+    assert load_model(folders / "parallel", "cpu").embed_tokens.weight.dtype == torch.bfloat16  # one that is
+    good = (folders / "decoder" / "config.json").read_text()
+    weights = (folders / "decoder" / "model.safetensors").read_bytes()
+    wider = ModelConfig.from_dict(BASE.to_dict() | {"hidden_size": 64, "stream": "denseformer"})
+    cases: list[tuple[str, str | None, bytes | None, str]] = [
+        (
+            "misspelt",
+            json.dumps(json.loads(good) | {"streem": "x"}),
+            weights,
+            r"config\.json.*streem.*did you mean 'stream",
+        ),
+        ("bare", None, None, r"has no config\.json; give a folder that holds a twoaxis model"),
+        ("garbage", "{", None, "is not a JSON document"),
+        ("list", "[]", None, "is not a twoaxis model: model_type in its config.json is None"),
+        ("llama", '{"model_type": "llama"}', None, "is not a twoaxis model: model_type in its config.json is 'llama'"),
+        ("empty", good, None, "has no weights"),
+        ("broken", good, b"no weights", "the weights in .*broken.* cannot be read"),
+        (
+            "other",
+            json.dumps(graft_document(wider, torch.float32)),
+            weights,
+            "not fit its config.json; of another shape",
+        ),
+    ]
+    for name, config, tensors, message in cases:
+        (tmp_path / name).mkdir()
+        if config is not None:
+            (tmp_path / name / "config.json").write_text(config)
+        if tensors is not None:
+            (tmp_path / name / "model.safetensors").write_bytes(tensors)
+        with pytest.raises(ValueError, match=message):
+            load_model(tmp_path / name, "cpu")
+    for place, message in (
+        (tmp_path / "nowhere", "there is no folder .*nowhere"),
+        (__file__, "is a file; give the folder"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_model(place, "cpu")
 
 
 INDEX = "model.safetensors.index.json"

@@ -103,27 +103,6 @@ def test_every_token_by_itself(method: str, lengths: list[int], context: int, ba
     assert (found.context, found.stride) == (context, stride)
 
 
-@given(length=st.integers(0, 60), context=st.integers(2, 20), data=st.data())
-def test_windows_count_each_token_once(length: int, context: int, data: st.DataObject) -> None:
-    stride = data.draw(st.integers(1, context - 1))
-    cuts = sorted(data.draw(st.lists(st.integers(0, length), max_size=4)))
-    places = np.arange(length)  # tokens that say where they stand
-    whole = Encoded(places, places)
-    made = list(windows(whole, context, stride))
-    assert [at for w in made for at in w.ids[w.first :].tolist()] == list(range(1, length))
-    for window in made:
-        assert np.array_equal(window.ids, window.sizes)
-        start, stop = window.ids[0], window.ids[-1] + 1
-        assert stop - start <= context
-        for at in range(start + window.first, stop):
-            assert at - start <= context - 1
-            assert at - start >= min(at, context - stride)
-    parts = (Encoded(part, part) for part in np.split(places, cuts))
-    for a, b in zip(windows(parts, context, stride), made, strict=True):
-        assert a.first == b.first
-        assert np.array_equal(a.ids, b.ids)
-
-
 def test_windows_of_the_drawing() -> None:
     def spans(length: int) -> list[tuple[int, int, int]]:
         made = windows(Encoded(np.arange(length), np.arange(length)), 6, 4)
@@ -156,16 +135,6 @@ def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> 
 
     peak(1)  # what is made once
     assert peak(16) < 1.5 * peak(2)
-
-
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_a_text_that_fits_is_one_forward(method: str) -> None:
-    model, one = model_of(method), document(20, 5)
-    ids = torch.from_numpy(one.ids)[None]
-    expected = torch.nn.functional.cross_entropy(model(ids)[0, :-1], ids[0, 1:]).item()
-    for context, stride in ((20, 3), (20, 19), (50, 1), (None, None)):
-        assert evaluate(model, [one], context=context, stride=stride).loss == pytest.approx(expected, rel=1e-12)
-    assert evaluate(model, [one], context=10, stride=5).loss != pytest.approx(expected, rel=1e-6)
 
 
 def test_a_smaller_vocabulary_chunk_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, LlamaConfig, StaticCache
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, StaticCache
 
 import twoaxis.model.graft_survey as survey_module
 from tests.model.graft_helpers import gradients, grafted, logits, tokens
@@ -32,27 +32,6 @@ MIXING = "rings of both"
 
 
 # Configuration.
-
-
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"hiden_size": 8}, "no field 'hiden_size'"),
-        ({"streem": "denseformer"}, "did you mean 'stream'"),
-        ({"stream": "densformer"}, "densformer"),
-        ({"stream": "denseformer", "stream_options": {"perod": 2}}, "perod"),
-        ({"format": 0}, "format is 0"),
-        ({"text_config": {"hidden_size": 8}}, "model_type"),
-        ({"text_config": {"model_type": "llama", "hidden_size": "wide"}}, "hidden_size must be an integer, got 'wide'"),
-        ({"text_config": {"model_type": "llama", "rope_parameters": 3}}, "no configuration of llama"),
-        ({"text_config": 3}, "text_config must be a family's configuration, got int"),
-        ({"text_config": LlamaConfig(), "survey": {"forms": []}}, "survey in config.json cannot be read"),
-        ({"mixer_blocks": [1]}, "no mixer"),
-    ],
-)
-def test_fields_that_mean_nothing_are_refused_by_name(fields: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        TwoAxisConfig(**fields)
 
 
 def test_the_configuration_holds_the_familys_and_the_methods(tmp_path: Path) -> None:
@@ -395,14 +374,6 @@ def test_a_device_map_at_load_and_before(tmp_path: Path) -> None:
 
     with pytest.raises(Refused, match="spread by a device map"):
         graft(cast(Any, cpu_offload(tiny("llama"), torch.device("cpu"))))
-
-
-def test_experts_implementations_are_the_familys() -> None:
-    model = grafted("mixtral", "denseformer")
-    expected = logits(model, tokens())
-    model.set_experts_implementation("eager")
-    assert model.backbone.config._experts_implementation == "eager"
-    assert difference(logits(model, tokens()), expected) < 1e-6
 
 
 @pytest.mark.parametrize(("family", "why"), [("gpt_neox", "not one norm to take over"), ("gpt2", "ln_1 is no RMSNorm")])

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from twoaxis import stream_names
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.presets import ALSO, LLAMA_32, PRESETS, preset, preset_fields, preset_names
@@ -60,18 +59,6 @@ def test_presets_stand_in_the_order_of_their_size() -> None:
     assert sizes == sorted(sizes)
     assert sizes[0] < 1e6
     assert sizes[-1] > 8e9
-
-
-@pytest.mark.parametrize("stream", stream_names())
-def test_shapes_take_every_stream(stream: str) -> None:
-    model = shape_of(preset("nano", stream=stream))
-    method = model.stream
-    more_ways = sum(len(method.ways(site)) - 1 for site in method.sites)  # each way has a pre-norm of its own
-    more = sum(p.numel() for p in method.parameters()) + more_ways * model.config.hidden_size
-    missing = sum(not method.normed(site) for site in method.layout.sites)  # and normalises itself there
-    more -= missing * model.config.hidden_size
-    assert count(model) == PRESETS["nano"].parameters + more
-    assert (more > 0) == (stream not in ("standard", "depth_kv"))
 
 
 def test_what_a_shape_keeps_besides_its_size() -> None:

@@ -17,8 +17,6 @@ from tests.support.numbers import far
 from twoaxis.depth.blend import Blend
 from twoaxis.pretrained.choose_start import EXACT, read_method
 from twoaxis.pretrained.untrainable import CLOSED, stuck
-from twoaxis.sequence.short_conv import ShortConv
-from twoaxis.sequence.short_swa import ShortSWA
 
 _kept: dict[torch.dtype, Any] = {}
 
@@ -31,23 +29,10 @@ def source(dtype: torch.dtype) -> Any:
 
 @torch.no_grad()
 def check(theirs: Any, ours: Any, neutral: str) -> None:
-    """Against the plain stream to the bit where the class says so; also in chunks and left-padded."""
-    given, bound = tokens(), 1e-6
-    found, expected = ours(given).logits, theirs(given).logits
-    assert far(found, expected) <= bound
-    if neutral in ("bitwise", "blend"):
-        assert torch.equal(found, expected)
-    past, rows = None, []
-    for chunk in given.split([7, 1, 3, 11], dim=1):
-        out = ours(chunk, past_key_values=past, use_cache=True)
-        past = out.past_key_values
-        rows.append(out.logits)
-    assert far(torch.cat(rows, dim=1), expected) <= bound
-    mask = torch.ones_like(given)
-    mask[1, :9] = 0
-    arguments = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp_min(0)}
-    real = mask.bool()
-    assert far(ours(given, **arguments).logits[real], theirs(given, **arguments).logits[real]) <= bound
+    """Against the plain stream, to the bit where the class says so."""
+    found, expected = ours(tokens()).logits, theirs(tokens()).logits
+    assert far(found, expected) <= 1e-6
+    assert neutral not in ("bitwise", "blend") or torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("spelling", STREAM_SPELLINGS)
@@ -116,33 +101,6 @@ def test_a_mixer_without_a_neutral_start_is_given_one_or_refused() -> None:
     assert start.notes == ("short_conv:residual=true is taken: without it the mixer has no neutral start",)
     with pytest.raises(ValueError, match="has no neutral parameters: the model would not start as its source"):
         convert(theirs, mixer="short_conv:where=qkv,residual=false")
-
-
-def test_operators_say_whether_they_can_be_neutral() -> None:
-    x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
-    cases: tuple[tuple[dict[str, Any], torch.Tensor], ...] = (
-        ({"where": "residual", "bias": True, "start": "uniform"}, torch.zeros_like(x)),
-        ({"where": "branch", "start": "uniform"}, x),
-        ({"where": "qkv", "activation": "none"}, x),
-    )
-    for options, plain in cases:
-        operator = ShortConv(8, **options)
-        assert not torch.equal(operator(x), plain)
-        assert operator.neutral == "bitwise"
-        operator.neutral_()
-        assert torch.equal(operator(x), plain)
-        operator(x).square().sum().backward() if plain is x else operator(x).sum().backward()
-        assert all(p.grad is not None and bool(p.grad.any()) for p in operator.parameters())
-    replacing = ShortConv(8, where="qkv")
-    assert replacing.neutral == "none"
-    with pytest.raises(
-        ValueError, match=r"no neutral parameters with .*'silu'.*'qkv'.*: use residual=True or activation='none'"
-    ):
-        replacing.neutral_()
-    attention = ShortSWA(8, heads=2, start="normal")
-    attention.neutral_()
-    assert torch.equal(attention(x), torch.zeros_like(x))
-    assert bool(attention.value.weight.any())
 
 
 def test_spellings() -> None:

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from tests.verify.streams import Gain, History, NoOptions, One, Past
 from twoaxis.base.method import ParameterGroup
-from twoaxis.depth.deep_delta import DeepDelta
 from twoaxis.depth.hyper_connections import HyperConnections
-from twoaxis.depth.manifold_hyper_connections import ManifoldHyperConnections
 from twoaxis.depth.registry import STREAMS
-from twoaxis.depth.site import OUT, Site
+from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Seen, Stream, Tokens
 from twoaxis.depth.walk import visit
 from twoaxis.ring import Ring
@@ -39,18 +37,6 @@ DEPTH = "depth: every increment and the embedding arrive"
 NEUTRAL = "neutral class"
 MEMORY = "memory grows linearly with depth"
 LEARN = "gradients: each parameter learns or is dead"
-
-
-class _Twice(torch.autograd.Function):
-    """The identity, with a gradient that is twice too large."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return 2.0 * grads[0]
 
 
 class _Late(torch.autograd.Function):
@@ -86,22 +72,6 @@ class KeepsTheHistoryInAList(Gain):
 class Late(NamedTuple):
     x: Tensor
     before: Tensor
-
-
-class ForgetsTheOutputRead(Gain):
-    """The head gets the state before the last sub-layer."""
-
-    def _open(self, x: Tensor, tokens: Tokens) -> Late:
-        return Late(x, x)
-
-    def _read(self, value: Late, site: Site) -> Seen:
-        return Seen(value.before if site.kind == OUT and self.uses(site) else value.x)
-
-    def _write(self, value: Late, site: Site, y: Tensor, seen: Seen, c: Seen) -> Late:
-        return Late(value.x + self._scaled(site, y), value.x)
-
-    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Late:
-        return Late(*tensors)
 
 
 class CarriesItsParameter(Gain):
@@ -174,36 +144,15 @@ def shifted(self: Any, value: One, site: Site) -> Seen:
     return Seen(value.x + 0.1 * before if self.uses(site) else value.x)
 
 
-def doubled(self: Any, site: Site, y: Tensor) -> Tensor:
-    """Right numbers; the gradient of one gain is doubled by a backward pass written by hand."""
-    if not self.uses(site) or site.index != 1:
-        return Gain._scaled(self, site, y)
-    twice: Any = _Twice.apply(self.gain[self.rows[site.index]])
-    return (y * twice).to(y.dtype)
-
-
 def halved(self: Any, site: Site, y: Tensor) -> Tensor:
     """Right numbers, and gradients that miss a factor."""
     scaled = Gain._scaled(self, site, y)
     return (scaled / 2).detach() + scaled / 2
 
 
-def kept(self: Any, value: Any, site: Site, y: Tensor, *rest: Any) -> Any:
-    """A diagnostic left on the module: no number is wrong, but copies and recomputation see it."""
-    self.last = y.detach()
-    return Gain._write(self, value, site, y, *rest)
-
-
 def cached(self: Any, x: Tensor, tokens: Any) -> One:
     self.cache["embedding"] = x
     return One(x)
-
-
-def in_place(self: Any, site: Site, y: Tensor) -> Tensor:
-    """Changes the sub-layer's output, which others may still use."""
-    if torch.is_grad_enabled() or not self.uses(site):
-        return Gain._scaled(self, site, y)
-    return y.mul_(self.gain[self.rows[site.index]])
 
 
 def constant_embedding(self: Any, value: Past, theta: Tensor) -> Tensor:
@@ -248,7 +197,6 @@ TransposesItsMixing = made("TransposesItsMixing", HyperConnections, variants=({}
 
 FAULTS: list[tuple[type[Any], tuple[str, ...]]] = [
     (KeepsTheHistoryInAList, ("purity: passes interleave", MODULE)),
-    (ForgetsTheOutputRead, (DEPTH, NEUTRAL)),
     (
         CarriesItsParameter,
         ("gradients: begun without, continued with them", "gradients: continued on a deep copy"),
@@ -267,9 +215,7 @@ FAULTS: list[tuple[type[Any], tuple[str, ...]]] = [
         (FUTURE, CHUNKS, DOCUMENTS, PADDING, NEUTRAL),
     ),
     (made("CrossesDocuments", Gain, _read=shifted), (CHUNKS, DOCUMENTS, PADDING)),
-    (made("KeepsTheLastIncrement", Gain, _write=kept), (MODULE,)),
     (made("CachesOnTheClass", Gain, cache={}, _open=cached), (MODULE,)),
-    (made("HasABackwardOffByTwo", Gain, _scaled=doubled), (DEFINITION, DIFFERENCES)),
     (made("LosesTheScaleInItsBackward", Gain, _scaled=halved), (DEFINITION, DIFFERENCES)),
     (made("DetachesASource", History, mixed=constant_embedding), (DEFINITION, DIFFERENCES)),
     (
@@ -278,22 +224,6 @@ FAULTS: list[tuple[type[Any], tuple[str, ...]]] = [
         (DEFINITION,),
     ),
     (TransposesItsMixing, (DEFINITION,)),
-    (
-        made(
-            *("TransposesADoublyStochasticMixing", ManifoldHyperConnections),
-            variants=({},),
-            route=transposed(ManifoldHyperConnections),
-        ),
-        (DEFINITION,),
-    ),
-    (
-        made(
-            *("TakesTheValueFromTheNormalisedRead", DeepDelta),
-            variants=({},),
-            rewrite=lambda self, h, p, y, x_in, c: DeepDelta.rewrite(self, h, p, y, c, c),
-        ),
-        (DEFINITION,),
-    ),
     (made("DropsTheEmbedding", Gain, _open=lambda self, x, tokens: One(torch.zeros_like(x))), (DEPTH, NEUTRAL)),
     (
         made(
@@ -312,7 +242,6 @@ FAULTS: list[tuple[type[Any], tuple[str, ...]]] = [
         ),
         (INPUTS,),
     ),
-    (made("ScalesTheIncrementInPlace", Gain, _scaled=in_place), (INPUTS,)),
     (made("CallsALiveParameterDead", Gain, dead=lambda self: {"gain[0]": "no"} if self.rows else {}), (LEARN,)),
     (made("IsNotNeutral", Gain, neutral_=almost_one), (NEUTRAL,)),
     (
