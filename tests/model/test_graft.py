@@ -55,6 +55,8 @@ def test_a_model_is_made_of_a_configuration_without_a_survey() -> None:
     model = TwoAxisForCausalLM(TwoAxisConfig(text_config=tiny_config("llama"), stream="denseformer"))
     assert model.config.survey is not None
     assert model(tokens()).logits.shape == (2, 13, 99)
+    with pytest.raises(ValueError, match=r"no field 'streem'.*did you mean 'stream'"):
+        TwoAxisConfig(streem="denseformer")  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.parametrize(
