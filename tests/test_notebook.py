@@ -11,9 +11,6 @@ import pytest
 from tests.support.commands import process_restored
 from tests.support.processes import ROOT
 
-pytest.importorskip("transformers")
-pytest.importorskip("pandas")
-
 NOTEBOOK = ROOT / "examples" / "tour.ipynb"
 CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
 

@@ -12,8 +12,6 @@ import pytest
 from tests.support.commands import Done, registries_restored, run
 from tests.support.processes import ROOT
 
-pytest.importorskip("transformers")
-
 PAGE = (ROOT / "docs" / "tutorial" / "index.md").read_text()
 TINY = {"STEPS": "2", "SEEDS": "2", "SEED": "0"}
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")
-
 from tests.support.commands import Done, run
 from twoaxis.base.plugins import load_entry_points
 

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers")
-
 import twoaxis
 from tests.support.commands import run
 from tests.support.foreign import byte_tokenizer
@@ -66,27 +64,24 @@ def greedy(folder: Path, prompt: str, tokens: int) -> str:
     return bytes(t for t in made.tolist() if t < 256).decode(errors="replace")
 
 
-def test_generate_gives_values(folder: Path) -> None:
-    words = ("generate", str(folder), "--prompt", PROMPT, "--tokens", "12", "--bytes")
-    done = run(*words, "--json")
-    assert done.code == 0, done.err
-    made = json.loads(done.out)
-    assert (made["prompt"], made["tokens"], made["text"]) == (PROMPT, 12, greedy(folder, PROMPT, 12))
-    assert done.err == ""
-    assert made["text"].rstrip("\n") in run(*words, "--markdown", "--echo").out
-    (row,) = twoaxis.generate(str(folder), prompt=PROMPT, tokens=12, as_bytes=True).rows()
-    assert (row["prompt"], row["text"]) == (PROMPT, made["text"])
-
-
 def test_generate_prints_what_the_model_generates(folder: Path) -> None:
-    done = run("generate", str(folder), "--prompt", PROMPT, "--tokens", "24", "--bytes")
-    assert done.code == 0, done.err
-    assert done.out == greedy(folder, PROMPT, 24)
+    words, text = ("generate", str(folder), "--tokens", "24", "--bytes", "--prompt"), greedy(folder, PROMPT, 24)
+    done = run(*words, PROMPT)
+    assert (done.code, done.out) == (0, text)
     time, cache = done.err.splitlines()
     assert time.startswith("24 tokens in ")
     assert time.endswith(f"tokens/s), prompt {len(PROMPT.encode())} tokens")
     assert cache.startswith("cache bytes: attention ")
     assert max(map(len, done.err.splitlines())) <= 80
+    done = run(*words, PROMPT, "--json")
+    made = json.loads(done.out)
+    assert (made["prompt"], made["tokens"], made["text"], done.err) == (PROMPT, 24, text, "")
+    assert text.rstrip("\n") in run(*words, PROMPT, "--markdown", "--echo").out
+    assert run(*words, "-", "--echo", stdin=f"{PROMPT}\n".encode()).out == PROMPT + text
+    refused = run(*words, "-", stdin=b"ab\xff")
+    assert (refused.code, refused.err) == (2, "twoaxis: the prompt on stdin is not UTF-8: byte 2 cannot be read\n")
+    (row,) = twoaxis.generate(str(folder), prompt=PROMPT, tokens=24, as_bytes=True).rows()
+    assert (row["prompt"], row["text"]) == (PROMPT, text)
 
 
 def test_the_cache_is_reported_by_part(folder: Path) -> None:
@@ -97,12 +92,6 @@ def test_the_cache_is_reported_by_part(folder: Path) -> None:
     assert made.cache_bytes == past.nbytes_by_part()
     assert all(size > 0 for size in made.cache_bytes.values())
     assert made.rate == 10 / made.seconds
-
-
-def test_a_prompt_from_stdin(folder: Path) -> None:
-    words = ("generate", str(folder), "--prompt", "-", "--tokens", "5", "--bytes", "--echo")
-    done = run(*words, stdin=f"{PROMPT}\n".encode())
-    assert done.out == PROMPT + greedy(folder, PROMPT, 5), done.err
 
 
 def test_eval_prints_one_json_document(folder: Path, data: Path) -> None:
@@ -131,16 +120,11 @@ def test_eval_prints_one_json_document(folder: Path, data: Path) -> None:
     assert found["loss"] == pytest.approx(total / found["tokens"], rel=1e-5)
     (line,) = done.err.splitlines()  # no bar where nobody watches
     assert line.startswith(f"eval: {found['tokens']} tokens in ")
-
-
-def test_eval_prints_lines(folder: Path, data: Path) -> None:
-    done = run("eval", str(folder), "--data", str(data), "--bytes", "--max-tokens", "40", "--device", "cpu")
-    assert done.code == 0
-    assert [line.split()[0] for line in done.out.splitlines()] == [
-        *("loss", "perplexity", "bits", "counted", "context", "time")
-    ]
-    assert "40 tokens, 40 bytes, 1 documents" in done.out
-    assert "context        64 tokens, stride 32, bytes" in done.out
+    shown = run("eval", str(folder), "--data", str(data), "--bytes", "--max-tokens", "40", "--device", "cpu").out
+    heads = ["loss", "perplexity", "bits", "counted", "context", "time"]
+    assert [line.split()[0] for line in shown.splitlines()] == heads
+    assert "40 tokens, 40 bytes, 1 documents" in shown
+    assert "context        64 tokens, stride 32, bytes" in shown
 
 
 def test_the_folders_own_tokenizer(folder: Path, data: Path, tmp_path: Path) -> None:
@@ -193,74 +177,6 @@ def test_a_model_that_has_diverged_says_so(folder: Path) -> None:
     for temperature in (0.0, 1.0):
         with pytest.raises(ValueError, match="logits after 2 tokens are not numbers"):
             generate(model, Bytes(260), "ab", temperature=temperature)
-
-
-GENERATE: list[tuple[tuple[str, ...], str]] = [
-    (
-        ("--prompt", "x"),
-        "has no tokenizer (tokenizer.json, tokenizer_config.json); if its tokens are bytes, say --bytes",
-    ),
-    (("--bytes",), "the prompt is empty: give some text with --prompt, or --prompt - to read it from stdin"),
-    (("--bytes", "--prompt", "-"), "the prompt is empty"),
-    (("--bytes", "--prompt", "x", "--tokens", "0"), "tokens must be at least 1, got 0"),
-    (("--bytes", "--prompt", "x", "--temperature", "-1"), "temperature must be a number from 0"),
-    (("--bytes", "--prompt", "x", "--temperature", "nan"), "temperature must be a number from 0"),
-    (("--bytes", "--prompt", "x", "--temperature", "1", "--top-p", "1.5"), "top_p must be in (0, 1], got 1.5"),
-    (("--bytes", "--prompt", "x", "--top-p", "0.9"), "top_p=0.9 has no effect at temperature 0"),
-    (("--bytes", "--prompt", "x", "--device", "quantum"), "device 'quantum' cannot be used"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), GENERATE)
-def test_what_generate_refuses(folder: Path, arguments: tuple[str, ...], message: str) -> None:
-    done = run("generate", str(folder), *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert message in done.err
-    assert done.err.startswith("twoaxis: ")
-    assert len(done.err.splitlines()) == 1
-
-
-EVAL: list[tuple[tuple[str, ...], str]] = [
-    (("--bytes",), "there is nothing to evaluate: name text files or folders with --data"),
-    (("--data", "{data}"), "has no tokenizer"),
-    (("--data", "nowhere.txt", "--bytes"), "there is no file or folder nowhere.txt"),
-    (("--data", "{model}/model.safetensors", "--bytes"), "model.safetensors is not "),
-    (("--data", "{data}", "--bytes", "--context", "1"), "context must be at least 2"),
-    (("--data", "{data}", "--bytes", "--context", "8", "--stride", "8"), "stride must be from 1 to 7"),
-    (("--data", "{data}", "--bytes", "--batch", "0"), "batch must be at least 1, got 0"),
-    (("--data", "{data}", "--bytes", "--max-tokens", "0"), "max_tokens must be at least 1, got 0"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), EVAL)
-def test_what_eval_refuses(folder: Path, data: Path, arguments: tuple[str, ...], message: str) -> None:
-    named = [argument.format(data=data, model=folder) for argument in arguments]
-    done = run("eval", str(folder), *named)
-    assert (done.code, done.out) == (2, "")
-    assert message in done.err
-    assert len(done.err.splitlines()) == 1
-
-
-@pytest.mark.parametrize("command", ["generate", "eval"])
-def test_folders_that_are_no_model(folder: Path, tmp_path: Path, command: str) -> None:
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "llama").mkdir()
-    (tmp_path / "llama" / "config.json").write_text('{"model_type": "llama"}')
-    cases = {
-        tmp_path / "nowhere": "there is no folder",
-        folder / "config.json": "is a file; give the folder that has config.json and the weights",
-        tmp_path / "bare": "has no config.json",
-        tmp_path / "llama": "is not a twoaxis model: model_type in its config.json is 'llama'",
-    }
-    for path, message in cases.items():
-        done = run(command, str(path))
-        assert done.code == 2
-        assert message in done.err
-
-
-def test_a_prompt_that_is_no_text(folder: Path) -> None:
-    done = run("generate", str(folder), "--prompt", "-", "--bytes", stdin=b"ab\xff")
-    assert (done.code, done.err) == (2, "twoaxis: the prompt on stdin is not UTF-8: byte 2 cannot be read\n")
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -11,6 +11,8 @@ from tests.support import processes
 from twoaxis.comparison.options import command_line
 from twoaxis.training.folder import Result, load_result
 
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+"""A model's shape."""
 FRAGILE = '''
 import os, signal
 from dataclasses import dataclass
@@ -73,7 +75,7 @@ def make_options(folder: Path, **changes: Any) -> dict[str, Any]:
         "save_model": False,
         "measure_memory": False,
         "compile": "no",  # a run of many steps would be, for longer than its test takes
-        "model": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48},
+        "model": TINY,
     }
     return options | changes
 

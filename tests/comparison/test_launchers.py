@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")
-
 from tests.comparison.comparing import arguments, make_options, results, start, weights
 from tests.support.processes import alive, children, wait_for
 from twoaxis.base.files import LEASE, Claimed, claim

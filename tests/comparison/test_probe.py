@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers")
-
 import twoaxis
 from tests.comparison.comparing import stamps
 from tests.comparison.probing import trained_source, write_text

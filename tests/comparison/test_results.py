@@ -43,17 +43,19 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_curve_between_its_evaluations() -> None:
     curve = Curve((100.0, 200.0, 400.0), (5.0, 4.0, 3.0))
-    assert curve.at(100) == 5.0
-    assert curve.at(400) == 3.0
-    assert curve.at(math.sqrt(100 * 200)) == pytest.approx(4.5)
-    assert curve.at(math.sqrt(200 * 400)) == pytest.approx(3.5)
-    assert curve.at(99) is None
-    assert curve.at(401) is None
-    assert Curve((), ()).at(1) is None
-    assert Curve((7.0,), (2.0,)).at(7) == 2.0
+    found = {tokens: curve.at(tokens) for tokens in (99, 100, math.sqrt(100 * 200), math.sqrt(200 * 400), 400, 401)}
+    assert list(found.values()) == [None, 5.0, pytest.approx(4.5), pytest.approx(3.5), 3.0, None]
+    assert (Curve((), ()).at(1), Curve((7.0,), (2.0,)).at(7)) == (None, 2.0)
+    assert Curve((80.0, 90.0, 100.0), (3.0, 2.0, 1.0)).late == 1.5
+    assert (curve.reaches(4.5), curve.reaches(2.9)) == (pytest.approx(math.sqrt(100 * 200)), None)
 
 
-def test_gaps_are_counted_and_named(plain: Path) -> None:
+def test_runs_are_paired_by_their_seed_across_a_gap(plain: Path, tmp_path: Path) -> None:
+    found = load(make_fake(tmp_path, (STANDARD, Fake("muddformer", noise=0.02, missing=(1,)))))
+    base, mine = found.sections[0].baseline, named(found, "muddformer")
+    assert mine.difference.seeds == (0, 2, 3)
+    pairs = [mine.losses[seed] - base.losses[seed] for seed in (0, 2, 3)]
+    assert mine.difference.mean == pytest.approx(sum(pairs) / 3)
     found = load(plain)
     diverged, missing = named(found, "write only"), named(found, "muddformer")
     assert (tuple(diverged.results), diverged.diverged, diverged.missing) == ((0, 1, 3), (2,), ())
@@ -61,16 +63,6 @@ def test_gaps_are_counted_and_named(plain: Path) -> None:
     assert diverged.difference.note == "diverged at 1 of 4 seeds"
     assert missing.difference.note == "1 of 4 seeds not finished"
     assert found.missing == 1
-    assert all(len(entry.difference.seeds) == len(entry.results) for entry in found.sections[0].contenders)
-
-
-def test_runs_are_paired_by_their_seed_across_a_gap(tmp_path: Path) -> None:
-    make_fake(tmp_path, (STANDARD, Fake("muddformer", noise=0.02, missing=(1,))))
-    found = load(tmp_path)
-    base, mine = found.sections[0].baseline, named(found, "muddformer")
-    assert mine.difference.seeds == (0, 2, 3)
-    pairs = [mine.losses[seed] - base.losses[seed] for seed in (0, 2, 3)]
-    assert mine.difference.mean == pytest.approx(sum(pairs) / 3)
 
 
 def test_equal_budgets_read_the_longer_curve_where_the_shorter_ends(plain: Path) -> None:
@@ -146,8 +138,14 @@ def test_a_folder_at_every_moment(plain: Path, tmp_path: Path) -> None:
     assert found.sections[0].baseline.mean("loss") is None
 
 
-def test_a_log_cut_short_and_an_unfinished_run(plain: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(plain, tmp_path / "x")
+def test_folders_without_all_their_files(plain: Path, tmp_path: Path) -> None:
+    for message in ("x is not a folder; give the --out of twoaxis compare", r"has no compare\.json", "is not a JSON"):
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path / "x")
+        if (tmp_path / "x").exists():
+            (tmp_path / "x" / "compare.json").write_text("{")
+        (tmp_path / "x").mkdir(exist_ok=True)
+    folder = shutil.copytree(plain, tmp_path / "x", dirs_exist_ok=True)
     place = folder / load(folder).entries[1].runs[1].folder
     (place / "result.json").unlink()
     with open(place / "log.jsonl", "a") as file:
@@ -277,27 +275,13 @@ def test_curves_are_read_on_the_rows_that_all_evaluations_have(tmp_path: Path) -
     assert "Curves are of 64 held-out rows, losses at the end of 512." in markdown.render(load(folder).document())
 
 
-def test_spikes_and_late_evaluations(plain: Path, tmp_path: Path) -> None:
+def test_spikes_of_the_gradient_are_counted(plain: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(plain, tmp_path / "x")
-    (path,) = sorted(folder.glob("runs/*/*/*/*/seed-0/log.jsonl"))[:1]
+    path = min(folder.glob("runs/*/*/*/*/seed-0/log.jsonl"))
     norms = [9.0, 1.0, 1.0, 1.0, 5.0, 1.0, 1.0, 1.0, 1.0, 1.0]  # the first fifth does not count
     lines = "".join(json.dumps({"tokens": n, "grad_norm": norm}) + "\n" for n, norm in enumerate(norms))
     path.write_text(path.read_text() + lines)
-    found = load(folder)
-    assert sum(entry.spikes for entry in found.entries) == 1
-    assert Curve((80.0, 90.0, 100.0), (3.0, 2.0, 1.0)).late == 1.5
-    assert Curve((100.0, 200.0), (5.0, 4.0)).reaches(4.5) == pytest.approx(math.sqrt(100 * 200))
-    assert Curve((100.0, 200.0), (5.0, 4.0)).reaches(3.9) is None
-
-
-def test_folders_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere is not a folder; give the --out of twoaxis compare"):
-        load(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"has no compare\.json"):
-        load(tmp_path)
-    (tmp_path / "compare.json").write_text("{")
-    with pytest.raises(ValueError, match="is not a JSON document"):
-        load(tmp_path)
+    assert sum(entry.spikes for entry in load(folder).entries) == 1
 
 
 def test_the_document_has_what_a_table_is_made_of(plain: Path) -> None:
@@ -414,17 +398,13 @@ def test_a_file_of_a_wrong_shape_is_named(few: Path, name: str, choices: list[in
         ("result.json", {"loss": "low"}, "result.json is damaged: loss must be"),
         ("result.json", {"tokens_per_second": 1e40}, "tokens_per_second must be a number below 1e+30"),
         ("result.json", {"status": "finnished"}, "did you mean"),
-        (
-            "log.jsonl",
-            {"tokens": 5, "held_out_loss": "low"},
-            "log.jsonl, line 21: held_out_loss must be a number, got 'low'",
-        ),
+        ("log.jsonl", {"tokens": 5, "held_out_loss": "low"}, "line 21: held_out_loss must be a number, got 'low'"),
         ("log.jsonl", {"tokens": [], "held_out_loss": 1}, "log.jsonl, line 21: tokens must be a number, got []"),
     ],
 )
 def test_the_field_is_named(plain: Path, tmp_path: Path, name: str, change: dict[str, Any], told: str) -> None:
     folder = shutil.copytree(plain, tmp_path / "x")
-    path = next(iter(sorted(folder.glob(f"runs/*/*/*/*/seed-0/{name}"))))
+    path = min(folder.glob(f"runs/*/*/*/*/seed-0/{name}"))
     if name == "log.jsonl":
         path.write_text(path.read_text() + json.dumps(change) + "\n")
     else:

@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-pytest.importorskip("transformers")
-
 from tests.comparison.comparing import FRAGILE, make_options
 from tests.support.processes import alive, children, environment, wait_for
 from twoaxis.base.files import claim

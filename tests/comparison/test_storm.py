@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-pytest.importorskip("transformers")
-
 from tests.comparison.comparing import arguments, make_options, stamps, weights
 from tests.comparison.probing import write_text
 from tests.support.foreign import byte_llama, save

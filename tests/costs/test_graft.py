@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("transformers")
-
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.commands import run

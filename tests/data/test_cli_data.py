@@ -6,10 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("transformers")
-
 from tests.data.text_samples import load, write_folder
 from tests.support.commands import run
 
@@ -48,21 +44,3 @@ def test_tasks() -> None:
     document = json.loads(out)
     assert (code, document["solver"]["accuracy"], document["options"]["pairs"]) == (0, 1.0, 4)
     assert document["solver"]["answers"] > 64
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--data", "task:recal"), "twoaxis: unknown task 'recal' (did you mean 'recall'?)"),
-        (("--data", "stdlb"), "twoaxis: there is no file or folder stdlb (did you mean 'stdlib'?)"),
-        (("--context", "1"), "twoaxis: context must be at least 2"),
-        (("--examples", "-1"), "twoaxis: examples must lie between 0 and 1000, got -1"),
-        (("--tokenizer", "bpe:9"), "twoaxis: tokenizer 'bpe:9' is too small"),
-        (("--held-out", "0"), "twoaxis: held_out is 0.0: nothing would be left"),
-    ],
-)
-def test_mistakes_are_one_line(arguments: tuple[str, ...], message: str) -> None:
-    code, out, err = run("data", *arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith(message)
-    assert len(err.splitlines()) == 1

@@ -19,8 +19,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("transformers")
-
 from tests.data.text_samples import text, write_folder
 from twoaxis.data import corpus as corpora
 from twoaxis.data import survey as surveys

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("transformers")
-
 from tests.data.text_samples import load, settings, text, write_folder
 from twoaxis.data.load import Data, TaskData, TextData, bars, load_data
 from twoaxis.data.options import DataOptions

@@ -275,25 +275,6 @@ def test_records_are_printed() -> None:
     assert len(document["records"]) == len(read_evidence().records)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--serving", "2"), "serving must lie between 0 and 1, got 2"),
-        (("--max-overhead", "-1"), "max_overhead must not be negative, got -1"),
-        (("--headroom", "-1"), "headroom must not be negative, got -1"),
-        (("--top", "0"), "--top must be at least 1, got 0"),
-        (("--evidence", "nowhere.json"), "there is no evidence file nowhere.json"),
-        (("--records", "nothing"), "there is no record of 'nothing'"),
-        (("--hardware", "h10"), "unknown hardware 'h10' (did you mean 'h100'?)"),
-    ],
-)
-def test_mistakes(words: tuple[str, ...], message: str) -> None:
-    done = run(*SMALL, *words)
-    assert done.code == 2
-    assert f"twoaxis: {message}" in done.err
-    assert len(done.err.strip().splitlines()) == 1
-
-
 def test_without_a_terminal_it_does_not_wait() -> None:
     """Standard input stays open and silent; the command must not read it, and help must not load torch."""
     script = (

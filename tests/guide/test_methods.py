@@ -222,24 +222,6 @@ def test_json_is_everything_and_exact() -> None:
             assert method["parameters_share"] == method["parameters"] / found["shape"]["block_parameters"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("short_sw",), "unknown method 'short_sw' (did you mean 'short_swa'?)"),
-        (("--columns", "windw"), "unknown column 'windw' (did you mean 'window'?)"),
-        (("--json", "--columns", "year"), "--columns belongs to the map"),
-        (("--json", "--markdown"), "two forms of one result"),
-        (("--width", "100", "--heads", "3"), "num_attention_heads (3) must divide hidden_size (100)"),
-        (("--blocks", "0"), "num_hidden_layers must be at least 1, got 0"),
-    ],
-)
-def test_mistakes(arguments: tuple[str, ...], message: str) -> None:
-    done = run("methods", *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("twoaxis: ")
-    assert message in done.err
-
-
 def test_a_closed_pipe_is_not_an_error_message() -> None:
     command = f"'{sys.executable}' -m twoaxis methods standard --json | true"  # which has ended before it is written
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)

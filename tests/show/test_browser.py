@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("matplotlib")
-
 from tests.show.samples import CONTENDERS, everything
 from twoaxis.show import page
 

@@ -9,8 +9,6 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-pytest.importorskip("matplotlib")
-
 from tests.show.samples import CONTENDERS, Sample, bars, curves, everything, heat, intervals
 from twoaxis.base.machine import needs
 from twoaxis.show import figures

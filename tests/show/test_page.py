@@ -11,8 +11,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-pytest.importorskip("matplotlib")
-
 from tests.show.samples import CONTENDERS, Sample, curves, everything
 from twoaxis.show import markdown, page
 from twoaxis.show.charts import Axis, Chart, Line, Mark, Panel, Row

@@ -7,13 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
 import torch
-from torch import Tensor
-
-pytest.importorskip("transformers")
-
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")
-
 from tests.training.runs import numbers, processes, small
 from twoaxis.commands.train_plan import plan_training
 from twoaxis.model.load import load_model

@@ -13,8 +13,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("transformers")
-
 from tests.support.foreign import byte_llama
 from tests.training.runs import SHAPE, Broken, Uneven, small, stop_at
 from twoaxis.base.options import field_types

@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("transformers")
-
 import transformers
 from torch import Tensor, nn
 

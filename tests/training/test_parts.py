@@ -13,8 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("transformers")
-
 from tests.training.runs import SHAPE, small
 from twoaxis.training import checkpoint as tensors
 from twoaxis.training.config import TrainConfig, merge, parse_model, read_fields

@@ -17,8 +17,6 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("transformers")
-
 from tests.support.processes import alive, children, environment, wait_for
 from tests.training.runs import SHAPE, Uneven, numbers, processes, small
 from twoaxis.base.files import claim

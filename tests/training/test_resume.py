@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("transformers")
-
 import torch
 from safetensors.torch import load_file, save_file
 

@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")
-
 from tests.support.commands import Done, run
 from tests.support.processes import environment
 from tests.training.runs import SHAPE
