@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 import torch
@@ -11,21 +12,16 @@ from twoaxis.base.machine import hardware, hardware_line, physical_cores, pick_d
 
 
 def test_hardware_and_versions() -> None:
-    threads = torch.get_num_threads()
-    found = hardware()
+    threads, found, told = torch.get_num_threads(), hardware(), versions()
     assert list(found) == ["cpu", "cores", "memory", "gpus", "threads", "platform"]
     assert found["threads"] == threads
     assert 1 <= found["cores"] <= (os.cpu_count() or 1)
     assert found["memory"] > 2**28
     assert len(found["gpus"]) == torch.cuda.device_count()
-    line = hardware_line()
-    assert line.startswith(f"{found['cpu']}, {found['cores']} core")
-    assert f", torch {torch.__version__.partition('+')[0]} " in line
-    assert line.endswith(", 1 thread" if threads == 1 else f", {threads} threads")
-    told = versions()
+    version = torch.__version__.partition("+")[0]
+    assert re.fullmatch(rf".*, {found['cores']} core.*, torch {version} .*, {threads} threads?", hardware_line())
     assert list(told) == ["python", "twoaxis", "torch", "transformers", "tokenizers"]
-    assert told["torch"] is not None
-    assert told["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    assert told["torch"].partition("+")[0] == version
 
 
 def test_cores_and_devices() -> None:

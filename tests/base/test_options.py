@@ -43,10 +43,9 @@ def test_every_option_refuses_other_types(registry: Any, name: str, field: str, 
     found = [values for word, values in WRONG.items() if kind.startswith(word)]
     assert found, f"{name}.{field}: nothing is known to be wrong for {kind}"
     for value in (*found[0], *(() if "None" in kind else (None,))):
-        with pytest.raises(ValueError, match=re.escape(repr(value))):
-            registry.config(name, {field: value})
-        with pytest.raises(ValueError, match=re.escape(repr(value))):
-            registry.find(name).Config(**{field: value})
+        for make in (lambda given: registry.config(name, given), lambda given: registry.find(name).Config(**given)):
+            with pytest.raises(ValueError, match=re.escape(repr(value))):
+                make({field: value})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +70,15 @@ def test_a_strangers_options_are_checked_before_they_are_compared() -> None:
     with pytest.raises(ValueError, match=r"unknown form 'c'.*it is one of a, b"):
         check_types(Strange(form="c"))  # type: ignore[arg-type]
     check_types(Strange(size=2, form="a", windows=(1, None), share=1))
+
+    class Local:
+        pass
+
+    @dataclass(frozen=True, kw_only=True)
+    class Hidden:
+        size: Local | None = None
+
+    check_types(Hidden(size=3))  # type: ignore[arg-type]  # an annotation that cannot be evaluated passes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +107,6 @@ def test_bounds_stand_in_the_annotation(tmp_path: Path) -> None:
             Bounded.from_dict(values)
     given = Bounded(size=3, windows=(1, None), table={"a": [1]})
     assert Bounded.from_dict(given.to_dict()) == given
-    for name, text in (
-        ("x.toml", 'size = 1e6\nwindows = [2]\ntable = { a = "b" }\n'),
-        ("x.json", '{"size": 1000000, "windows": [2], "table": {"a": "b"}}'),
-        ("x.yaml", "size: 1000000\nwindows: [2]\ntable: {a: b}\n"),
-    ):
-        (tmp_path / name).write_text(text)
-        assert Bounded.from_dict(read_fields(tmp_path / name)) == Bounded(size=10**6, windows=(2,), table={"a": "b"})
     for name, text in (("x.ini", ""), ("x.json", "[" * 100_000), ("x.toml", "a ="), ("x.yaml", "a: [")):
         (tmp_path / name).write_text(text)
         with pytest.raises(ValueError, match=f"{name} cannot be read"):
@@ -119,17 +120,6 @@ def test_integers_as_people_write_them() -> None:
     for text in ("", "k", "1.5", "ten", "1e400", "9" * 400, "nan", "2MM"):
         with pytest.raises(ValueError, match="expected an integer such as 500, 300k or 2M"):
             parse_integer(text)
-
-
-def test_annotations_that_cannot_be_evaluated_pass() -> None:
-    class Local:
-        pass
-
-    @dataclass(frozen=True, kw_only=True)
-    class Hidden:
-        size: Local | None = None
-
-    check_types(Hidden(size=3))  # type: ignore[arg-type]
 
 
 STREAM: Any = twoaxis.stream("attention_residuals", blocks=2, width=8, block_size=2)
@@ -212,8 +202,3 @@ def test_a_wrong_number_of_packed_tensors_is_refused(name: str) -> None:
             seen = stream.read(state, site)
             c, y = apply_nothing(stream, seen, seen.x)
             state = stream.write(state, site, y, seen, c)
-
-
-def test_a_chunk_of_no_tokens_is_a_chunk() -> None:
-    empty = twoaxis.window_attention(Q[:, :0], Q[:, :0], Q[:, :0], axis=1)
-    assert empty.shape == (2, 0, 4, 8)

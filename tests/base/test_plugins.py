@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import Done, run
-from twoaxis.base.plugins import load_entry_points
+from twoaxis.base.plugins import fingerprints, load_entry_points, use
 
 STRANGE = """
 import twoaxis
@@ -58,3 +58,22 @@ def test_methods_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.Mon
         assert command("generate run --prompt x") == (2, "", missed)
     finally:
         load_entry_points.cache_clear()
+
+
+def test_files_with_methods_of_ones_own(tmp_path: Path) -> None:
+    own, other = tmp_path / "own.py", tmp_path / "own.txt"
+    own.write_text("raise KeyError('no')")
+    other.touch()
+    for file, message in (
+        (own, r"own\.py cannot be imported: KeyError: 'no'"),
+        (tmp_path / "none.py", "there is no file"),
+        (other, r"its name must end in \.py"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            use(file)
+    before = fingerprints([own])
+    own.write_text("count = 1")
+    assert fingerprints([own]) != before
+    use(own)
+    own.write_text("raise KeyError('not run twice')")
+    use(own)

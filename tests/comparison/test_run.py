@@ -382,15 +382,3 @@ def test_the_command_line_and_python_say_the_same_and_nothing_unsaid(monkeypatch
         "twoaxis compare --out x --stream deep_delta --stream denseformer --data a b --data c --seeds 5 "
         "--lr 0.001,0.002 --no-isolate --grid --model hidden_size=64 --tokens 300000"
     )
-
-
-def test_a_dry_run_on_the_command_line(tmp_path: Path, place: Path) -> None:
-    plan, out = tmp_path / "plan.json", tmp_path / "out"
-    plan.write_text(json.dumps(make_options(place, seeds=2, stream=["deep_delta"])))
-    words = ["compare", "--out", str(out), "--file", str(plan), "--mixer", "canon", "--steps", "7", "--dry-run"]
-    found = json.loads(run_command(*words, "--match", "tokens", "--json").out)
-    labels = ("standard", "deep_delta", "standard + canon")
-    assert [(row["label"], row["steps"], row["runs"]) for row in found["rows"]] == [(label, 7, 2) for label in labels]
-    assert found["rows"][1]["flops"] == found["rows"][1]["tokens"] * found["rows"][1]["flops_per_token"]
-    assert found["seconds"] > 0
-    assert not out.exists()

@@ -19,12 +19,10 @@ from rich.console import Console
 from tests.comparison.comparing import FRAGILE, make_options
 from tests.support.processes import alive, children, environment, wait_for
 from twoaxis.base.files import claim
-from twoaxis.base.machine import physical_cores
-from twoaxis.base.plugins import fingerprints, use
 from twoaxis.base.progress import Progress as Bar
 from twoaxis.comparison.plan import Plan
 from twoaxis.comparison.run import WORK, Runs, prepare
-from twoaxis.comparison.runner.launchers import LocalLauncher, default_jobs
+from twoaxis.comparison.runner.launchers import LocalLauncher
 from twoaxis.comparison.runner.watch import Watch, read_progress
 from twoaxis.comparison.runner.worker import FAILED, OUTPUT, PROGRESS, Progress, explain, in_children, read_failure
 from twoaxis.training.folder import load_result
@@ -83,8 +81,7 @@ def test_a_worker_does_what_train_does_and_says_how_others_end(place: Path) -> N
     assert "Traceback" in (units["raise"].folder / OUTPUT).read_text()
     assert load_result(units["denseformer"].folder) is not None  # waited for and then done
     assert not (units["denseformer"].folder / FAILED).exists()
-    there = load_result(units["standard"].folder)
-    assert there is not None
+    there: Any = load_result(units["standard"].folder)
     assert there.weights == train(plan.config(plan.runs()[0]), place / "here").weights
 
 
@@ -155,17 +152,15 @@ def test_a_refused_file_ends_everything(place: Path) -> None:
 
 def test_the_bar_counts_work_and_names_losses(place: Path) -> None:
     """Progress, failures and results, from nothing but files."""
-    out = place / "shown"
+    out, said = place / "shown", io.StringIO()
     plan_in(out, place, seeds=2, steps=40)
-    said = io.StringIO()
     watch = Watch(Runs(out), console=Console(file=said, width=400))
-    total = sum(unit.size for unit in watch.units)
-    bar = Bar("compare", round(total), "MFLOP", console=watch.console)
+    bar = Bar("compare", round(sum(unit.size for unit in watch.units)), "MFLOP", console=watch.console)
     first, second, *_ = watch.units
     for unit in watch.units:
         unit.folder.mkdir(parents=True)
     tell = Progress(first.folder)
-    tell(0.5, "")  # taken up in the middle
+    tell(0.5, "")  # resumed in the middle
     watch._look(bar)
     assert bar.done == bar.initial == pytest.approx(first.size / 2, abs=1)
     tell.told = 0.0
@@ -173,55 +168,31 @@ def test_the_bar_counts_work_and_names_losses(place: Path) -> None:
     watch._look(bar)
     assert bar.done - bar.initial == pytest.approx(first.size / 4, abs=1)
     assert bar.note == f"0 of 4 runs  {first.name}: loss 2.500"
-    (first.folder / FAILED).write_text(json.dumps({"message": "no reason", "tries": 1}))
-    watch._look(bar)
-    assert bar.done == 0
-    assert not (first.folder / PROGRESS).exists()
-    (first.folder / FAILED).write_text(json.dumps({"message": "no reason", "tries": 2}))
+    for tries in (1, 2):
+        (first.folder / FAILED).write_text(json.dumps({"message": "no reason", "tries": tries}))
+        if tries == 1:
+            watch._look(bar)
+            assert bar.done == 0
+            assert not (first.folder / PROGRESS).exists()
     plan = Runs(out).plan()
     train(plan.config(plan.runs()[1]), second.folder)
     watch._look(bar)
     assert bar.done == round(second.size)
     lines = said.getvalue().splitlines()
-    assert lines[0] == f"{first.name}: no reason"
-    assert lines[1] == "  it is tried once more"
+    assert lines[:2] == [f"{first.name}: no reason", "  it is tried once more"]
     assert f"{first.name} failed: no reason" in lines
     assert any(line.startswith(f"1/4  {second.name}: loss ") for line in lines)
 
 
 def test_ends_are_explained(tmp_path: Path) -> None:
-    output = tmp_path / "out.txt"
-    output.write_text("\n".join(map(str, range(40))))
-    told = explain(-signal.SIGABRT, output).splitlines()
-    assert told[0] == "crashed with SIGABRT"
-    assert told[1:] == [f"    {number}" for number in range(25, 40)]
-    output.write_text("\n".join(["before", "Fatal Python error: Aborted", *map(str, range(40))]))
+    output, none, many = tmp_path / "out.txt", tmp_path / "none", [*map(str, range(40))]
+    output.write_text("\n".join(many))
+    last = [f"    {number}" for number in range(25, 40)]
+    assert explain(-signal.SIGABRT, output).splitlines() == ["crashed with SIGABRT", *last]
+    output.write_text("\n".join(["before", "Fatal Python error: Aborted", *many]))
     assert explain(-signal.SIGABRT, output).splitlines()[1:4] == ["    Fatal Python error: Aborted", "    0", "    1"]
-    assert explain(3, tmp_path / "none") == "ended with code 3"
-    assert explain(-signal.SIGKILL, tmp_path / "none").startswith("killed by the system, which does this when memory")
-
-
-def test_cores_and_devices() -> None:
-    assert 1 <= physical_cores() <= len(os.sched_getaffinity(0))
-    assert default_jobs("cpu") == (physical_cores(), ["cpu"])
-
-
-def test_files_with_methods_of_ones_own(tmp_path: Path) -> None:
-    own = tmp_path / "own.py"
-    own.write_text("raise KeyError('no')")
-    with pytest.raises(ValueError, match=r"own\.py cannot be imported: KeyError: 'no'"):
-        use(own)
-    with pytest.raises(ValueError, match="there is no file"):
-        use(tmp_path / "none.py")
-    (tmp_path / "own.txt").write_text("")
-    with pytest.raises(ValueError, match=r"its name must end in \.py"):
-        use(tmp_path / "own.txt")
-    before = fingerprints([own])
-    own.write_text("count = 1")
-    assert fingerprints([own]) != before
-    use(own)
-    own.write_text("raise KeyError('not run twice')")
-    use(own)
+    assert explain(3, none) == "ended with code 3"
+    assert explain(-signal.SIGKILL, none).startswith("killed by the system, which does this when memory")
 
 
 @pytest.mark.parametrize("jobs", [1, 3])

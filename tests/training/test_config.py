@@ -25,19 +25,9 @@ def test_to_dict_and_back() -> None:
 
 def test_key_depends_on_what_changes_weights_only() -> None:
     base = TrainConfig()
-    others: dict[str, Any] = {
-        "log_every": 3,
-        "save_seconds": 1.0,
-        "save_every": 5,
-        "keep": 4,
-        "save_model": False,
-        "report_to": ("tensorboard",),
-        "threads": 1,
-        "device": "cpu",
-        "cache": "x",
-        "measure_memory": False,
-        "parallel": "fsdp=2",
-    }
+    others: dict[str, Any] = {"log_every": 3, "save_seconds": 1.0, "save_every": 5, "keep": 4, "save_model": False}
+    others |= {"report_to": ("tensorboard",), "threads": 1, "device": "cpu", "cache": "x", "measure_memory": False}
+    others |= {"parallel": "fsdp=2"}
     assert set(others) == set(RUNNING)
     assert dataclasses.replace(base, **others).key == base.key
     for change in ({"lr": 1e-4}, {"seed": 1}, {"stream": "deep_delta"}, {"data": ("x",)}, {"model": {"a": 1}}):
@@ -66,24 +56,13 @@ def test_mistakes(change: dict[str, Any], message: str) -> None:
         TrainConfig(**change)
 
 
-@pytest.mark.parametrize(
-    ("alias", "name"),
-    [
-        ("attnres", "attention_residuals"),
-        ("mhc", "manifold_hyper_connections"),
-        ("ddl", "deep_delta"),
-        ("HC", "hyper_connections"),
-        ("dca", "deep_cross_attention"),
-        ("DenseFormer", "denseformer"),
-        ("MUDD", "muddformer"),
-        ("va", "vertical_attention"),
-        ("elc", "elc_bert"),
-        ("Deep-Delta", "deep_delta"),
-        ("swa", "short_swa"),
-        ("conv", "short_conv"),
-        ("short conv", "short_conv"),
-    ],
-)
+ALIASES = {"attnres": "attention_residuals", "mhc": "manifold_hyper_connections", "ddl": "deep_delta"}
+ALIASES |= {"HC": "hyper_connections", "dca": "deep_cross_attention", "DenseFormer": "denseformer", "elc": "elc_bert"}
+ALIASES |= {"MUDD": "muddformer", "va": "vertical_attention", "Deep-Delta": "deep_delta", "swa": "short_swa"}
+ALIASES |= {"conv": "short_conv", "short conv": "short_conv"}
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
 def test_names_that_people_use_become_names_here(alias: str, name: str) -> None:
     """In a run's configuration, in a model's and in a row of a comparison."""
     field = "mixer" if name.startswith("short_") else "stream"

@@ -20,15 +20,8 @@ from twoaxis.training.setup import model_config
 from twoaxis.training.train import train
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
-RUN: dict[str, Any] = {
-    "model": {**SHAPE, "intermediate_size": 48},
-    "batch": 16,
-    "accumulate": 2,
-    "log_every": 1,
-    "device": "cpu",
-    "stream": "attention_residuals",
-    "save_model": True,
-}
+RUN: dict[str, Any] = {"model": {**SHAPE, "intermediate_size": 48}, "batch": 16, "accumulate": 2, "log_every": 1}
+RUN |= {"device": "cpu", "stream": "attention_residuals", "save_model": True}
 ROUNDING = 2e-5
 """Of losses and norms after a dozen steps."""
 
@@ -73,12 +66,9 @@ def test_processes_do_what_one_does(count: int, parallel: str, one: Path, tmp_pa
     folder = tmp_path / "run"
     run_in(count, small(**RUN, parallel=parallel), folder)
     same(folder, one)
-    result = load_result(folder)
-    assert result is not None
+    result: Any = load_result(folder)
     assert weights_digest(weights(load_model(folder / "model", "cpu"))) == result.weights
-    first = load_result(one)
-    assert first is not None
-    assert result.parameters == first.parameters
+    assert result.parameters == load_result(one).parameters
 
 
 @pytest.mark.slow
@@ -107,12 +97,8 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
         if until is not None:
             (path,) = checkpoints(folder / "checkpoints")[:1]
             assert (path / "shards").is_dir() == (count > 1)
-            assert {file.suffix for file in path.rglob("*") if file.is_file()} <= {
-                ".safetensors",
-                ".json",
-                ".jsonl",
-                "",
-            }
+            suffixes = {file.suffix for file in path.rglob("*") if file.is_file()}
+            assert suffixes <= {".safetensors", ".json", ".jsonl", ""}
     same(folder, tmp_path / "one", 2e-4)
 
 
