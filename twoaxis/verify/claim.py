@@ -103,9 +103,8 @@ def claim(
     def add(measure: F) -> F:
         @functools.wraps(measure)
         def measured(subject: Any) -> Result | str:
-            return result_of(
-                {"": measure(subject)} if over is None else {w: measure(p) for w, p in over(subject)}, bound
-            )
+            parts = [("", subject)] if over is None else over(subject)
+            return worst([(where, as_result(measure(part), bound)) for where, part in parts])
 
         assert name not in CLAIMS, f"there is already a claim {name!r}"
         CLAIMS[name] = Claim(family, name, measured, tuple(axes), **options)
@@ -114,25 +113,23 @@ def claim(
     return add
 
 
-def result_of(found: Mapping[str, Any], bound: float = 0.0) -> Result | str:
-    """One result of what a claim's function returned, by the part that it was measured on."""
-    errors: dict[str, float] = {}
-    for where, each in found.items():
-        labelled = each.items() if isinstance(each, Mapping) else [("", each)]
-        errors |= {", ".join(filter(None, (where, label))): e for label, e in labelled if isinstance(e, float | int)}
-    faults = [
-        f"{where}: {fault}" if where else fault for where, e in found.items() if isinstance(e, list) for fault in e
-    ]
-    results = [(where, each) for where, each in found.items() if isinstance(each, Result)]
-    if results:
-        where, result = max(results, key=lambda pair: pair[1].severity)
-        detail = ": ".join(filter(None, (where, result.detail)))
-        return result._replace(detail=detail, instances=sum(each.instances for _, each in results))
-    if errors and not faults:
-        label, error = max(errors.items(), key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1])
-        return Result(error, bound, f"worst: {label}" if error > 0 and label else "", len(errors))
-    absent = [each for each in found.values() if isinstance(each, str)]
-    return absent[0] if absent and not faults else Result(len(faults), 0.0, "; ".join(faults[:3]))
+def as_result(found: Any, bound: float = 0.0) -> Result | str:
+    """The result of what a claim's function returned."""
+    if isinstance(found, Mapping):
+        return worst([(label, as_result(each, bound)) for label, each in found.items()])
+    if isinstance(found, list):
+        return Result(len(found), 0.0, "; ".join(found[:3]))
+    return Result(found, bound) if isinstance(found, float | int) else found
+
+
+def worst(found: Sequence[tuple[str, Result | str]]) -> Result | str:
+    """The worst of labelled results, or the last reason why there are none."""
+    results = [(label, result) for label, result in found if isinstance(result, Result)]
+    if not results:
+        return "".join(reason for _, reason in found[-1:] if isinstance(reason, str))
+    label, result = max(results, key=lambda pair: pair[1].severity)
+    detail = ": ".join(filter(None, (label if result.error else "", result.detail)))
+    return result._replace(detail=detail, instances=sum(each.instances for _, each in results))
 
 
 def choose(claims: Iterable[Claim], only: Sequence[str]) -> list[Claim]:
@@ -150,16 +147,13 @@ def measure(claims: Iterable[Claim], subjects: Sequence[Any], subject: str = "")
     """One result per claim, the worst over the subjects; ends with a failed claim that the others build on."""
     for each in claims:
         tried = [(str(one), attempt(each, one)) for one in subjects]
-        found = [(label, result) for label, result in tried if isinstance(result, Result)]
-        result = Result(0.0, detail="".join(text for _, text in tried[-1:] if isinstance(text, str)), instances=0)
-        failed = sum(not result.holds for _, result in found)
-        if found:
-            label, result = max(found, key=lambda pair: pair[1].severity)
-            share = f"{failed} of {len(found)} variants fail, the worst: {label}" if failed and len(found) > 1 else ""
-            detail, count = ": ".join(filter(None, (share, result.detail))), sum(r.instances for _, r in found)
-            result = result._replace(detail=detail, instances=count)
+        holds = [result.holds for _, result in tried if isinstance(result, Result)]
+        share = f"{holds.count(False)} of {len(holds)} variants fail, the worst: "
+        told = not all(holds) and len(holds) > 1
+        found = worst([(share + label if told else "", result) for label, result in tried])
+        result = Result(0.0, detail=found, instances=0) if isinstance(found, str) else found
         yield result._replace(family=each.family, name=each.name, subject=subject)
-        if failed and each.first:
+        if each.first and not result.holds:
             return
 
 
@@ -180,6 +174,15 @@ def raised(error: Exception) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         place = [(error.filename, error.lineno)]
     return f"raises {type(error).__name__}: {first}" + "".join(f" ({Path(f).name}, line {n})" for f, n in place)
+
+
+def accepted(what: str, call: Callable[..., Any], *arguments: Any) -> list[str]:
+    """What is wrong if a call does not refuse its arguments with a ValueError."""
+    try:
+        call(*arguments)
+    except ValueError:
+        return []
+    return [f"{what} raises no ValueError"]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from twoaxis.base.registry import did_you_mean
+from twoaxis.depth.compose import Composed
 from twoaxis.depth.site import Site
 from twoaxis.depth.stream import Applied, Seen, State, Stream
 from twoaxis.depth.walk import visit
 from twoaxis.sequence.mixer import POINTS, LocalOperator
 from twoaxis.sequence.registry import mixer
-from twoaxis.verify.claim import between, claim, deviation, disagreement, gradients, raised, random_tensors
+from twoaxis.verify.claim import accepted, claim, deviation, disagreement, raised
 from twoaxis.verify.depth import PLACEMENTS, ways_of
 from twoaxis.verify.subject import WIDTH, MixerSubject, Run, StreamSubject, Subject, runs, tensors_of
 
@@ -49,7 +50,7 @@ def declarations(subject: Subject) -> list[str]:
         if not made.points or not set(made.points) <= set(POINTS):
             return [f"it acts at {made.points}, the points are {', '.join(POINTS)}"]
         for point in set(POINTS) - set(made.points):
-            found += _accepted(f"an operator at {point!r}, where the mixer does not act,", made.build, point, WIDTH)
+            found += accepted(f"an operator at {point!r}, where the mixer does not act,", made.build, point, WIDTH)
     try:
         for run in subject.runs():
             found += [f"{run.where}: {fault}" for fault in _wrong_in(run)]
@@ -76,11 +77,10 @@ def _wrong_in(run: Run) -> list[str]:
     x = run.input()
     if run(x).shape != x.shape:
         found.append(f"the output has shape {tuple(run(x).shape)}, the input {tuple(x.shape)}")
-    if isinstance(run.method, LocalOperator):
-        return found + _accepted("an input of another width", run, x[..., :-1])
-    method = run.stream
-    state = method.unpack(method.pack(method.open(x)), method.layout.sites[0])
-    run.end(state)
+    method = run.method
+    if isinstance(method, LocalOperator):
+        return found + accepted("an input of another width", run, x[..., :-1])
+    run.end(method.unpack(method.pack(method.open(x)), method.layout.sites[0]))
     if method.neutral not in ("bitwise", "rounding", "scale", "none"):
         found.append(f"the neutral class is {method.neutral!r}")
     for site in method.layout.sites:
@@ -91,37 +91,24 @@ def _wrong_in(run: Run) -> list[str]:
     return found
 
 
-def _accepted(what: str, call: Callable[..., Any], *arguments: Any) -> list[str]:
-    """What is wrong if a call does not refuse its arguments with a ValueError."""
-    try:
-        call(*arguments)
-    except ValueError:
-        return []
-    return [f"{what} raises no ValueError"]
-
-
 # Purity.
-
-
-@claim("contract", "purity: a state reads the same twice", ["depth"], over=runs())
-@torch.no_grad()
-def reads_repeat(run: Run) -> float:
-    """The same state read twice gives the same numbers."""
-    reads = [(ways_of(run.stream.read(s.before, s.site)), ways_of(s.seen)) for s in run.steps(run.input())[0]]
-    return max(
-        deviation(again[way], seen[way]) if way in again else float("inf") for again, seen in reads for way in seen
-    )
 
 
 @claim("contract", "purity: passes interleave", ["depth"], over=runs())
 @torch.no_grad()
-def passes_interleave(run: Run) -> float:
-    """Two passes with different inputs, site by site in turn, equal two passes one after the other."""
-    inputs = [run.input(), run.input(offset=1)]
-    alone, states = [run(x) for x in inputs], [run.stream.open(x) for x in inputs]
-    for site in run.stream.sites:
+def passes_interleave(run: Run) -> dict[str, float]:
+    """Two passes site by site in turn, every state read twice, equal two passes one after the other; a deep copy of
+    the module continues from a copy of any of their states to the same output.
+    """
+    method, inputs = run.method, [run.input(), run.input(offset=1)]
+    alone, states, errors = [run(x) for x in inputs], [method.open(x) for x in inputs], {}
+    for site in method.layout.sites:
+        first, again = (ways_of(method.read(states[0], site)) for _ in range(2))
+        errors[f"site {site.index} read again"] = max(deviation(again[way], first[way]) for way in first)
+        copied = run.end(copy.deepcopy(states[0]), copy.deepcopy(method))
+        errors[f"copied before site {site.index}"] = deviation(copied, alone[0])
         states = [run.go(state, site.index + 1) for state in states]
-    return max(deviation(run.end(state), out) for state, out in zip(states, alone, strict=True))
+    return errors | {f"pass {i}": deviation(run.end(state), alone[i]) for i, state in enumerate(states)}
 
 
 @claim("contract", "purity: nothing is kept on the module", over=runs())
@@ -129,67 +116,57 @@ def module_unchanged(run: Run) -> list[str]:
     """A pass leaves the module's parameters, buffers and attributes, and its class's, as they were."""
     before = _snapshot(run.method)
     run(run.input(grad=True)).sum().backward()
-    for parameter in run.parameters():
-        parameter.grad = None
+    run.zero_grad()
     with torch.no_grad():
-        run.composed.run(run.input(), keep=True) if isinstance(run.method, Stream) else run(run.input(offset=1))
+        run(run.input(offset=1))
+        if isinstance(run.run, Composed):
+            run.run.run(run.input(), keep=True)
     after = _snapshot(run.method)
-    same = {
-        key
-        for key, (held, *rest) in before.items()
-        if key in after and [held is after[key][0], *rest] == [True, *after[key][1:]]
-    }
-    return sorted(f"{key} changed" for key in (after.keys() | before.keys()) - same)
+    return sorted(f"{key} changed" for key in after.keys() | before.keys() if after.get(key) != before.get(key))
 
 
-def _snapshot(module: nn.Module) -> dict[str, tuple[Any, ...]]:
-    """Everything an attribute could hide a number in, by path: the objects themselves, and what they contain."""
-    found: dict[str, tuple[Any, ...]] = {}
-    for name, part in module.named_modules():
-        _describe(vars(part), name or type(module).__name__, found, 0)
-    for cls in type(module).__mro__:
-        if issubclass(cls, Stream | LocalOperator) and cls not in (Stream, LocalOperator):
-            _describe(dict(vars(cls)), f"class {cls.__name__}", found, 0)
-    return found
+def _snapshot(module: nn.Module) -> dict[str, Any]:
+    """What the attributes of a module and its parts, and of its classes, are and contain."""
+    holders = [(name or type(module).__name__, part) for name, part in module.named_modules()]
+    classes = [c for c in type(module).__mro__ if issubclass(c, Stream | LocalOperator)]
+    holders += [(f"class {c.__name__}", c) for c in classes if c not in (Stream, LocalOperator)]
+    return {f"{path}.{key}": _contents(value) for path, held in holders for key, value in vars(held).items()}
 
 
-def _describe(value: Any, path: str, found: dict[str, tuple[Any, ...]], depth: int) -> None:
-    """Add a value and, but for modules and functions, what is in it: an object, and numbers that are equal again."""
+def _contents(value: Any, depth: int = 0) -> Any:
+    """What an object is and, but for modules and functions, what is in it, in a form that can be compared later."""
     if isinstance(value, Tensor):
-        found[path] = value, value._version, value.detach().double().sum().item()
-    elif isinstance(value, nn.Module | type | property) or inspect.isroutine(value):
-        found[path] = (value,)
-    elif isinstance(value, Mapping | list | tuple):
-        found[path] = None, len(value)
-        for key, inside in value.items() if isinstance(value, Mapping) else enumerate(value):
-            _describe(inside, f"{path}.{key}", found, depth + 1)
-    elif isinstance(value, set | frozenset):
-        found[path] = None, frozenset(map(repr, value))
-    elif depth < 4 and hasattr(value, "__dict__"):
-        _describe(vars(value), path, found, depth + 1)
-    else:
-        found[path] = (None, value) if isinstance(value, str | int | float | bool | None) else (value,)
+        return id(value), value._version, value.detach().double().sum().item()
+    if isinstance(value, nn.Module | type | property) or inspect.isroutine(value):
+        return id(value)
+    if isinstance(value, Mapping):
+        return {key: _contents(inside, depth + 1) for key, inside in value.items()}
+    if isinstance(value, list | tuple):
+        return [_contents(inside, depth + 1) for inside in value]
+    if isinstance(value, set | frozenset):
+        return frozenset(map(repr, value))
+    if depth < 4 and hasattr(value, "__dict__"):
+        return _contents(vars(value), depth + 1)
+    return value if isinstance(value, str | int | float | bool | None) else id(value)
 
 
 @claim("contract", "purity: inputs and old states are untouched", ["depth"], over=runs())
 @torch.no_grad()
 def inputs_unchanged(run: Run) -> list[str]:
     """A pass changes neither the embedding, nor an increment, nor a read, nor any earlier state."""
-    method, x = run.stream, run.input()
+    method, x = run.method, run.input()
     held = [("the embedding", x, x.clone())]
 
     def hold(what: str, value: Any) -> None:
         held.extend((what, t, t.clone()) for t in tensors_of(value))
 
-    def watch(site: Site, state: State, seen: Seen) -> None:
-        hold(f"the state before site {site.index}", state.value)
-        hold(f"the read of site {site.index}", seen)
-
     def act(site: Site, seen: Seen) -> Applied:
         applied = run.act(site, seen)
-        hold(f"the normalised read of site {site.index}", applied.c)
-        hold(f"the increment of site {site.index}", applied.y)
+        hold(f"the normalised read or the increment of site {site.index}", applied)
         return applied
+
+    def watch(site: Site, state: State, seen: Seen) -> None:
+        hold(f"the read of site {site.index} or the state before it", (state.value, seen))
 
     last = visit(method, method.open(x), method.sites, act, watch)
     hold("the last state", last.value)
@@ -203,7 +180,6 @@ def inputs_unchanged(run: Run) -> list[str]:
 def rings_unchanged(run: Run) -> float:
     """A step leaves its input and the ring as they were, and from one ring it gives the same numbers twice."""
     operator, x = run.method, run.input()
-    assert isinstance(operator, LocalOperator)
     _, ring = operator.step(x[:, :10], operator.start(2))
     held = [(t, t.clone()) for t in (x, *ring.kept)]
     first, _ = operator.step(x[:, 10:], ring)
@@ -212,68 +188,37 @@ def rings_unchanged(run: Run) -> float:
     return max(deviation(a, b) for a, b in [(again, first), *held])
 
 
-@claim("contract", "purity: deep copies continue", ["depth"], over=runs(layouts="few"))
-@torch.no_grad()
-def deep_copies(run: Run) -> float:
-    """A copy of the module continues from a copy of the state, mid-pass, to the same output."""
-    whole, (steps, last) = run(run.input()), run.steps(run.input())
-    states = [*(step.before for step in steps), last]
-    return max(deviation(run.end(copy.deepcopy(s), copy.deepcopy(run.stream)), whole) for s in states)
-
-
 # Packing and recomputation.
 
 
-@claim("contract", "pack: continues after any block", ["depth"], over=runs(layouts="few"), bound=1e-12)
-def packing(run: Run) -> dict[str, float]:
-    """A pass that is packed before every block and unpacked in a copy of the stream has the same output and gradients.
-
-    The packed tensors are cut off and the backward passes joined by hand, as between pipeline stages.
-    """
-    x, method = run.input(grad=True), run.stream
-    copied, cuts, leaves = copy.deepcopy(method), [], [x, *run.parameters()]
-    out, state = run(x), method.open(x)
-    (probe,) = random_tensors(run.seed, out.shape)
-    whole = gradients(out, leaves, probe)
-    for boundary in (site for site in method.layout.sites if site.first):
-        stage = copied if cuts else method
-        sent = stage.pack(run.go(state, boundary.index, stage))
-        received = [t.detach().requires_grad_() for t in sent]
-        state = copied.unpack(received, boundary)
-        cuts.append((sent, received))
-    end = copied.close(state)
-    torch.autograd.backward(end, probe)
-    for sent, received in reversed(cuts):
-        joined = [(t, r.grad) for t, r in zip(sent, received, strict=True) if t.requires_grad and r.grad is not None]
-        if joined:
-            tensors, cotangents = zip(*joined, strict=True)
-            torch.autograd.backward(tensors, cotangents)
-    twins: dict[Tensor, Tensor] = dict(zip(method.parameters(), copied.parameters(), strict=True))
-    sums = [torch.zeros_like(leaf) for leaf in leaves]
-    for total, leaf in zip(sums, leaves, strict=True):
-        for grad in (leaf.grad, None if leaf is x else getattr(twins.get(leaf), "grad", None)):
-            total += 0.0 if grad is None else grad
-    return {"output": deviation(end, out), "gradients": between(sums, whole, floor=1.0)}
-
-
 def _placed(subject: StreamSubject) -> Iterator[tuple[str, Run]]:
+    yield from runs(layouts="few")(subject)
     for number in (subject.number, subject.number + 3):
         placement = PLACEMENTS[number % len(PLACEMENTS)]
         for layout in ("mixers", "uneven"):
             yield f"{placement!r}, {layout}", subject.run(layout, placement=placement)
 
 
-@claim("contract", "placement: packs anywhere", ["depth"], over=_placed, bound=1e-12)
-def packs_anywhere(run: Run) -> dict[str, float]:
-    """Where some sites are switched off, packing still continues to the same output; two placements per variant."""
-    return packing(run)
+@claim("contract", "pack: continues after any block", ["depth"], over=_placed, bound=1e-12)
+def packing(run: Run) -> float:
+    """A pass that is packed before every block and unpacked in another module has the same output and gradients.
+
+    Everywhere, and with some sites switched off. The other module has the same parameters and none of what a pass may
+    have left on the first.
+    """
+    x, stage = run.input(grad=True), copy.copy(run.method)
+    state = run.method.open(x)
+    for boundary in (site for site in stage.layout.sites if site.first):
+        state = stage.unpack(stage.pack(run.go(state, boundary.index, stage)), boundary)
+        stage = copy.copy(stage)
+    return disagreement(run.end(state, stage), run(x), run.leaves(x), run.seed)
 
 
 @claim("contract", "pack: structure depends on the site alone", ["depth"], over=runs())
 @torch.no_grad()
 def packed_structure(run: Run) -> list[str]:
     """How many tensors pack gives, and their shapes, depend on the site alone; inside a block it raises."""
-    method, found, shapes = run.stream, [], []
+    method, found, shapes = run.method, [], []
     for batch, time, keep in ((2, 5, False), (3, 3, True)):
         state, rows = method.open(run.input(batch=batch, time=time, offset=batch), keep=keep), {}
         for site in method.layout.sites:
@@ -281,7 +226,7 @@ def packed_structure(run: Run) -> list[str]:
             if site.first:
                 rows[site.index] = [(batch, time) == t.shape[:2] and tuple(t.shape[2:]) for t in method.pack(state)]
             else:
-                found += _accepted(f"pack inside block {site.block}", method.pack, state)
+                found += accepted(f"pack inside block {site.block}", method.pack, state)
         shapes.append(rows)
     for index, row in shapes[0].items():
         if row != shapes[1][index]:
@@ -294,7 +239,7 @@ def packed_structure(run: Run) -> list[str]:
 @claim("contract", "activation checkpointing", ["depth"], over=runs(layouts="one"), bound=1e-12)
 def checkpointing(run: Run) -> float:
     """Blocks recomputed in the backward pass give the output and the gradients of blocks that are not."""
-    method, x = run.stream, run.input(grad=True)
+    method, x = run.method, run.input(grad=True)
     state: Any = method.open(x)
     for number in range(method.layout.blocks):
         state = checkpoint(run.go, state, method.sites_of(number)[-1].index + 1, use_reentrant=False)
@@ -306,17 +251,17 @@ def checkpointing(run: Run) -> float:
 def misuse(subject: StreamSubject) -> list[str]:
     """A state of another stream, sites out of order and a wrong width are refused with a ValueError."""
     run, other = subject.run(), subject.stream("mixers")
-    method, x = run.stream, run.input()
+    method, x = run.method, run.input()
     step, sites = run.steps(x)[0][0], method.layout.sites
     after = method.write(step.before, sites[0], step.y, step.seen, step.c)
     rest = (step.seen, step.c)
-    found = _accepted("the state of another stream", method.read, other.open(x), sites[0])
-    found += _accepted("an embedding of another width", method.open, x[..., :-1])
-    found += _accepted("an increment of another width", method.write, step.before, sites[0], step.y[..., :-1], *rest)
-    found += _accepted("a site read before its turn", method.read, step.before, sites[1])
-    found += _accepted("a site read again after its write", method.read, after, sites[0])
-    found += _accepted("a site written again", method.write, after, sites[0], step.y, *rest)
-    return found + _accepted("closing before the last sub-layer", method.close, after)
+    found = accepted("the state of another stream", method.read, other.open(x), sites[0])
+    found += accepted("an embedding of another width", method.open, x[..., :-1])
+    found += accepted("an increment of another width", method.write, step.before, sites[0], step.y[..., :-1], *rest)
+    found += accepted("a site read before its turn", method.read, step.before, sites[1])
+    found += accepted("a site read again after its write", method.read, after, sites[0])
+    found += accepted("a site written again", method.write, after, sites[0], step.y, *rest)
+    return found + accepted("closing before the last sub-layer", method.close, after)
 
 
 COMPILE = "torch.compile(fullgraph=True)"

@@ -7,6 +7,7 @@ leaves out, cancel.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twoaxis.base.meter import Meter, storage_bytes
+from twoaxis.base.meter import storage_bytes
 from twoaxis.depth.compose import compose
-from twoaxis.depth.counts import count_kept, count_live, flops_of, on_meta
-from twoaxis.depth.stream import Stream
-from twoaxis.depth.walk import apply_nothing, visit
-from twoaxis.verify.claim import Result, claim
+from twoaxis.depth.counts import count_flops, count_kept, count_live, flops_of, on_meta
+from twoaxis.verify.claim import Result, claim, random_tensors
 from twoaxis.verify.subject import CHANNELS, Run, StreamSubject, Subject, runs, tensors_of
 
 NARROW, WIDE = 64, 128
@@ -29,23 +28,10 @@ DEPTHS = (8, 16)
 @claim("costs", "parameter groups", ["depth"], over=runs())
 def groups(run: Run) -> list[str]:
     """Every parameter is in exactly one group of `parameter_groups`, and a group names nothing else."""
-    names = [name for name, _ in run.stream.named_parameters()]
-    grouped = [name for group in run.stream.parameter_groups() for name in group.names]
+    names = [name for name, _ in run.method.named_parameters()]
+    grouped = [name for group in run.method.parameter_groups() for name in group.names]
     found = [f"{name} is in {grouped.count(name)} groups" for name in names if grouped.count(name) != 1]
     return found + [f"a group names {name}, which is no parameter" for name in set(grouped) - set(names)]
-
-
-@claim("costs", "cost: parameters", ["sequence"], over=runs())
-def parameters(run: Run) -> float:
-    """The parameters an operator says are the numbers it learns; a stream's are read off the module."""
-    operator: Any = run.method
-    return abs(operator.cost().parameters - sum(p.numel() for p in operator.parameters()))
-
-
-def _slope(measure: Callable[[int, int], float]) -> float:
-    """How `measure(tokens, width)` grows per token, between two widths."""
-    wide, narrow = ((measure(16, width) - measure(8, width)) / 8 for width in (WIDE, NARROW))
-    return wide - narrow
 
 
 @claim("costs", "cost: flops", ["depth"], bound=0.25)
@@ -58,19 +44,10 @@ def flops(subject: StreamSubject) -> dict[str, float]:
     """
     errors = {}
     for layout in ("sequential", "parallel"):
-        narrow, wide = methods = [subject.stream(layout, width=width) for width in (NARROW, WIDE)]
-        said = flops_of(wide) - flops_of(narrow) + (WIDE - NARROW) * len(wide.sites)
-        counted = _slope(lambda tokens, width, pair=methods: _operations(pair[width == WIDE], tokens))
+        narrow, wide = (on_meta(subject.stream(layout, width=width)) for width in (NARROW, WIDE))
+        said, counted = (of(wide) - of(narrow) + (WIDE - NARROW) * len(wide.sites) for of in (flops_of, count_flops))
         errors[layout] = abs(counted / said - 1)
     return errors
-
-
-def _operations(method: Stream, tokens: int) -> int:
-    """Operations of the stream itself on `tokens` tokens."""
-    x, count = torch.ones(1, tokens, method.layout.width, dtype=torch.float64), Meter(record=False)
-    with count:
-        method.close(visit(method, method.open(x), method.sites, lambda site, seen: apply_nothing(method, seen, x)))
-    return count.flops
 
 
 @claim("costs", "cost: live", ["depth"])
@@ -87,7 +64,7 @@ def live(subject: StreamSubject) -> list[str]:
     slopes = (sizes[0] - sizes[1] - sizes[2] + sizes[3]) // 8
     held, packed = slopes.amax(0).tolist()
     exact = bool(((slopes[:, 1] == 0) | (slopes[:, 1] == slopes[:, 0])).all())
-    said = count_live(on_meta(wide.stream)) - count_live(on_meta(narrow.stream))
+    said = count_live(on_meta(wide.method)) - count_live(on_meta(narrow.method))
     if said == held if exact else packed <= said <= held:
         return []
     vectors = [n / (WIDE - NARROW) for n in (said, held if exact else packed, held)]
@@ -99,7 +76,7 @@ def _holdings(run: Run, tokens: int) -> Tensor:
     steps, last = run.steps(run.input(batch=1, time=tokens))
     rows = []
     for state in (*(step.before for step in steps), last):
-        packs = run.stream.pack(state) if run.stream.layout.sites[state.index].first else ()
+        packs = run.method.pack(state) if run.method.layout.sites[state.index].first else ()
         rows.append([storage_bytes(tensors_of(held)) // 8 for held in (state.value, packs)])
     return torch.tensor(rows)
 
@@ -128,7 +105,8 @@ def memory_growth(subject: StreamSubject) -> Result:
     Distinct storages count once, and only what grows with tokens and width: weights are remembered anyway, and the
     small numbers a read keeps per source are no vectors.
     """
-    sizes = [_slope(lambda tokens, width, n=n: _remembered(subject, n, tokens, width)) for n in DEPTHS]
+    corners = [[_remembered(subject, n, *size) for size in itertools.product((16, 8), (WIDE, NARROW))] for n in DEPTHS]
+    sizes = [(a - b - c + d) / 8 for a, b, c, d in corners]
     exponent = math.log2(max(sizes[1], 1e-9) / max(sizes[0], 1e-9))
     vectors = ", ".join(f"{size / (WIDE - NARROW):.4g}" for size in sizes)
     return Result(exponent, 1.15, f"vectors remembered per token at {DEPTHS} blocks: {vectors}")
@@ -140,14 +118,8 @@ def _remembered(subject: StreamSubject, blocks: int, tokens: int, width: int) ->
     cheap = functools.partial(_cheap, method.kv_heads or 1)
     run = compose(method, [(site.kind, None, cheap) for site in method.sites])
     held: list[Tensor] = []  # held on to, so that no address is used twice
-
-    def keep(tensor: Tensor) -> Tensor:
-        held.append(tensor)
-        return tensor
-
-    generator = torch.Generator().manual_seed(subject.seed)
-    x = torch.randn(1, tokens, width, generator=generator).requires_grad_()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    x = random_tensors(subject.seed, (1, tokens, width))[0].float().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t) or t, lambda tensor: tensor):
         run(x)
     return storage_bytes(held) // 4
 

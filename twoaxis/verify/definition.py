@@ -13,8 +13,8 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
-from unittest import mock
 
 from twoaxis.depth.stream import Stream
 from twoaxis.sequence.mixer import LocalOperator
@@ -25,6 +25,8 @@ PERTURB = 0.3
 BOUND = 1e-10
 NONE_GIVEN = "none given"
 """What the row of a method without a definition says."""
+KERNELS = ("twoaxis.kernels", "twoaxis.window", "twoaxis.ring", "twoaxis.sequence.rope")
+"""Where no part of a definition stands."""
 
 
 def given(cls: type[Any]) -> bool:
@@ -47,49 +49,37 @@ def equals_definition(run: Run) -> float | str:
 @claim("definition", "definition: independent of the fast form", over=runs(layouts="one"))
 def independent(run: Run) -> list[str] | str:
     """The definition uses neither kernels nor what it is compared with, so that a fault cannot be in both."""
-    cls, x = type(run.method), run.input()
-    if not given(cls):
+    if not given(cls := type(run.method)):
         return NONE_GIVEN
-    with alone(cls) as used, contextlib.suppress(UsedError):
-        run.definition(x)
+    with watching(cls) as used:
+        run.definition(run.input())
     return [f"the definition uses {name}" for name in used]
 
 
-class UsedError(Exception):
-    """Raised by what a definition must not use."""
-
-
 @contextlib.contextmanager
-def alone(cls: type[Any]) -> Iterator[list[str]]:
-    """Context manager: kernels, rings and methods of the class raise, but `definition` and what it is made of.
+def watching(cls: type[Any]) -> Iterator[dict[str, None]]:
+    """Context manager: yields the names of functions, as they are called, that a definition must not use.
 
-    Helpers that a definition of the library may use begin with `_defined`; somebody's own may use any of their
-    helpers, but nothing of the contract. Yields the names that were used.
+    These are kernels, rings and the class's own but `definition` and what it is made of. Helpers that a definition of
+    the library may use begin with `_defined`; somebody's own may use any of their helpers, but nothing of the contract.
     """
-    used: list[str] = []
-    kernels = ("twoaxis.kernels", "twoaxis.window", "twoaxis.ring", "twoaxis.sequence.rope")
+    root = LocalOperator if issubclass(cls, LocalOperator) else Stream
+    strict, used, refused = cls.__module__.startswith("twoaxis."), {}, {}
+    for base in cls.__mro__[: cls.__mro__.index(root) + 1]:
+        for name, value in vars(base).items():
+            allowed = name in ("definition", "sites", "sites_of") or name.startswith(("_defined", "__"))
+            allowed |= not strict and not hasattr(root, name)
+            function: Any = inspect.unwrap(getattr(value, "fget", value))
+            if not allowed and inspect.isfunction(function):
+                refused[function.__code__] = name
 
-    def refuse(name: str) -> Any:
-        def raising(*_: Any, **__: Any) -> Any:
-            used.append(name)
-            raise UsedError(name)
+    def look(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and (frame.f_code in refused or str(frame.f_globals.get("__name__")).startswith(KERNELS)):
+            used[refused.get(frame.f_code, frame.f_code.co_name)] = None
 
-        return raising
-
-    with contextlib.ExitStack() as stack:
-        rooms = [m for name, m in sys.modules.items() if name.startswith(("twoaxis.depth.", "twoaxis.sequence."))]
-        for module in {id(m): m for m in (*rooms, sys.modules[cls.__module__])}.values():
-            for name, value in list(vars(module).items()):
-                if callable(value) and str(getattr(value, "__module__", "")).startswith(kernels):
-                    stack.enter_context(mock.patch.object(module, name, refuse(name)))
-        root = LocalOperator if issubclass(cls, LocalOperator) else Stream
-        strict = cls.__module__.startswith("twoaxis.")
-        for base in cls.__mro__[: cls.__mro__.index(root) + 1]:
-            for name, value in list(vars(base).items()):
-                allowed = name in ("definition", "sites", "sites_of") or name.startswith(("_defined", "__"))
-                allowed |= not strict and not hasattr(root, name)
-                if not allowed and (inspect.isfunction(value) or isinstance(value, property)):
-                    refused = refuse(name)
-                    patched = property(refused) if isinstance(value, property) else refused
-                    stack.enter_context(mock.patch.object(base, name, patched))
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
         yield used
+    finally:
+        sys.setprofile(before)

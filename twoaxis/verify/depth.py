@@ -29,10 +29,10 @@ def arrivals(run: Run) -> list[str]:
     later read. A method with neutral parameters passes the embedding on to the out read, because the plain residual
     does. A site that names the embedding among its sources depends on it. Nothing depends on later increments.
     """
-    found, method, x = [], run.stream, run.input(grad=True)
+    found, method, x = [], run.method, run.input(grad=True)
     free = [run.input(offset=20 + site.index, grad=True) for site in method.sites]
     reads = _free_reads(method, x, free)
-    touched = [_touched(read, [x, *free]) for read in reads]
+    touched = [depends(read, [x, *free]) for read in reads]
     out = method.layout.out.index
     if not touched[0][0]:
         found.append("the first read does not depend on the embedding")
@@ -63,7 +63,8 @@ def _free_reads(method: Stream, x: Tensor, increments: list[Tensor]) -> list[Ten
     return [*reads, out]
 
 
-def _touched(read: Tensor, leaves: list[Tensor]) -> list[bool]:
+def depends(read: Tensor, leaves: list[Tensor]) -> list[bool]:
+    """Whether a read depends on each leaf, by gradients."""
     probe = torch.randn(read.shape, generator=torch.Generator().manual_seed(0), dtype=read.dtype)
     found = torch.autograd.grad(read, leaves, probe, allow_unused=True, retain_graph=True)
     return [grad is not None and bool(grad.abs().max() > 0) for grad in found]
@@ -73,7 +74,7 @@ def _touched(read: Tensor, leaves: list[Tensor]) -> list[bool]:
 @torch.no_grad()
 def weights(run: Run) -> list[str]:
     """Where `weights` says what a site reads, it is (B, T, W, S): finite, one column per name of `sources`."""
-    found, method, x = [], run.stream, run.input()
+    found, method, x = [], run.method, run.input()
     steps, last = run.steps(x)
     for site, state in [*((step.site, step.before) for step in steps), (method.layout.out, last)]:
         said, names = method.weights(state, site), method.sources(site)
@@ -103,7 +104,7 @@ def placed_anywhere(subject: StreamSubject) -> list[str]:
     for i, placement in enumerate(PLACEMENTS):
         for layout in list(LAYOUTS)[i % 2 :: 2]:
             run = subject.run(layout, placement=placement)
-            wrong = rows_at_fault(run.method, [(run, run.input(offset=10))])
+            wrong = rows_at_fault(run.method, [run(run.input(offset=10))])
             found += [f"{layout}, {placement!r}: {fault}" for fault in wrong]
             if not torch.isfinite(run(run.input())).all():
                 found.append(f"{layout}, {placement!r}: the output is not finite")

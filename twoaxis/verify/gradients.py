@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoaxis.depth.stream import Stream
+from twoaxis.sequence.mixer import LocalOperator
 from twoaxis.verify.claim import between, claim, disagreement, gradients, random_tensors
 from twoaxis.verify.subject import Run, Subject, runs
 
@@ -85,25 +85,18 @@ def stepping(run: Run) -> float:
 
 @claim("gradients", "gradients: begun without, continued with them", ["depth"], over=FEW, bound=1e-12)
 def begun_without(run: Run) -> dict[str, float]:
-    """A pass begun under no_grad and continued with gradients has those of its rest, nothing more and nothing less."""
-    return _continued(run, run.stream)
+    """A pass begun under no_grad and continued with gradients has those of its rest, nothing more and nothing less.
 
-
-@claim("gradients", "gradients: continued on a deep copy", ["depth"], over=FEW, bound=1e-12)
-def on_a_copy(run: Run) -> dict[str, float]:
-    """A state continued on a deep copy of the stream has the copy's gradients, not the original's."""
-    return _continued(run, copy.deepcopy(run.stream))
-
-
-def _continued(run: Run, method: Stream) -> dict[str, float]:
-    """The rest of a pass that began under no_grad, from its state and from what pack makes of it."""
-    errors, x, leaves = {}, run.input(), [*method.parameters(), *run.parameters()]
-    for site in (site for site in run.stream.sites if site.first):
-        with torch.no_grad():
-            state = run.go(run.stream.open(x), site.index)
-        again = method.unpack(run.stream.pack(state), site)
-        ends = run.end(state, method), run.end(again, method)
-        errors[f"before site {site.index}"] = disagreement(*ends, leaves, run.seed)
+    Also where it is continued on a deep copy of the stream: they are the copy's, not the original's.
+    """
+    errors, x = {}, run.input()
+    for how, method in (("", run.method), (", on a copy", copy.deepcopy(run.method))):
+        leaves = [*method.parameters(), *run.parameters()]
+        for site in (site for site in method.layout.sites if site.first):
+            with torch.no_grad():
+                state = run.go(run.method.open(x), site.index)
+            ends = run.end(state, method), run.end(method.unpack(run.method.pack(state), site), method)
+            errors[f"before site {site.index}{how}"] = disagreement(*ends, leaves, run.seed)
     return errors
 
 
@@ -116,69 +109,37 @@ def learning(subject: Subject) -> list[str]:
     found = []
     for perturb in (0.0, 0.1):
         for run in subject.runs(perturb=perturb):
-            calls = [(run, run.input(offset=10))]
-            if perturb:
-                calls.append((other := run.redrawn(1), other.input(offset=10)))
-            wrong = rows_at_fault(run.method, calls, start=not perturb)
-            if perturb and not isinstance(run.method, Stream) and not _every_input_counts(run):
-                wrong.append("some input gets no gradient")
+            again = (run, run.redrawn(1)) if perturb else (run,)
+            wrong = rows_at_fault(run.method, [each(each.input(offset=10)) for each in again], start=not perturb)
+            if perturb and isinstance(run.method, LocalOperator):
+                out = run(x := run.input(grad=True)).square().sum()
+                if not (gradients(out, [x], torch.ones_like(out))[0].abs().amax((0, 2)) > 0).all():
+                    wrong.append("some input gets no gradient")
             found += [f"{run.where}: {fault}" for fault in wrong]
     return found
 
 
-def _every_input_counts(run: Run) -> bool:
-    x = run.input(grad=True)
-    (grad,) = torch.autograd.grad(run(x).square().sum(), x)
-    return bool(torch.isfinite(grad).all() and (grad.abs().amax((0, 2)) > 0).all())
+def rows_at_fault(method: Any, outputs: Sequence[Tensor], *, start: bool = False) -> list[str]:
+    """What is wrong with the gradients of the rows of a method's parameters, taking the largest over some outputs.
 
-
-def rows_at_fault(method: nn.Module, calls: Sequence[tuple[Run, Tensor]], *, start: bool = False) -> list[str]:
-    """What is wrong with the gradients of the rows of a method's parameters.
-
-    Args:
-        method: whose parameters.
-        calls: runs of it and their inputs.
-        start: the parameters are initial ones, where a live row may well have no gradient yet.
+    A row is an index of the first dimension; a parameter without dimensions is one row. At the start, where the
+    parameters are initial ones, a live row may well have no gradient yet.
     """
-    rows, dead = row_gradients(method, [run(x) for run, x in calls]), dead_rows(method)
-    floor = NOISE * max((g for g in rows.values() if g < float("inf")), default=0.0)
-    found = [f"{row} gets a gradient that is not finite" for row, g in rows.items() if not g < float("inf")]
-    alive = [row for row in sorted(dead) if rows[row] > floor]
-    found += [f"{row} gets a gradient of {rows[row]:.1e} but dead() names it" for row in alive]
-    if not start:
-        found += [f"{row} never gets a gradient" for row, g in rows.items() if row not in dead and g <= floor]
-    return found
-
-
-def row_gradients(module: nn.Module, outputs: Sequence[Tensor]) -> dict[str, float]:
-    """The largest gradient of each row of each parameter over some outputs, by `name[row]`.
-
-    A row is an index of the first dimension; a parameter without dimensions is one row.
-    """
-    parameters = dict(module.named_parameters())
-    largest = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    named = {name: p for name, p in method.named_parameters() if p.numel()}
+    largest = [torch.zeros_like(p) for p in named.values()]
     for draw, out in enumerate(outputs):
-        (probe,) = random_tensors(draw, out.shape)
-        found = gradients(out, list(parameters.values()), probe)
-        largest = {name: torch.maximum(largest[name], g.abs()) for name, g in zip(parameters, found, strict=True)}
-    return {
-        f"{name}[{row}]": entries.max().item() if entries.numel() else 0.0
-        for name, grad in largest.items()
-        for row, entries in enumerate(grad.unsqueeze(0) if grad.dim() == 0 else grad)
-    }
-
-
-def dead_rows(module: nn.Module) -> set[str]:
-    """The rows `module.dead()` names; a name without a row is all rows of that parameter."""
-    dead = getattr(module, "dead", dict)()
-    shapes, rows = {name: p.shape for name, p in module.named_parameters()}, set()
-    for name in dead:
-        found = re.fullmatch(r"(.+)\[(\d+)\]", name)
-        parameter = found.group(1) if found else name
-        if parameter not in shapes:
-            raise ValueError(f"dead() names {name!r}, the parameters are {', '.join(shapes) or 'none'}")
-        count = shapes[parameter][0] if shapes[parameter] else 1
-        if found and int(found.group(2)) >= count:
-            raise ValueError(f"dead() names {name!r}, {parameter} has {count} rows")
-        rows |= {name} if found else {f"{parameter}[{row}]" for row in range(count)}
-    return rows
+        found = gradients(out, list(named.values()), random_tensors(draw, out.shape)[0])
+        largest = [torch.maximum(before, grad.abs()) for before, grad in zip(largest, found, strict=True)]
+    rows, dead = {}, set()
+    for name, grad in zip(named, largest, strict=True):
+        rows |= {f"{name}[{i}]": row.max().item() for i, row in enumerate(torch.atleast_1d(grad))}
+    for name in method.dead():
+        meant = {row for row in rows if name in (row, row.rpartition("[")[0])}
+        if not meant:
+            raise ValueError(f"dead() names {name!r}, which is neither a parameter nor a row of one")
+        dead |= meant
+    floor = NOISE * max((g for g in rows.values() if g < float("inf")), default=0.0)
+    wrong = [f"{row} gets a gradient that is not finite" for row, g in rows.items() if not g < float("inf")]
+    wrong += [f"{row} gets a gradient of {rows[row]:.1e} but dead() names it" for row in dead if rows[row] > floor]
+    live = () if start else rows.keys() - dead
+    return sorted(wrong + [f"{row} never gets a gradient" for row in live if rows[row] <= floor])

@@ -20,7 +20,7 @@ from twoaxis.depth.stream import Stream
 from twoaxis.sequence.mixer import LocalOperator
 from twoaxis.verify import contract, costs, definition, depth, gradients, start, theorems, time
 from twoaxis.verify.claim import CLAIMS, Claim, Report, Result, choose, measure, raised
-from twoaxis.verify.subject import SUBJECTS, find, registered, subjects
+from twoaxis.verify.subject import SUBJECTS, registered, registries_restored, subjects
 
 MODULES = (contract, definition, gradients, time, depth, start, costs, theorems)
 """Where the claims are."""
@@ -58,14 +58,14 @@ def check(
         compile: also compile it with `fullgraph=True` and compare outputs and gradients; slow.
         only: names or families of claims; none named is all of them.
     """
-    with registered(method) as kind:
+    with registered(method) as (kind, known):
         chosen = choose(claims(kind.axis), only)
         if compile and not only:
             chosen.append(CLAIMS[contract.COMPILE])
         if not chosen[0].first:  # what the others build on is measured, and shown where it fails
             chosen.insert(0, claims(kind.axis)[0])
         name = method if isinstance(method, str) else method.__name__
-        results = tuple(measure(chosen, subjects(find(method)[1], variants, seed), name))
+        results = tuple(measure(chosen, subjects(known, variants, seed), name))
     waiting = tuple(each.name for each in chosen[len(results) :])
     if only and results[0].holds and not {results[0].name, results[0].family} & set(only):
         results = results[1:]
@@ -118,18 +118,6 @@ def check_file(path: str | Path, *, compile: bool = False, seed: int = 0, only: 
         if not methods:
             raise ValueError(f"{path} defines no subclass of twoaxis.Stream or of twoaxis.LocalOperator")
         return [check(method, seed=seed, compile=compile, only=only) for method in methods]
-
-
-@contextmanager
-def registries_restored() -> Iterator[None]:
-    """Context manager: forgets what is registered inside."""
-    before = [(kind.registry.entries, dict(kind.registry.entries)) for kind in SUBJECTS]
-    try:
-        yield
-    finally:
-        for entries, kept in before:
-            entries.clear()
-            entries.update(kept)
 
 
 @contextmanager

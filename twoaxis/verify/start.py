@@ -11,15 +11,15 @@ from twoaxis.depth.blend import Blend
 from twoaxis.depth.stream import Stream
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder, norm_name
-from twoaxis.verify.claim import Result, claim, deviation, result_of
+from twoaxis.verify.claim import Axis, Result, accepted, claim, deviation
 from twoaxis.verify.depth import ways_of
 from twoaxis.verify.subject import MixerSubject, Run, StreamSubject, Subject, build, runs, stepping
 
 NEUTRAL_BOUND = {"bitwise": 0.0, "rounding": 1e-12, "scale": 1e-10}
 DTYPE_BOUND = {torch.float64: 0.0, torch.float32: 1e-3, torch.bfloat16: 0.15}
 """How far an output may be from float64's, relative to its largest entry."""
-REFUSED = "refused, with the reason"
-"""What the row of a method says that a blend cannot take."""
+NO_NEUTRAL, REFUSED = "none declared", "refused, with the reason"
+"""What the row of a method says that has no neutral parameters, or that a blend cannot take."""
 
 
 @claim("start", "start: every parameter is set", over=runs())
@@ -41,18 +41,21 @@ def starts(run: Run) -> list[str]:
 # Neutral parameters and Blend, in decoders.
 
 
-def plain_of(config: ModelConfig, seed: int, *, mixer: bool) -> Decoder:
-    """The decoder without the method."""
-    if mixer:
-        return build(dataclasses.replace(config, mixer=None, mixer_options={}, mixer_blocks=None), seed)
-    return build(dataclasses.replace(config, stream="standard", stream_options={}, placement=None), seed)
+def plain_beside(model: Decoder, config: ModelConfig, seed: int, axis: Axis = "depth") -> Decoder:
+    """The decoder without its method along an axis; `model` gets everything else from it.
+
+    A pre-norm's scale goes into every way; a stream that normalises its own reads adopts the scales.
+    """
+    without: dict[str, Any] = {"mixer": None, "mixer_options": {}, "mixer_blocks": None}
+    if axis == "depth":
+        without = {"stream": "standard", "stream_options": {}, "placement": None}
+    plain = build(dataclasses.replace(config, **without), seed)
+    share_weights(plain, model)
+    return plain
 
 
 def share_weights(plain: Decoder, model: Decoder) -> None:
-    """Copy everything but the method from `plain` into `model`; a pre-norm's scale goes into every way.
-
-    A stream that normalises its own reads adopts the scales.
-    """
+    """Copy everything but the stream from `plain` into `model`."""
     theirs = dict(plain.named_parameters())
     own = model.stream.method if isinstance(model.stream, Blend) else model.stream
     with torch.no_grad():
@@ -66,28 +69,23 @@ def share_weights(plain: Decoder, model: Decoder) -> None:
 
 @claim("neutral", "neutral class", ["depth"])
 @torch.no_grad()
-def neutral_class(subject: StreamSubject) -> Result | list[str] | str:
+def neutral_class(subject: StreamSubject) -> dict[str, Result] | list[str] | str:
     """At its neutral parameters the method is as plain as its class says; a class of none has no such parameters."""
     found: dict[str, Result] = {}
     for where, config in subject.configs():
         model = build(config, subject.seed, perturb=0.1)
         kind = model.stream.neutral
         if kind == "none":
-            try:
-                model.stream.neutral_()
-            except ValueError:
-                continue
-            return ["the neutral class is none but neutral_() raises no ValueError"]
+            return accepted("the neutral class is none, and neutral_()", model.stream.neutral_) or NO_NEUTRAL
         if not all(map(model.stream.normed, model.stream.layout.sites)):  # it has the epsilon of the norms itself
             config = dataclasses.replace(config, rms_norm_eps=model.stream.config.eps or config.rms_norm_eps)
         if kind == "scale":  # equal up to the pre-norm's epsilon: without one it is equal to rounding
             config = dataclasses.replace(config, rms_norm_eps=1e-60)
             model = build(config, subject.seed, perturb=0.1)
         model.stream.neutral_()
-        plain, tokens = plain_of(config, subject.seed, mixer=False), stepping(model, subject.seed).inputs()
-        share_weights(plain, model)
+        plain, tokens = plain_beside(model, config, subject.seed), stepping(model, subject.seed).inputs()
         found[where] = Result(deviation(model(tokens), plain(tokens)), NEUTRAL_BOUND[kind], kind)
-    return result_of(found) if found else "none declared"
+    return found
 
 
 @claim("neutral", "neutral mixer", ["sequence"])
@@ -101,11 +99,10 @@ def neutral_mixer(subject: MixerSubject) -> dict[str, float] | str:
         model = build(config, subject.seed, perturb=0.1)
         operators: list[Any] = [module for module in model.modules() if isinstance(module, subject.cls)]
         if any(operator.neutral == "none" for operator in operators):
-            return "none declared"
+            return NO_NEUTRAL
         for operator in operators:
             operator.neutral_()
-        plain, tokens = plain_of(config, subject.seed, mixer=True), stepping(model, subject.seed).inputs()
-        share_weights(plain, model)
+        plain, tokens = plain_beside(model, config, subject.seed, "sequence"), stepping(model, subject.seed).inputs()
         errors[where] = deviation(model(tokens), plain(tokens))
     return errors
 
@@ -118,16 +115,11 @@ def blend(subject: StreamSubject) -> dict[str, float] | list[str] | str:
     for where, config in subject.configs():
         method = build(config, subject.seed, perturb=0.1)
         if method.stream.unblendable() is not None:
-            try:
-                Blend(method.stream)
-            except ValueError:
-                return REFUSED
-            return ["the method says why it cannot be blended, and a blend takes it"]
+            return accepted("a blend of a method that says why it cannot be blended", Blend, method.stream) or REFUSED
         blended = build(dataclasses.replace(config, blend=True), subject.seed)
         assert isinstance(blended.stream, Blend)
         blended.stream.method.load_state_dict(method.stream.state_dict())
-        plain, tokens = plain_of(config, subject.seed, mixer=False), stepping(method, subject.seed).inputs()
-        share_weights(plain, blended)
+        plain, tokens = plain_beside(blended, config, subject.seed), stepping(method, subject.seed).inputs()
         errors[f"{where}, gate 0"] = deviation(blended(tokens), plain(tokens))
         blended.stream.gate.fill_(1.0)
         share_weights(method, blended)

@@ -32,7 +32,7 @@ from twoaxis.model.decoder import Decoder
 from twoaxis.ring import Ring
 from twoaxis.sequence.mixer import LocalOperator
 from twoaxis.sequence.registry import MIXERS, mixer
-from twoaxis.verify.claim import Axis
+from twoaxis.verify.claim import Axis, random_tensors
 from twoaxis.verify.time import Stepper
 
 SMALL = ModelConfig(
@@ -86,18 +86,7 @@ class Run(nn.Module):
         self.where, self.run, self.seed = where, run, seed
 
     @property
-    def composed(self) -> Composed:
-        """The stream with its sub-layers, of a run along depth."""
-        assert isinstance(self.run, Composed)
-        return self.run
-
-    @property
-    def stream(self) -> Stream:
-        """The method, of a run along depth."""
-        return self.composed.stream
-
-    @property
-    def method(self) -> Stream | LocalOperator:
+    def method(self) -> Any:
         """The stream or the operator."""
         return self.run.stream if isinstance(self.run, Composed) else self.run
 
@@ -107,15 +96,13 @@ class Run(nn.Module):
 
     def definition(self, x: Tensor) -> Tensor:
         """The same from the method's definition."""
-        return self.run.definition(x) if isinstance(self.run, LocalOperator) else self.stream.definition(x, self.act)
+        return self.method.definition(*((x,) if isinstance(self.run, LocalOperator) else (x, self.act)))
 
     def input(self, *, time: int | None = None, batch: int = 2, offset: int = 0, grad: bool = False) -> Tensor:
         """A random input (B, T, C) in float64; an operator's is long enough for its window to move."""
-        length, width = (
-            (24, self.run.channels) if isinstance(self.run, LocalOperator) else (5, self.stream.layout.width)
-        )
-        generator = torch.Generator().manual_seed(1000 + self.seed + offset)
-        return torch.randn(batch, time or length, width, generator=generator, dtype=torch.float64).requires_grad_(grad)
+        method, local = self.method, isinstance(self.run, LocalOperator)
+        shape = batch, time or (24 if local else 5), method.channels if local else method.layout.width
+        return random_tensors(1000 + self.seed + offset, shape)[0].requires_grad_(grad)
 
     def leaves(self, x: Tensor) -> list[Tensor]:
         """What gradients are taken in: the input and every parameter."""
@@ -124,35 +111,37 @@ class Run(nn.Module):
     def redrawn(self, draw: int) -> Run:
         """The same method with other sub-layers and other inputs."""
         seed = self.seed + draw
-        again = self.run if isinstance(self.run, LocalOperator) else with_toy_sublayers(self.stream, seed)
+        again = self.run if isinstance(self.run, LocalOperator) else with_toy_sublayers(self.method, seed)
         return Run(self.where, again, seed)
 
     # Pieces of a pass along depth.
 
     def act(self, site: Site, seen: Seen) -> Applied:
         """The toy norm and sub-layer of a site."""
-        return self.composed.sublayer(site, seen)
+        assert isinstance(self.run, Composed)
+        return self.run.sublayer(site, seen)
 
     def go(self, state: State, until: int | None = None, method: Stream | None = None) -> State:
         """Continue a pass up to a site, with another stream in place of the run's where given."""
-        method = self.stream if method is None else method
-        return visit(method, state, method.sites[state.index : until], self.act)
+        walked: Stream = method or self.method
+        return visit(walked, state, walked.sites[state.index : until], self.act)
 
     def end(self, state: State, method: Stream | None = None) -> Tensor:
         """Continue a pass to its output."""
-        return (self.stream if method is None else method).close(self.go(state, method=method))
+        return (method or self.method).close(self.go(state, method=method))
 
     def steps(self, x: Tensor) -> tuple[list[Step], State]:
         """What happens at every site of a pass, and the last state."""
         steps: list[Step] = []
-        before: list[State] = []
+        method, before = self.method, []
 
         def act(site: Site, seen: Seen) -> Applied:
-            steps.append(Step(site, before[-1], seen, *self.act(site, seen)))
-            return Applied(*steps[-1][-2:])
+            applied = self.act(site, seen)
+            steps.append(Step(site, before[-1], seen, *applied))
+            return applied
 
-        state = self.stream.open(x)
-        return steps, visit(self.stream, state, self.stream.sites, act, lambda site, state, seen: before.append(state))
+        last = visit(method, method.open(x), method.sites, act, lambda site, state, seen: before.append(state))
+        return steps, last
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,6 +179,16 @@ class Subject:
 
     def configs(self) -> Iterator[tuple[str, ModelConfig]]:
         """Small decoders with the method: plain; for the first variant parallel, and with one of the other axis."""
+        yield "decoder", (base := self._config())
+        if self.first:
+            yield "parallel decoder", dataclasses.replace(base, parallel_block=True)
+            other, changes = self._other
+            yield f"decoder with {other}", dataclasses.replace(base, **changes)
+
+    _other: ClassVar[tuple[str, dict[str, Any]]]
+    """A method of the other axis, and what a decoder with it has besides."""
+
+    def _config(self) -> ModelConfig:
         raise NotImplementedError
 
     def steppers(self) -> Iterator[tuple[str, Stepper]]:
@@ -208,6 +207,7 @@ class StreamSubject(Subject):
 
     axis = "depth"
     registry = STREAMS
+    _other = "short_swa", {"mixer": "short_swa", "mixer_options": {"window": 3, "heads": 2, "start": "normal"}}
 
     def stream(self, layout: str | Sequence[Sequence[str]] = "sequential", **how: Any) -> Stream:
         """The stream in a layout; takes what `runs` takes, and a placement."""
@@ -227,17 +227,10 @@ class StreamSubject(Subject):
         for layout in few or LAYOUTS:
             yield self.run(layout, **how)
 
-    def configs(self) -> Iterator[tuple[str, ModelConfig]]:
-        """Small decoders around the stream."""
+    def _config(self) -> ModelConfig:
         heads = self.stream().kv_heads or SMALL.kv_heads
-        base = dataclasses.replace(
-            SMALL, num_key_value_heads=heads, stream=self.name, stream_options=dict(self.options)
-        )
-        yield "decoder", base
-        if self.first:
-            options = {"window": 3, "heads": 2, "start": "normal"}
-            yield "parallel decoder", dataclasses.replace(base, parallel_block=True)
-            yield "decoder with short_swa", dataclasses.replace(base, mixer="short_swa", mixer_options=options)
+        options = {"stream": self.name, "stream_options": dict(self.options)}
+        return dataclasses.replace(SMALL, num_key_value_heads=heads, **options)
 
 
 class MixerSubject(Subject):
@@ -245,22 +238,16 @@ class MixerSubject(Subject):
 
     axis = "sequence"
     registry = MIXERS
+    _other = "attention_residuals", {"stream": "attention_residuals", "mixer_blocks": (0, 2)}
 
     def runs(self, **how: Any) -> Iterator[Run]:
         """The operator at every point of a block where the mixer acts."""
         made = mixer(self.name, **self.options)
         for point in made.points:
-            operator = made.build(point, WIDTH, CHANNELS[point])
-            yield Run(point, self._moved(operator, **how), self.seed)
+            yield Run(point, self._moved(made.build(point, WIDTH, CHANNELS[point]), **how), self.seed)
 
-    def configs(self) -> Iterator[tuple[str, ModelConfig]]:
-        """Small decoders with the mixer."""
-        base = dataclasses.replace(SMALL, mixer=self.name, mixer_options=dict(self.options))
-        yield "decoder", base
-        if self.first:
-            history = dataclasses.replace(base, stream="attention_residuals", mixer_blocks=(0, 2))
-            yield "parallel decoder", dataclasses.replace(base, parallel_block=True)
-            yield "decoder with attention_residuals", history
+    def _config(self) -> ModelConfig:
+        return dataclasses.replace(SMALL, mixer=self.name, mixer_options=dict(self.options))
 
     def steppers(self) -> Iterator[tuple[str, Stepper]]:
         """The operators themselves, and the decoders."""
@@ -298,18 +285,26 @@ def find(method: type[Any] | str) -> tuple[type[Subject], str]:
 
 
 @contextmanager
-def registered(method: type[Any] | str) -> Iterator[type[Subject]]:
-    """Context manager: a class without a name in its registry has one inside; yields the kind of subject."""
-    kind, name = find(method)
-    if name or isinstance(method, str):
-        yield kind
-        return
-    name = f"{method.__module__}.{method.__qualname__}"
-    kind.registry.add(name, method)
+def registries_restored() -> Iterator[None]:
+    """Context manager: forgets what is registered inside."""
+    before = [(kind.registry.entries, dict(kind.registry.entries)) for kind in SUBJECTS]
     try:
-        yield kind
+        yield
     finally:
-        del kind.registry.entries[name]
+        for entries, kept in before:
+            entries.clear()
+            entries.update(kept)
+
+
+@contextmanager
+def registered(method: type[Any] | str) -> Iterator[tuple[type[Subject], str]]:
+    """Context manager: the kind of subject and its name; a class that has none gets one inside."""
+    kind, name = find(method)
+    with registries_restored():
+        if not name and not isinstance(method, str):
+            name = f"{method.__module__}.{method.__qualname__}"
+            kind.registry.add(name, method)
+        yield kind, name
 
 
 # What subjects are made of.
@@ -390,9 +385,8 @@ def tensors_of(value: Any, _met: set[int] | None = None) -> list[Tensor]:
     met = set() if _met is None else _met
     if isinstance(value, Tensor):
         return [value]
-    if value is None or isinstance(value, str | bytes | int | float | bool | type) or id(value) in met:
+    if isinstance(value, str | bytes | type) or id(value) in met:
         return []
     met.add(id(value))
-    inside = value if isinstance(value, list | tuple | set | frozenset) else getattr(value, "__dict__", {})
-    items = value.values() if isinstance(value, Mapping) else inside.values() if isinstance(inside, Mapping) else inside
-    return [t for item in items for t in tensors_of(item, met)]
+    inside = value if isinstance(value, Mapping | list | tuple | set | frozenset) else getattr(value, "__dict__", {})
+    return [t for item in (inside.values() if isinstance(inside, Mapping) else inside) for t in tensors_of(item, met)]

@@ -6,10 +6,10 @@ room does.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,8 @@ from twoaxis.depth.stream import Applied, Seen, Stream, Tokens
 from twoaxis.depth.walk import visit
 from twoaxis.ring import Ring
 from twoaxis.verify.claim import Result, claim, deviation, disagreement, random_tensors
-from twoaxis.verify.subject import SMALL, Run, build, find, perturbed, registered, stepping, with_toy_sublayers
+from twoaxis.verify.depth import depends
+from twoaxis.verify.subject import SMALL, Run, build, perturbed, stepping, with_toy_sublayers
 from twoaxis.window import attend, window_attention
 
 BLOCKS, WIDTH = 5, 8
@@ -88,7 +89,7 @@ def depth_attention(seed: int) -> dict[str, float]:
         x = run.input()
         steps, _ = run.steps(x)
         states = torch.stack([x, *(step.seen.x + step.y for step in steps[:-1])], dim=2)
-        weights = [run.stream.get_parameter(name)[0].mT for name in ("query", "key", "value", "output")]
+        weights = [run.method.get_parameter(name)[0].mT for name in ("query", "key", "value", "output")]
         q, k, v = (torch.unflatten(states @ weight, -1, (2, -1)) for weight in weights[:3])
         read = states + window_attention(q, k, v, window, axis=2).flatten(-2) @ weights[3]
         for i, step in enumerate(steps):
@@ -118,23 +119,13 @@ class ResidualAsRead(Stream):
 
 
 @claim("duality", "the plain residual as a uniform causal depth read = addition, in a Transformer", (), bound=1e-11)
-def residual_as_read(seed: int) -> dict[str, float]:
+def residual_as_read(seed: int) -> float:
     """In a small Transformer, addition and the uniform depth read give the same logits and gradients."""
-    errors = {}
-    with registered(ResidualAsRead):
-        for blocks in (2, 5):
-            plain = build(replace(SMALL, num_hidden_layers=blocks), seed)
-            rewritten = build(replace(SMALL, num_hidden_layers=blocks, stream=find(ResidualAsRead)[1]), seed)
-            rewritten.load_state_dict(plain.state_dict())
-            tokens = stepping(plain, seed).inputs()
-            ours, theirs = rewritten(tokens), plain(tokens)
-            (probe,) = random_tensors(seed, ours.shape)
-            slopes = [
-                torch.autograd.grad(out, [*m.parameters()], probe) for out, m in ((ours, rewritten), (theirs, plain))
-            ]
-            errors[f"{blocks} blocks, logits"] = deviation(ours, theirs)
-            errors[f"{blocks} blocks, gradients"] = max(deviation(a, b) for a, b in zip(*slopes, strict=True))
-    return errors
+    model = build(SMALL, seed)
+    tokens = stepping(model, seed).inputs()
+    added = model(tokens)
+    model.stream = ResidualAsRead(StandardConfig(), model.stream.layout)
+    return disagreement(model(tokens), added, list(model.parameters()), seed)
 
 
 # Deep Delta's regimes.
@@ -161,47 +152,41 @@ class Rewrite(NamedTuple):
 def rewrite(seed: int, gate: float, channels: int, value: str) -> Rewrite:
     """A write with its gate held at `gate`, of a value that is linear in the read or, if constant, zero."""
     options: dict[str, Any] = {"value_channels": channels, "k_eps": 1e-12, "value": value, "value_constant": 0.0}
-    method = between_sublayers("deep_delta", seed, blocks=1, kinds=("mlp",), **options).stream
-    method.get_parameter("gate_weight").zero_()
-    method.get_parameter("gate_bias").fill_(torch.logit(torch.tensor(gate / 2, dtype=torch.float64)).item())
+    method = between_sublayers("deep_delta", seed, blocks=1, kinds=("mlp",), **options).method
+    method.gate_weight.zero_()
+    method.gate_bias.fill_(torch.logit(torch.tensor(gate / 2, dtype=torch.float64)).item())
     x, y, matrix = random_tensors(seed, (2, 3, WIDTH), (2, 3, WIDTH), (2, 3, channels, WIDTH))
     state = method.open(x) if channels == 1 else method.unpack((matrix,), method.sites[0])
     v = torch.zeros(2, 3, channels, dtype=torch.float64)
     if value == "linear":
-        read = method.read(state, method.sites[0]).x
-        v = read @ method.get_parameter("value_weight")[0].mT + method.get_parameter("value_bias")[0]
+        v = method.read(state, method.sites[0]).x @ method.value_weight[0].mT + method.value_bias[0]
     after = visit(method, state, method.sites, lambda site, seen: Applied(seen._replace(aux=None), y))
     x, z = (method.pack(s)[0].reshape(2, 3, channels, WIDTH) for s in (state, after))
     return Rewrite(x, z, y / y.norm(dim=-1, keepdim=True), v)
 
 
-REGIMES: tuple[tuple[str, Sequence[float], str, float, Callable[[Rewrite, float], tuple[Tensor, Tensor]]], ...] = (
-    ("gate 0: the state is kept to the bit", (0.0,), "linear", 0.0, lambda w, _: (w.after, w.before)),
-    ("gate 1: kᵀX is overwritten by v exactly", (1.0,), "linear", 1e-12, lambda w, _: (w.along(w.after), w.v)),
-    (
-        *("gate 2: the shortcut is a Householder reflection", (2.0,), "constant", 1e-12),
-        lambda w, _: (w.after, w.mirrored(w.before)),
-    ),
-    (
-        *("gate 2: mirrored twice is the state again", (2.0,), "constant", 1e-12),
-        lambda w, _: (w.mirrored(w.after), w.before),
-    ),
-    (
-        *("any gate: the error kᵀX - v shrinks by exactly 1 - β", (0.3, 0.9, 1.4, 1.95), "linear", 1e-10),
-        lambda w, gate: (w.along(w.after) - w.v, (1 - gate) * (w.along(w.before) - w.v)),
-    ),
-)
-"""Statement, gates, kind of value, bound, and two tensors that are equal."""
+@claim("algebra", "deep_delta: the error kᵀX - v shrinks by exactly 1 - β", (), bound=1e-10)
+def shrinks(seed: int) -> dict[str, float]:
+    """On vector and matrix states: a gate of 1 overwrites kᵀX by v, one of 0 keeps the state to the bit."""
+    errors = {}
+    for gate, channels in itertools.product((0.0, 0.3, 0.9, 1.0, 1.4, 1.95), (1, 4)):
+        w = rewrite(seed, gate, channels, "linear")
+        left, before = w.along(w.after) - w.v, w.along(w.before) - w.v
+        errors[f"β = {gate}, d_v = {channels}"] = deviation(left, (1 - gate) * before)
+        if gate == 0.0:
+            errors[f"kept, d_v = {channels}"] = float(not torch.equal(w.after, w.before))
+    return errors
 
 
-def _regime(gates: Sequence[float], value: str, sides: Callable[..., Any], seed: int) -> dict[str, float]:
-    """Vector and matrix states."""
-    cases = [(gate, channels) for gate in gates for channels in (1, 4)]
-    return {f"β = {g}, d_v = {n}": deviation(*sides(rewrite(seed, g, n, value), g)) for g, n in cases}
-
-
-for _statement, _gates, _value, _bound, _sides in REGIMES:
-    claim("algebra", f"deep_delta, {_statement}", (), bound=_bound)(partial(_regime, _gates, _value, _sides))
+@claim("algebra", "deep_delta, gate 2: the shortcut is a Householder reflection", (), bound=1e-12)
+def reflects(seed: int) -> dict[str, float]:
+    """On vector and matrix states; mirrored twice they are as they were."""
+    errors = {}
+    for channels in (1, 4):
+        w = rewrite(seed, 2.0, channels, "constant")
+        errors[f"once, d_v = {channels}"] = deviation(w.after, w.mirrored(w.before))
+        errors[f"twice, d_v = {channels}"] = deviation(w.mirrored(w.after), w.before)
+    return errors
 
 
 # Weights of single methods.
@@ -215,22 +200,10 @@ def convex(seed: int) -> dict[str, float]:
     for size in range(1, 9):
         run = between_sublayers("attention_residuals", seed, blocks=7, kinds=("mlp",), block_size=size)
         for step in run.steps(run.input())[0]:
-            weights = run.stream.weights(step.before, step.site)
+            weights = run.method.weights(step.before, step.site)
             assert weights is not None
             off, negative = (weights.sum(-1) - 1).abs().max().item(), (-weights).clamp_min(0).max().item()
             errors[f"block size {size}, site {step.site.index}"] = max(off, negative)
-    return errors
-
-
-@claim("algebra", "attention_residuals: two-phase = direct (values, gradients)", (), bound=1e-11)
-def two_phases(seed: int) -> dict[str, float]:
-    """For every block size."""
-    errors = {}
-    for size in range(1, 9):
-        options: dict[str, Any] = {"blocks": 7, "kinds": ("mlp",), "block_size": size}
-        direct = between_sublayers("attention_residuals", seed, **options)
-        grouped = between_sublayers("attention_residuals", seed, evaluation="two_phase", **options)
-        errors[f"block size {size}"] = agreement(grouped, direct)
     return errors
 
 
@@ -239,23 +212,18 @@ def residue_classes(seed: int, blocks: int = 9) -> dict[str, float]:
     """The average after block j depends on slot s only if s = j modulo the dilation, and then it does."""
     wrong: dict[str, float] = {}
     for dilation in (1, 2, 3, 4):
-        method = between_sublayers("denseformer", seed, blocks=blocks, kinds=("mlp",), dilation=dilation).stream
+        method = between_sublayers("denseformer", seed, blocks=blocks, kinds=("mlp",), dilation=dilation).method
         slots = [t.requires_grad_() for t in random_tensors(seed, *([(1, 2, WIDTH)] * (blocks + 1)))]
+        reads: list[Tensor] = []
 
-        def look(j: int, read: Tensor, dilation: int = dilation, slots: list[Tensor] = slots) -> None:
-            grads = torch.autograd.grad(read.sum(), slots, allow_unused=True, retain_graph=True)
-            for s, grad in enumerate(grads):
-                touched = grad is not None and bool(grad.abs().max() > 0)
-                wrong[f"dilation {dilation}: {s} -> {j}"] = float(touched != (s <= j and (j - s) % dilation == 0))
+        def act(site: Site, seen: Seen, slots: list[Tensor] = slots, reads: list[Tensor] = reads) -> Applied:
+            reads.append(seen.x)
+            return Applied(seen, slots[site.index + 1] - seen.x)  # the block's output is the next slot
 
-        state = method.open(slots[0])
-        for j, site in enumerate(method.sites):
-            seen = method.read(state, site)
-            look(j, seen.x)
-            # an increment that makes the block's output exactly the next slot, whatever was read
-            held = seen._replace(x=seen.x.detach())
-            state = method.write(state, site, slots[j + 1] - held.x, held, seen)
-        look(blocks, method.close(state))
+        reads.append(method.close(visit(method, method.open(slots[0]), method.sites, act)))
+        for (j, read), s in itertools.product(enumerate(reads), range(blocks + 1)):
+            touched = s <= j and (j - s) % dilation == 0
+            wrong[f"dilation {dilation}: {s} -> {j}"] = float(depends(read, slots)[s] != touched)
     return wrong
 
 
@@ -263,11 +231,11 @@ def mixings(seed: int) -> list[Tensor]:
     """mHC's mixing matrices (B, T, to, from) at every site of a pass, after 500 Sinkhorn iterations."""
     run = between_sublayers("manifold_hyper_connections", seed, streams=4, iterations=500)
     with torch.no_grad():
-        for name, parameter in run.stream.named_parameters():
+        for name, parameter in run.method.named_parameters():
             # at extreme logits the iteration, exact in the limit, is slow to get there
             parameter.mul_(0.3) if name != "scale" else parameter.fill_(1.0)
         steps, _ = run.steps(run.input())
-        return [run.stream.quantities(s.before, s.site, s.y, s.seen, s.c)["mix"].value.double() for s in steps]
+        return [run.method.quantities(s.before, s.site, s.y, s.seen, s.c)["mix"].value.double() for s in steps]
 
 
 @claim("reduction", "manifold_hyper_connections: mixing is non-negative, rows and columns sum to one", (), bound=1e-8)
@@ -293,18 +261,6 @@ def norms(seed: int) -> dict[str, float]:
 # Reductions: where one method, restricted, is another one.
 
 
-def agreement(first: Run, second: Run) -> float:
-    """Deviation of two runs with the same sub-layers in outputs and in the gradients of embedding and sub-layers."""
-    second.composed.functions.load_state_dict(first.composed.functions.state_dict())
-    x = first.input(grad=True)
-    ours, theirs = first(x), second(x)
-    (probe,) = random_tensors(first.seed, ours.shape)
-    slopes = []
-    for out, run in ((ours, first.composed), (theirs, second.composed)):
-        slopes.append(torch.autograd.grad(out, [x, *run.functions.parameters()], probe))
-    return max(deviation(ours, theirs), *(deviation(a, b) for a, b in zip(*slopes, strict=True)))
-
-
 def _same(first: Stream, second: Stream) -> None:
     first.load_state_dict(second.state_dict())
 
@@ -328,28 +284,42 @@ def _renamed(theirs: str, ours: str) -> Callable[[Stream, Stream], None]:
 
 
 PAIR, ONE = ("attention", "mlp"), ("attention",)  # with one sub-layer per block ELC-BERT's slots are sub-layer outputs
-REDUCTIONS: tuple[tuple[str, str, Callable[[Stream, Stream], None], tuple[str, ...]], ...] = (
-    ("muddformer:ways=one,dynamic=false", "denseformer", _renamed("alpha", "static"), PAIR),
-    ("hyper_connections:streams=1,dynamic=false", "standard", _start, PAIR),
-    ("deep_cross_attention:version=1,ways=single", "standard", _ones, PAIR),
-    ("attention_residuals:query=none", "elc_bert:variant=weighted_output", _renamed("logits", "scalars"), ONE),
-    (f"deep_cross_attention:window={BLOCKS}", "deep_cross_attention", _same, PAIR),
-    (f"attention_residuals:window={2 * BLOCKS}", "attention_residuals", _same, PAIR),
-    (f"depth_attention:window={2 * BLOCKS + 1},heads=2", "depth_attention:window=null,heads=2", _same, PAIR),
-)
-"""Two streams that are one: their names and options, what gives the second one's parameters to the first, a block."""
 
 
-def _reduces(first: str, second: str, align: Callable[..., None], kinds: tuple[str, ...], seed: int) -> float:
-    """Outputs, and the gradients of embedding and sub-layers."""
-    runs = [between_sublayers(name, seed, kinds=kinds) for name in (first, second)]
+def one_stream(first: str, second: str, align: Callable[..., None], kinds: tuple[str, ...], seed: int) -> float:
+    """Deviation of two streams, one aligned with the other, in outputs and gradients of embedding and sub-layers."""
+    method, run = (between_sublayers(name, seed, kinds=kinds) for name in (first, second))
+    method = method.method
     with torch.no_grad():
-        align(*(run.stream for run in runs))
-    return agreement(*runs)
+        align(method, run.method)
+    x = run.input(grad=True)
+    return disagreement(run.end(method.open(x), method), run(x), [x, *run.run.functions.parameters()], seed)
 
 
-for _row in REDUCTIONS:
-    claim("reduction", f"{_row[0]} = {_row[1]}", (), bound=1e-12)(partial(_reduces, *_row))
+def reduces(first: str, second: str, align: Callable[[Stream, Stream], None], kinds: tuple[str, ...] = PAIR) -> None:
+    """Register the claim that two streams are one; `align` gives the second one's parameters to the first."""
+
+    def measured(seed: int) -> float:
+        """Outputs, and the gradients of embedding and sub-layers."""
+        return one_stream(first, second, align, kinds, seed)
+
+    claim("reduction", f"{first} = {second}", (), bound=1e-12)(measured)
+
+
+reduces("muddformer:ways=one,dynamic=false", "denseformer", _renamed("alpha", "static"))
+reduces("hyper_connections:streams=1,dynamic=false", "standard", _start)
+reduces("deep_cross_attention:version=1,ways=single", "standard", _ones)
+reduces("attention_residuals:query=none", "elc_bert:variant=weighted_output", _renamed("logits", "scalars"), ONE)
+reduces(f"deep_cross_attention:window={BLOCKS}", "deep_cross_attention", _same)
+reduces(f"attention_residuals:window={2 * BLOCKS}", "attention_residuals", _same)
+reduces(f"depth_attention:window={2 * BLOCKS + 1},heads=2", "depth_attention:window=null,heads=2", _same)
+
+
+@claim("algebra", "attention_residuals: two-phase = direct (values, gradients)", (), bound=1e-11)
+def two_phases(seed: int) -> dict[str, float]:
+    """For every block size."""
+    names = [f"attention_residuals:block_size={size}" for size in range(1, 9)]
+    return {name: one_stream(f"{name},evaluation=two_phase", name, _same, PAIR, seed) for name in names}
 
 
 @claim("reduction", "canon A, one zero tap = plain decoder", ())
@@ -386,21 +356,24 @@ def depth_read(tokens: int, window: int | None, depths: int, width: int) -> int:
 
 SEQUENCE = {"tokens": 1024, "window": 33, "width": 32}
 DEPTH = {"tokens": 8, "window": 4, "depths": 64, "width": 64}
-ORDERS: tuple[tuple[str, Callable[..., int], dict[str, Any], dict[str, Any], float], ...] = (
-    ("ShortSWA O(T w d): exponent of T", sequence_read, SEQUENCE, {"tokens": 2048}, 1.0),
-    ("ShortSWA O(T w d): exponent of w", sequence_read, SEQUENCE, {"window": 65}, 1.0),  # w - 1 doubles
-    ("depth window O(T K L d): exponent of T", depth_read, DEPTH, {"tokens": 16}, 1.0),
-    ("depth window O(T K L d): exponent of K", depth_read, DEPTH, {"window": 8}, 1.0),
-    ("depth window O(T K L d): exponent of L", depth_read, DEPTH, {"depths": 128}, 1.0),
-    ("full depth O(T L² d): exponent of L", depth_read, DEPTH | {"window": None}, {"depths": 128}, 2.0),
-)
 
 
-def _grows(count: Callable[..., int], small: dict[str, Any], change: dict[str, Any], power: float, _: int) -> Result:
-    """The exponent when one size doubles; counts are exact, the seed is not needed."""
-    exponent = math.log2(count(**(small | change)) / count(**small))
-    return Result(abs(exponent - power), 0.1, f"{exponent:.3f}")
+def order(
+    statement: str, count: Callable[..., int], small: dict[str, Any], change: dict[str, Any], power: float
+) -> None:
+    """Register the claim that operations grow with a power of the size that is changed, to twice what it is."""
+
+    def measured(seed: int) -> Result:
+        """The exponent when the size doubles; counts are exact, the seed is not needed."""
+        exponent = math.log2(count(**(small | change)) / count(**small))
+        return Result(abs(exponent - power), 0.1, f"{exponent:.3f}")
+
+    claim("orders", f"{statement} = {power:g}", ())(measured)
 
 
-for _statement, *_rest, _power in ORDERS:
-    claim("orders", f"{_statement} = {_power:g}", ())(partial(_grows, *_rest, _power))
+order("ShortSWA O(T w d): exponent of T", sequence_read, SEQUENCE, {"tokens": 2048}, 1.0)
+order("ShortSWA O(T w d): exponent of w", sequence_read, SEQUENCE, {"window": 65}, 1.0)  # w - 1 doubles
+order("depth window O(T K L d): exponent of T", depth_read, DEPTH, {"tokens": 16}, 1.0)
+order("depth window O(T K L d): exponent of K", depth_read, DEPTH, {"window": 8}, 1.0)
+order("depth window O(T K L d): exponent of L", depth_read, DEPTH, {"depths": 128}, 1.0)
+order("full depth O(T L² d): exponent of L", depth_read, DEPTH | {"window": None}, {"depths": 128}, 2.0)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from twoaxis.verify.claim import Result, claim, deviation, result_of
+from twoaxis.verify.claim import Result, as_result, claim, deviation
 from twoaxis.window import document_reach, padding_reach
 
 BOUND = 1e-12
@@ -55,7 +55,7 @@ def along_time(name: str, bound: float = BOUND) -> Callable[[Along], Along]:
         @functools.wraps(measure)
         @torch.no_grad()
         def run(stepper: Stepper) -> Any:
-            return result_of({"": measure(stepper)}, bound)
+            return as_result(measure(stepper), bound)
 
         TIME[name] = claim("time", name, over=lambda subject: subject.steppers())(run)
         return measure
