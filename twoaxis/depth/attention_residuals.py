@@ -114,7 +114,6 @@ class AttentionResiduals(AheadStream):
     """Softmax reads over sub-layer outputs."""
 
     source, goes_on = "increment", "own"
-    derives = ("query", "norm_weight", "log_temperature")
 
     name = "attention_residuals"
     Config = AttentionResidualsConfig
@@ -169,8 +168,6 @@ class AttentionResiduals(AheadStream):
     def __init__(self, config: AttentionResidualsConfig, layout: Layout) -> None:
         super().__init__(config, layout)
         width, rows = layout.width, len(layout.used())
-        if width % config.heads:
-            raise ValueError(f"heads ({config.heads}) must divide the width ({width})")
         self.eps = config.eps if config.key_norm else None
         self.single_reads = config.query == "static" and config.weighting == "softmax" and config.heads == 1
         if config.evaluation == "two_phase":
@@ -182,10 +179,10 @@ class AttentionResiduals(AheadStream):
         self.parameter("query_map", rows, width, width, neutral=0.0, decay=True, needed=config.query == "input")
         self.parameter("norm_weight", rows, width, start=1.0, neutral=1.0, needed=keyed)
         self.parameter("log_temperature", rows, config.heads, needed=config.temperature == "learned")
-        for row, read in enumerate(read for read in self.plan.reads if read is not None):
+        for row, read in enumerate(self.plan.reads.values()):
             self.parameter(f"scalars.{row}", read.total, neutral=0.0, needed=config.query == "none")
         # a forgetful window is never plain, the average rescales the stream, the sum form is exact to rounding
-        lost = any(read is not None and read.numbers.start > config.keep_first for read in self.plan.reads)
+        lost = any(read.numbers.start > config.keep_first for read in self.plan.reads.values())
         forgets = lost and config.overflow == "drop"
         self.neutral = "none" if forgets else "rounding" if config.read == "sum" else "scale"
 
@@ -204,19 +201,9 @@ class AttentionResiduals(AheadStream):
         read = Read(range(oldest, finished + 1), ("x",), config.keep_first, rest, newest > finished)
         return read if self.uses(site) else None
 
-    def queries(self) -> Tensor | None:
-        """Folded queries w ⊙ g · scale of every site, (n, H, D/H), if they are static."""
-        if self.query is None:
-            return None
-        u = widen(self.query) if self.config.scale == 1.0 else widen(self.query) * self.config.scale
-        u = u if self.norm_weight is None else u * widen(self.norm_weight)
-        u = u.unflatten(-1, (self.config.heads, -1))
-        return u if self.log_temperature is None else u * widen(-self.log_temperature).exp().unsqueeze(-1)
-
     def scale(self, site: Site) -> float:
         """The sum form reads as many times the average as there are sources."""
-        read = self.plan.reads[site.index]
-        return float(read.total) if read is not None and self.config.read == "sum" else 1.0
+        return float(self.plan.reads[site.index].total) if self.config.read == "sum" else 1.0
 
     def route(self, view: View, site: Site) -> Weights | Softmax:
         """Softmax of fixed queries against RMS-normalised sources, and the variants of the ablations."""
@@ -252,13 +239,12 @@ class AttentionResiduals(AheadStream):
 
     def dead(self) -> dict[str, str]:
         """The row of a softmax over one source."""
-        lone = self.lone() if self.config.weighting == "softmax" else []
         names = ["scalars.{}"] if self.config.query == "none" else [f"{n}[{{}}]" for n, _ in self.named_parameters()]
-        return {name.format(row): "the site has one source, its softmax is constant" for row in lone for name in names}
+        return self.lone(names) if self.config.weighting == "softmax" else {}
 
     def flops(self) -> int:
         """Per source read a dot product and a multiply-add; per logit's source one mean square; sums; the merges."""
-        config, reads = self.config, {i: read for i, read in enumerate(self.plan.reads) if read is not None}
+        config, reads = self.config, self.plan.reads
         total, norm = sum(read.total for read in reads.values()), 2 * config.key_norm
         per_channel = 2 * total
         if config.query == "input":

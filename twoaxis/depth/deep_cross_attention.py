@@ -110,7 +110,7 @@ class DeepCrossAttention(HistoryStream):
     def __init__(self, config: DeepCrossAttentionConfig, layout: Layout) -> None:
         super().__init__(config, layout)
         self.follow(Plan.blocks(layout, self._slots))
-        self.grns = {layout.sites[i].block: read for i, read in enumerate(self.plan.reads) if read is not None}
+        self.grns = {layout.sites[i].block: read for i, read in self.plan.reads.items()}
         """For each block that reads the slots: what it reads."""
         wide = (layout.width,) if config.version > 1 else ()
         for b, read in self.grns.items():

@@ -73,7 +73,6 @@ class DeltaAttentionResiduals(AheadStream):
     """The residual, and softmax reads over increments beside it."""
 
     source, goes_on = "increment", "own"
-    derives = ("query", "norm_weight")
 
     name = "delta_attention_residuals"
     Config = DeltaAttentionResidualsConfig
@@ -115,13 +114,12 @@ class DeltaAttentionResiduals(AheadStream):
 
     def __init__(self, config: DeltaAttentionResidualsConfig, layout: Layout) -> None:
         super().__init__(config, layout)
-        if layout.width % config.heads:
-            raise ValueError(f"heads ({config.heads}) must divide the width ({layout.width})")
         self.eps, self.single_reads = config.eps, config.heads == 1 and not config.null
         self.follow(Plan.runs(layout, config.block_size, self._deltas))
         rows = self.row_at[-1]
         self.parameter("query", rows, layout.width, neutral=0.0)
         self.parameter("norm_weight", rows, layout.width, start=1.0, neutral=1.0)
+        self.parameter("log_temperature", needed=False)
         self.parameter("gate", rows, neutral=0.0, needed=config.gate == "zero")
         self.parameter("null", rows, layout.width, neutral=0.0, needed=config.null)
         # zero times what is routed changes no bit; without a gate something is always added
@@ -131,13 +129,6 @@ class DeltaAttentionResiduals(AheadStream):
         """The increments of the runs that are complete; the released difference is known one sub-layer later."""
         finished = max(0, site.index - (self.config.delta == "recursive")) // self.config.block_size
         return Read(range(finished + 1)) if self.uses(site) and site.index and site.kind != OUT else None
-
-    def queries(self) -> Tensor | None:
-        """Folded queries w ⊙ g · scale of every reading site, (n, H, D/H)."""
-        if self.query is None:  # no site reads
-            return None
-        u = widen(self.query) * widen(self.norm_weight) * self.config.scale
-        return u.unflatten(-1, (self.config.heads, -1))
 
     def route(self, view: View, site: Site) -> Softmax:
         """The softmax of the site's query against RMS-normalised sources, the null source first."""
@@ -179,9 +170,7 @@ class DeltaAttentionResiduals(AheadStream):
 
     def dead(self) -> dict[str, str]:
         """The query and the key scale of a softmax over one source."""
-        lone = [] if self.config.null else self.lone()
-        why = "the site has one source, its softmax is constant"
-        return {f"{name}[{row}]": why for row in lone for name in ("query", "norm_weight")}
+        return {} if self.config.null else self.lone(["query[{}]", "norm_weight[{}]"])
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:
         """Sources are a list; the residual is summed up beside it."""

@@ -78,9 +78,8 @@ class DenseFormer(HistoryStream):
     def __init__(self, config: DenseFormerConfig, layout: Layout) -> None:
         super().__init__(config, layout)
         self.follow(Plan.blocks(layout, self._slots))
-        for site, read in zip(layout.sites, self.plan.reads, strict=True):
-            if read is not None:
-                self.parameter(f"alpha.{site.block}", read.total, start=OneAt(), neutral=OneAt(), decay=True)
+        for i, read in self.plan.reads.items():
+            self.parameter(f"alpha.{layout.sites[i].block}", read.total, start=OneAt(), neutral=OneAt(), decay=True)
 
     def _slots(self, first: Site) -> Read | None:
         """Every `dilation`-th slot up to the newest, before every `period`-th block."""
@@ -93,7 +92,7 @@ class DenseFormer(HistoryStream):
 
     def flops(self) -> int:
         """One multiply-add per channel and slot read; a slot that is read alone is only scaled."""
-        counts = [read.total for read in self.plan.reads if read is not None]
+        counts = [read.total for read in self.plan.reads.values()]
         return self.layout.width * sum(2 * n - (n == 1) for n in counts)
 
     def definition(self, x: Tensor, apply: Apply) -> Tensor:

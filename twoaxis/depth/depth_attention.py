@@ -199,8 +199,7 @@ class DepthAttention(HistoryStream):
         """A softmax over one state is one whatever the query: such queries, and keys nobody compares, never learn."""
         asking, compared = set(), set()
         for index, row in self.rows.items():
-            read = self.plan.reads[index]
-            if read is not None and read.total > 1:
+            if (read := self.plan.reads[index]).total > 1:
                 asking.add(row)
                 compared.update(self.key_rows[n] for n in read.numbers)
         rows = set(self.rows.values())
@@ -210,7 +209,7 @@ class DepthAttention(HistoryStream):
     def flops(self) -> int:
         """Four projections per reading site and state, a dot product and a multiply-add per head and state, the sum."""
         width, inner, kv = self.layout.width, self.config.heads * self.head_width, self.key_heads * self.head_width
-        counts = [read.total for read in self.plan.reads if read is not None]
+        counts = [read.total for read in self.plan.reads.values()]
         projections = 4 * width * (inner * len(counts) + kv * len(self.key_rows))
         return projections + 4 * inner * sum(counts) + width * len(counts) * (self.config.inject == "add")
 

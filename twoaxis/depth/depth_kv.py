@@ -83,7 +83,7 @@ class DepthKV(HistoryStream):
     def __init__(self, config: DepthKVConfig, layout: Layout) -> None:
         super().__init__(config, layout)
         self.follow(attention_plan(layout, self.uses, config.stride, config.window))
-        self.neutral = "none" if any(read is not None for read in self.plan.reads) else "bitwise"
+        self.neutral = "none" if self.plan.reads else "bitwise"
 
     def exchange(self, q: Tensor, k: Tensor, v: Tensor, view: View | None, site: Site) -> Exchanged:
         """Mixed values in place of the attention's own; they are the source for later attentions."""

@@ -138,7 +138,7 @@ class HistoryStream(Stream):
         self._origin: list[str] = []
         """By site, where its residual comes from: "read" (a weighted sum), "x" (running) or "plain" (the plain sum)."""
         for site in sites:
-            read = plan.reads[site.index]
+            read = plan.reads.get(site.index)
             inside = self.goes_on == "read" and not site.first and self._origin[-1] != "plain"
             origin = "x" if self.source != "increment" or inside else "plain"
             self._origin.append("read" if read is not None and "x" in read.ways else origin)
@@ -147,7 +147,7 @@ class HistoryStream(Stream):
         """By boundary inside a run: whether its sum so far is needed."""
         for i in range(len(sites) - 1, 0, -1) if self.source == "increment" else ():
             ahead = plan.wanted(i + 1) if i + 1 in plan.born else self._has_part[i + 1]
-            read = plan.reads[i]
+            read = plan.reads.get(i)
             self._has_part[i] = i not in plan.born and (ahead or (read is not None and read.part))
 
     # What a method fills in; see the module's docstring.
@@ -207,7 +207,6 @@ class HistoryStream(Stream):
     def view(self, h: History, site: Site) -> View:
         """The sources that `site` reads."""
         read = self.plan.reads[site.index]
-        assert read is not None
         chosen = list(h.kept)
         if len(chosen) != read.singles:
             numbered = zip(self.plan.alive(site.index), chosen, strict=True)
@@ -221,7 +220,7 @@ class HistoryStream(Stream):
         return View(chosen, h)
 
     def _read(self, value: History, site: Site) -> Seen:
-        read, attention = self.plan.reads[site.index], self.attention.get(site.block)
+        read, attention = self.plan.reads.get(site.index), self.attention.get(site.block)
         if self.source == "kv":
             kv = partial(self._exchange, value, site) if self.changes_kv(site) else None
             return Seen(self.inner(value, site), kv=kv)
@@ -239,17 +238,16 @@ class HistoryStream(Stream):
 
     def changes_kv(self, site: Site) -> bool:
         """Where keys and values are the sources: at attentions that read some, or are one themselves."""
-        return self.source == "kv" and (self.plan.reads[site.index] is not None or site.index + 1 in self.plan.born)
+        return self.source == "kv" and (site.index in self.plan.reads or site.index + 1 in self.plan.born)
 
     def _exchange(self, value: History, site: Site, q: Tensor, k: Tensor, v: Tensor) -> Exchanged:
-        there = self.plan.reads[site.index] is not None
-        return self.exchange(q, k, v, self.view(value, site) if there else None, site)
+        return self.exchange(q, k, v, self.view(value, site) if site.index in self.plan.reads else None, site)
 
     def ways(self, site: Site) -> tuple[str, ...]:
         """q, k and v at the attention of a block that reads them separately; a parallel one also has its MLP's x."""
         if site != self.attention.get(site.block):
             return ("x",)
-        read = self.plan.reads[self.sites_of(site.block)[0].index]
+        read = self.plan.reads.get(self.sites_of(site.block)[0].index)
         return ("x",) if read is None or "k" not in read.ways else qkv_ways(site)
 
     # Writes.
@@ -389,7 +387,7 @@ class HistoryStream(Stream):
 
     def _weights(self, value: History, site: Site) -> Tensor | None:
         """(..., W, S) as `route` gives them, with heads (..., H, S); weights per channel as their mean."""
-        if self.plan.reads[site.index] is None or self.source == "kv":  # those are the attention's business
+        if site.index not in self.plan.reads or self.source == "kv":  # those are the attention's business
             return None
         view = self.view(value, site)
         weights, sources = self.route(view, site), view.sources
@@ -408,7 +406,7 @@ class HistoryStream(Stream):
 
     def sources(self, site: Site) -> tuple[str, ...]:
         """The sources `site` reads, oldest first."""
-        read, names = self.plan.reads[site.index], self.plan.names
+        read, names = self.plan.reads.get(site.index), self.plan.names
         if read is None:
             return ()
         found = [names[0]] * read.first + ["overflow"] * read.rest + [names[n] for n in read.numbers]
@@ -433,7 +431,7 @@ class HistoryStream(Stream):
         attention = self.attention.get(site.block)
         if attention is None or site.index >= attention.index:
             return 0
-        read = self.plan.reads[self.sites_of(site.block)[0].index]
+        read = self.plan.reads.get(self.sites_of(site.block)[0].index)
         return 0 if read is None or "k" not in read.ways else 2 + ("q" in read.ways)
 
 

@@ -131,11 +131,10 @@ class Lime(HistoryStream):
         if heads is not None:
             self.source, self.tensors, self.kv_heads = "kv", 2, heads
         self.follow(self._states() if heads is None else attention_plan(layout, self.uses))
-        reading = [(index, read) for index, read in enumerate(self.plan.reads) if read is not None]
         # weights of one and zero change no bit; a softmax has none such, and behind a ReLU the zeros never learn
-        self.neutral = "bitwise" if config.normaliser == "none" or not reading else "none"
+        self.neutral = "bitwise" if config.normaliser == "none" or not self.plan.reads else "none"
         newest, drawn = OneAt(value=config.start if softmax else 1.0), Uniform(width**-0.5)
-        for index, read in reading:
+        for index, read in self.plan.reads.items():
             if heads is not None:
                 columns = (len(read.numbers) + 1) * heads
                 start = OwnHeads((3 / columns) ** 0.5)
@@ -161,7 +160,7 @@ class Lime(HistoryStream):
 
     def ways(self, site: Site) -> tuple[str, ...]:
         """Of an attention that reads them separately: q, k and v."""
-        read = self.plan.reads[site.index]
+        read = self.plan.reads.get(site.index)
         return qkv_ways(site) if read is not None and "k" in read.ways else ("x",)
 
     def route(self, view: View, site: Site) -> Weights:

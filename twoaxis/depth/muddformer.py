@@ -146,7 +146,7 @@ class MuddFormer(HistoryStream):
     def __init__(self, config: MuddFormerConfig, layout: Layout) -> None:
         super().__init__(config, layout)
         self.follow(Plan.blocks(layout, self._slots))
-        self.mixes = {layout.sites[i].block: read.ways for i, read in enumerate(self.plan.reads) if read is not None}
+        self.mixes = {layout.sites[i].block: read.ways for i, read in self.plan.reads.items()}
         """For each block that mixes the slots: the ways it mixes, x being the residual's."""
         width, plain = layout.width, OneAt(value=0.0 if config.postnorm else 1.0)
         for b, ways in self.mixes.items():

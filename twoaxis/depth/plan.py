@@ -53,7 +53,7 @@ class Plan:
         self, layout: Layout, born: Mapping[int, int], reads: Mapping[int, Read], names: Sequence[str]
     ) -> None:
         self.born, self.names = dict(born), tuple(names)
-        self.reads = tuple(reads.get(site.index) for site in layout.sites)
+        self.reads = {index: reads[index] for index in sorted(reads)}
         self.birth = sorted(born)
         """By number: the boundary at which the source is complete."""
         self.last = [-1] * len(born)
@@ -62,8 +62,7 @@ class Plan:
         """By site: the numbers of the sources that it reads as the last."""
         highest = max((read.numbers[-1] for read in reads.values() if read.numbers), default=0)
         unread = set(range(highest + 1))
-        for index in sorted(reads, reverse=True):
-            read = reads[index]
+        for index, read in reversed(self.reads.items()):
             fewer = read.numbers if len(read.numbers) < len(unread) else unread
             found = {n for n in fewer if n in unread and n in read.numbers} | ({0} & unread if read.first else set())
             unread -= found

@@ -107,7 +107,7 @@ class SlotMix(HistoryStream):
         if i in self.drops:
             x, given = y, seen.x
         else:
-            before = h.x if self.plan.reads[i] is None else seen.x
+            before = seen.x if i in self.plan.reads else h.x
             assert before is not None
             x = before + y
         if site.last and site.block in self.bare:
@@ -119,7 +119,7 @@ class SlotMix(HistoryStream):
     # What it declares.
 
     def _weights(self, value: History, site: Site) -> Tensor | None:
-        if self.plan.reads[site.index] is None:
+        if site.index not in self.plan.reads:
             return None
         x = value.kept[0].x
         alpha = self._alpha(site, x.dtype)
@@ -127,11 +127,11 @@ class SlotMix(HistoryStream):
 
     def dead(self) -> dict[str, str]:
         """The first block has one slot: its logit gets a gradient of exactly zero."""
-        first = any(self.plan.reads[site.index] is not None for site in self.sites_of(0))
+        first = any(site.index in self.plan.reads for site in self.sites_of(0))
         return {"logits.0": "the block has one slot, its softmax is constant"} if first else {}
 
     def flops(self) -> int:
         """One multiply-add per channel and slot read, and the additions that the form of the block adds or saves."""
-        read = sum(read.total for read in self.plan.reads if read is not None)
+        read = sum(read.total for read in self.plan.reads.values())
         # each pending mixer's increment is added once to the others or to the mixture; a dropped skip saves an addition
         return self.layout.width * (2 * read + len(self.pends) + len(self.rejoins) - len(self.drops))

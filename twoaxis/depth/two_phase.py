@@ -12,6 +12,7 @@ read. One token at a time, without gradients, gets its logits in the read (`twoa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -21,9 +22,9 @@ from torch import Tensor
 from twoaxis.depth.history import History, HistoryStream, Softmax, Source, View
 from twoaxis.depth.plan import Plan
 from twoaxis.depth.site import Site
-from twoaxis.depth.stream import Seen, Tokens
+from twoaxis.depth.stream import Layout, Seen, Tokens
 from twoaxis.kernels.history import rms_logits, softmax_read, weighted_sum
-from twoaxis.kernels.precision import launch_bound
+from twoaxis.kernels.precision import launch_bound, widen
 
 
 class GroupReads(NamedTuple):
@@ -41,8 +42,9 @@ class Ahead(NamedTuple):
 
 
 class AheadStream(HistoryStream):
-    """A history stream whose reads may have fixed queries; a subclass defines `queries` and uses `ask`."""
+    """A history stream whose reads may have fixed queries; a subclass declares their parameters and uses `ask`."""
 
+    derives = ("query", "norm_weight", "log_temperature")
     eps: float | None = None
     """Inside the keys' mean square; None leaves the keys un-normalised."""
     single_reads: bool = True
@@ -50,29 +52,40 @@ class AheadStream(HistoryStream):
     group: int | None = None
     """Sub-layers per group where reads have two phases; a multiple of the sub-layers per source."""
 
-    def queries(self) -> Tensor | None:
-        """Folded queries of all reading sites, (n, H, D/H); None where they depend on the input."""
-        raise NotImplementedError(f"{type(self).__name__} does not define queries")
+    def __init__(self, config: Any, layout: Layout) -> None:
+        super().__init__(config, layout)
+        if layout.width % config.heads:
+            raise ValueError(f"heads ({config.heads}) must divide the width ({layout.width})")
 
-    def lone(self) -> list[int]:
-        """Rows of sites with one source: its softmax is one whatever the logit, so their gradient is exactly zero."""
-        return [row for row, read in enumerate(read for read in self.plan.reads if read is not None) if read.total == 1]
+    def queries(self) -> Tensor | None:
+        """Folded queries w ⊙ g · scale of all reading sites, (n, H, D/H); None where they are not fixed."""
+        if self.query is None:
+            return None
+        u = widen(self.query) if self.config.scale == 1.0 else widen(self.query) * self.config.scale
+        u = u if self.norm_weight is None else u * widen(self.norm_weight)
+        u = u.unflatten(-1, (self.config.heads, -1))
+        return u if self.log_temperature is None else u * widen(-self.log_temperature).exp().unsqueeze(-1)
+
+    def lone(self, names: Iterable[str]) -> dict[str, str]:
+        """Names with the rows of sites that have one source: its softmax is one whatever the logit."""
+        rows = [row for row, read in enumerate(self.plan.reads.values()) if read.total == 1]
+        return {name.format(row): "the site has one source, its softmax is constant" for row in rows for name in names}
 
     def follow(self, plan: Plan) -> None:
         """Take over a plan; reading sites are numbered by rows of stacked parameters."""
         super().follow(plan)
-        reading = [int(read is not None) for read in plan.reads]
-        self.row_at = [0, *accumulate(reading)]
+        sites = [site.index for site in self.layout.sites]
+        self.row_at = [0, *accumulate(int(index in plan.reads) for index in sites)]
         """By site: how many reading sites come before it, hence its row."""
         self._stop = [self.row_at[index + 1] for index in plan.last]
         """By source: the row after its last reader's. Logits end there, whatever they begin with."""
-        self._begun = [0] * len(plan.reads)
+        self._begun: list[int] = []
         """By site: how many sources are finished when its group begins."""
         newest = 0
-        for index in range(len(plan.reads)):
+        for index in sites:
             newest = plan.born.get(index, newest)
             within = self.group is not None and index % self.group
-            self._begun[index] = self._begun[index - 1] if within else newest + 1
+            self._begun.append(self._begun[-1] if within else newest + 1)
 
     # Logits.
 
@@ -96,7 +109,6 @@ class AheadStream(HistoryStream):
     def logits(self, view: View, site: Site, skip: int = 0) -> list[Tensor]:
         """Of every source of a read but the first `skip`, (..., H)."""
         read, row, queries = self.plan.reads[site.index], self.row_at[site.index], view.state.own.queries
-        assert read is not None
         numbers = [0] * read.first + [-1] * read.rest + list(read.numbers) + [-1] * read.part
         return [
             rms_logits(source.x, queries[row : row + 1], eps=self.eps)[..., 0]
@@ -133,7 +145,7 @@ class AheadStream(HistoryStream):
     def _group_stop(self, index: int) -> int:
         """The row after the last one of the group that site `index` is in."""
         assert self.group is not None
-        return self.row_at[min((index // self.group + 1) * self.group, len(self.plan.reads))]
+        return self.row_at[min((index // self.group + 1) * self.group, len(self.layout.sites))]
 
     def _first_phase(self, h: History, index: int) -> History:
         """The reads of the sources finished when the group of site `index` began, for its sites from `index` on."""
@@ -174,7 +186,7 @@ class AheadStream(HistoryStream):
         if (site.index + 1) % self.group == 0:
             return self._first_phase(h, site.index + 1)
         group: Any = h.own.group
-        if group is None or self.plan.reads[site.index] is None:
+        if group is None or site.index not in self.plan.reads:
             return h
         place = self.row_at[site.index] - self._group_stop(site.index) + len(group.reads)
         reads = (*group.reads[:place], None, *group.reads[place + 1 :])  # nobody else reads it: it need not live on
