@@ -492,3 +492,8 @@ def test_the_choice_of_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twoaxis.kernels.operator._choice", "typo")  # as the environment sets it
     with pytest.raises(ValueError, match="names no form"):
         case.op(*inputs, **case.options)
+
+
+def test_a_backward_written_by_hand_has_its_derivative_beside_it() -> None:
+    written = {f"{op} {name}": form.backward for op, each in OPERATORS.items() for name, form in each.forms.items()}
+    assert [what for what, backward in written.items() if backward and "d_" not in (backward.__doc__ or "")] == []

@@ -217,7 +217,7 @@ def _gather(
 
 @attention.backward("gather")
 def _gather_backward(inputs: Given, saved: Given, grads: Given, needs: Given, *, window: int, scale: float) -> Grads:
-    """As the blocked form's; the gradient of a key is the sum over the w queries that see it."""
+    """As the blocked form's; d_k and d_v of a position are sums over the w queries that see it."""
     (q, k, v, _, sink, _), (weights, share), halo = inputs, saved, window - 1
     q_g, keys, values = _slots(q, k, v, window)
     grad = grads[0].to(q_g.dtype).unflatten(-3, q_g.shape[-4:-2])
