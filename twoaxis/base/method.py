@@ -22,6 +22,7 @@ and the optimiser's groups follow from the table (`Declared`):
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -119,14 +120,18 @@ class Card:
     """What is kept from token to token."""
     paper: str
     """Authors, title, arXiv number."""
-    year: int
-    """Of the paper."""
+    year: int = 0
+    """Of the paper, by its first arXiv number unless it is given."""
+
+    def __post_init__(self) -> None:
+        if not self.year and (found := re.search(r"arXiv (\d\d)\d\d\.", self.paper)):
+            object.__setattr__(self, "year", 2000 + int(found.group(1)))
 
     @staticmethod
     def blank(title: str, axis: Literal["depth", "sequence"] = "depth") -> Card:
         """The card of a method that has none."""
         words = ("source", "value", "normaliser", "adaptivity", "window", "granularity", "injection", "sharing")
-        return Card(title=title, axis=axis, year=0, **dict.fromkeys((*words, "depth_state", "paper"), "-"))
+        return Card(title=title, axis=axis, **dict.fromkeys((*words, "depth_state", "paper"), "-"))
 
 
 # Cards of the families; a method says where it differs.

@@ -147,7 +147,6 @@ class AttentionResiduals(AheadStream):
         injection="replaces the input; there is no other residual path",
         depth_state="every source so far",
         paper="Kimi Team, Attention Residuals, arXiv 2603.15031",
-        year=2026,
     )
     suggestions = (
         Suggestion(

@@ -98,7 +98,6 @@ class DeepCrossAttention(HistoryStream):
         sharing="w is shared by the slots of one read; nothing over depth",
         depth_state="one vector per block, or k + 2",
         paper="Heddes et al.: DeepCrossAttention, arXiv 2502.06785",
-        year=2025,
     )
     suggestions = (
         Suggestion(

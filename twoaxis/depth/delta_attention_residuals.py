@@ -101,7 +101,6 @@ class DeltaAttentionResiduals(AheadStream):
         gating="a scalar per site, or none",
         depth_state="every source so far, and the residual",
         paper="Luo, Cai, Hu, Delta Attention Residuals, arXiv 2605.18855",
-        year=2026,
     )
     suggestions = (
         Suggestion(),

@@ -68,7 +68,6 @@ class DenseFormer(HistoryStream):
         injection="replaces the input of the next block",
         depth_state="block outputs with a reader ahead",
         paper="Pagliardini, Mohtashami, Fleuret, Jaggi, DenseFormer, arXiv 2402.02622",
-        year=2024,
     )
     suggestions = (
         # from 24 blocks on, the dilation and period that its paper recommends

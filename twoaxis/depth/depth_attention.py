@@ -104,7 +104,6 @@ class DepthAttention(HistoryStream):
         sharing="projections shared along depth",
         depth_state="last K keys and values, and the state",
         paper="Zhang, Residual Stream Duality, arXiv 2603.16039",
-        year=2026,
     )
     suggestions = (
         Suggestion(

@@ -77,7 +77,6 @@ class DepthKV(HistoryStream):
         sharing="no parameters",
         depth_state="keys and values with a reader ahead, and the residual",
         paper="Zeng et al., Depth-Attention, arXiv 2606.05014",
-        year=2026,
     )
 
     def __init__(self, config: DepthKVConfig, layout: Layout) -> None:

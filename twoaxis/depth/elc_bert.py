@@ -85,7 +85,6 @@ class ElcBert(SlotMix):
         sharing="nothing over depth; one scalar per block and slot for all tokens and channels",
         depth_state="every block's output",
         paper="Georges Gabriel Charpentier, Samuel: Every Layer Counts BERT, arXiv 2311.02265",
-        year=2023,
     )
 
     def __init__(self, config: ElcBertConfig, layout: Layout) -> None:

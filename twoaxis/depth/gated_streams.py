@@ -72,7 +72,6 @@ class GatedStreams(ParallelStreams):
         injection="replaces the read with its norm, and the write",
         gating="sigmoid of a low-rank network",
         paper="Qwen team, arXiv 2608.30320",
-        year=2026,
     )
     # a rank of an eighth of the width, Qwen's at a width of 2560
     suggestions = (Suggestion(options=lambda shape: {"rank": max(4, shape.width // 8)}),)

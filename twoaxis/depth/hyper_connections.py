@@ -120,7 +120,6 @@ class HyperConnections(ParallelStreams):
         sharing="projections shared by the streams of a site",
         gating="bounded additive (tanh times a learned scale)",
         paper="Zhu et al., Hyper-Connections, arXiv 2409.19606",
-        year=2024,
     )
     suggestions = (
         Suggestion(),

@@ -121,7 +121,6 @@ class Lime(HistoryStream):
         injection="replaces the attention's input, or its keys and values; the residual goes on by itself",
         depth_state="every source so far, and the residual",
         paper="Gerasimov et al., You Do Not Fully Utilize Transformer's Representation Capacity, arXiv 2502.09245",
-        year=2025,
     )
     suggestions = (Suggestion("heads", options=lambda shape: {"over": "heads", "kv_heads": shape.kv_heads}),)
 

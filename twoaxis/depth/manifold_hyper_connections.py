@@ -178,7 +178,6 @@ class ManifoldHyperConnections(ParallelStreams):
         adaptivity="per token",
         gating="sigmoid",
         paper="Xie et al., mHC: Manifold-Constrained Hyper-Connections, arXiv 2512.24880",
-        year=2025,
     )
 
     def __init__(self, config: ManifoldHyperConnectionsConfig, layout: Layout) -> None:

@@ -132,7 +132,6 @@ class MuddFormer(HistoryStream):
         sharing="none over depth",
         depth_state="one vector per block",
         paper="Xiao et al.: MUDDFormer, arXiv 2502.12170",
-        year=2025,
     )
     suggestions = (
         Suggestion(),

@@ -127,7 +127,6 @@ class Scaled(RowStream):
         injection="scales both sides of the residual's sum",
         depth_state="one vector; x0: and the embedding",
         paper="Bachlechner et al., ReZero, arXiv 2003.04887; LayerScale, LAuReL, DeepNorm and others: see the file",
-        year=2020,
     )
     suggestions = (
         Suggestion("x0", "scalars per block on the residual and on the embedding, which is added again"),

@@ -50,7 +50,6 @@ class Standard(Stream):
         sharing="-",
         depth_state="one vector",
         paper="He, Zhang, Ren, Sun, Identity Mappings in Deep Residual Networks, arXiv 1603.05027",
-        year=2016,
     )
     suggestions = ()
     alike = True

@@ -101,7 +101,6 @@ class Canon(ShortConv):
         sharing="own weights per point and block, shared over tokens",
         token_state="last k-1 inputs of each point",
         paper="Allen-Zhu, Physics of Language Models: Part 4.1, arXiv 2512.17351",
-        year=2025,
     )
 
     @classmethod

@@ -118,7 +118,6 @@ class DynamicConv(LocalOperator):
         injection="the projections with a residual, the attention's input, or an own residual sub-layer",
         token_state="last k-1 inputs of each point",
         paper="Sieberling, Runwal, Panda, Kim, Dynamic Short Convolutions Improve Transformers, arXiv 2606.03825",
-        year=2026,
     )
 
     def __init__(self, channels: int, config: Any = None, **options: Any) -> None:

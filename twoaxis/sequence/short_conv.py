@@ -120,7 +120,6 @@ class ShortConv(LocalOperator):
         injection="own residual sub-layer, the attention's input, or its projections",
         token_state="last k-1 inputs",
         paper="So et al., Primer, arXiv 2109.08668; Yang et al., GLA, arXiv 2312.06635; code: flash-linear-attention",
-        year=2021,
     )
 
     def __init__(self, channels: int, config: Any = None, **options: Any) -> None:

@@ -120,7 +120,6 @@ class ShortSWA(LocalOperator):
         sharing="own projections per block, shared over tokens",
         token_state="last w-1 keys and values",
         paper="Zhang, Residual Stream Duality, arXiv 2603.16039",
-        year=2026,
     )
     suggestions = (
         Suggestion(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoaxis.depth.stream import Stream
 from twoaxis.sequence.mixer import LocalOperator
 from twoaxis.verify.claim import between, claim, disagreement, gradients, random_tensors
 from twoaxis.verify.subject import Run, Subject, runs
@@ -84,20 +85,23 @@ def stepping(run: Run) -> float:
 
 
 @claim("gradients", "gradients: begun without, continued with them", ["depth"], over=FEW, bound=1e-12)
-def begun_without(run: Run) -> dict[str, float]:
-    """A pass begun under no_grad and continued with gradients has those of its rest, nothing more and nothing less.
-
-    Also where it is continued on a deep copy of the stream: they are the copy's, not the original's.
-    """
+def begun_without(run: Run, method: Stream | None = None) -> dict[str, float]:
+    """A pass begun under no_grad and continued with gradients has those of its rest, nothing more and nothing less."""
     errors, x = {}, run.input()
-    for how, method in (("", run.method), (", on a copy", copy.deepcopy(run.method))):
-        leaves = [*method.parameters(), *run.parameters()]
-        for site in (site for site in method.layout.sites if site.first):
-            with torch.no_grad():
-                state = run.go(run.method.open(x), site.index)
-            ends = run.end(state, method), run.end(method.unpack(run.method.pack(state), site), method)
-            errors[f"before site {site.index}{how}"] = disagreement(*ends, leaves, run.seed)
+    method = run.method if method is None else method
+    leaves = [*method.parameters(), *run.parameters()]
+    for site in (site for site in method.layout.sites if site.first):
+        with torch.no_grad():
+            state = run.go(run.method.open(x), site.index)
+        ends = run.end(state, method), run.end(method.unpack(run.method.pack(state), site), method)
+        errors[f"before site {site.index}"] = disagreement(*ends, leaves, run.seed)
     return errors
+
+
+@claim("gradients", "gradients: continued on a deep copy", ["depth"], over=FEW, bound=1e-12)
+def on_a_copy(run: Run) -> dict[str, float]:
+    """A state continued on a deep copy of the stream has the copy's gradients, not the original's."""
+    return begun_without(run, copy.deepcopy(run.method))
 
 
 # Which parameters learn.
