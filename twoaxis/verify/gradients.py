@@ -87,13 +87,12 @@ def stepping(run: Run) -> float:
 @claim("gradients", "gradients: begun without, continued with them", ["depth"], over=FEW, bound=1e-12)
 def begun_without(run: Run, method: Stream | None = None) -> dict[str, float]:
     """A pass begun under no_grad and continued with gradients has those of its rest, nothing more and nothing less."""
-    errors, x = {}, run.input()
-    method = run.method if method is None else method
-    leaves = [*method.parameters(), *run.parameters()]
-    for site in (site for site in method.layout.sites if site.first):
+    errors, x, going_on = {}, run.input(), method or run.method
+    leaves = [*going_on.parameters(), *run.parameters()]
+    for site in (site for site in run.method.layout.sites if site.first):
         with torch.no_grad():
             state = run.go(run.method.open(x), site.index)
-        ends = run.end(state, method), run.end(method.unpack(run.method.pack(state), site), method)
+        ends = run.end(state, going_on), run.end(going_on.unpack(run.method.pack(state), site), going_on)
         errors[f"before site {site.index}"] = disagreement(*ends, leaves, run.seed)
     return errors
 
