@@ -42,6 +42,7 @@ from torch.utils.flop_counter import flop_registry
 
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 """Fused attention in ATen; its backward pass ends in `_backward`."""
+MATRIX = ("mm", "bmm", "addmm", "baddbmm")
 GROUPED = ("_grouped_mm", "transformers::grouped_mm_fallback")
 """Products of experts with the tokens that were sent to them."""
 PARTLY_READ = {"embedding", "index", "index_select", "gather"}
@@ -141,14 +142,27 @@ Event = Call | Allocate | Free
 
 
 class _Allocation:
-    """A storage that is alive; `bytes` are 0 as long as it does not count."""
+    """A storage that is alive."""
 
-    __slots__ = ("bytes", "counts", "number", "part", "ref", "sums")
+    __slots__ = ("counts", "number", "part", "ref", "size", "sums")
 
-    def __init__(self, number: int, part: Hashable, counts: bool) -> None:
-        self.number, self.part, self.counts, self.bytes = number, part, counts, 0
-        self.ref: Any = None
+    def __init__(self, number: int, part: Hashable, counts: bool, size: int, ref: Any) -> None:
+        self.number, self.part, self.counts, self.size, self.ref = number, part, counts, size, ref
         self.sums: set[int] = set()  # offsets at which a product was written that a sum may go on from
+
+    @property
+    def bytes(self) -> int:
+        """Its size, if it counts."""
+        return self.size if self.counts else 0
+
+    def region(self, tensor: Tensor) -> Region:
+        """What a tensor shows of it."""
+        strides, size = _extent(tensor.shape, tensor.stride(), tensor.dtype)
+        return Region(self.number, (tensor.storage_offset(), tensor.shape, strides), size, self.size)
+
+
+Seen = tuple[_Allocation, Tensor]
+"""A tensor with what is behind it."""
 
 
 class Meter(TorchDispatchMode):
@@ -203,10 +217,10 @@ class Meter(TorchDispatchMode):
     def watch(self, tensors: Iterable[Tensor]) -> None:
         """Count these from now on, although they were there before."""
         for tensor in tensors:
-            allocation = self._see(tensor, counts=False)
+            allocation = self._see(tensor)
             if not allocation.counts:
                 allocation.counts, allocation.part = True, self.part
-                self._resize(allocation, tensor.untyped_storage().nbytes())
+                self._add(allocation, allocation.size)
 
     def reset(self) -> None:
         """Forget earlier peaks."""
@@ -227,11 +241,11 @@ class Meter(TorchDispatchMode):
     def hand_over(self, tensors: Iterable[Tensor], part: Hashable) -> None:
         """From now on these count as allocated by `part`: what a sub-layer returns is the stream's to keep or drop."""
         for tensor in tensors:
-            self._see(tensor, counts=False).part = part
+            self._see(tensor).part = part
 
     def allocation(self, tensor: Tensor) -> int:
         """The number of the allocation behind a tensor."""
-        return self._see(tensor, counts=False).number
+        return self._see(tensor).number
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, about = kwargs or {}, _about(func)
@@ -239,52 +253,51 @@ class Meter(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         if about.view:  # half of all calls
-            self._see(args[0], counts=False)
+            self._see(args[0])
             self.views[self.part] += 1
-            return func(*args, **kwargs)
-        inputs = tensors_in((*args, *kwargs.values()))
-        for tensor in inputs:  # first, so that views of them are not taken for new allocations
-            self._see(tensor, counts=False)
-        meta = bool(inputs) and all(tensor.is_meta for tensor in inputs)
-        number = _number(func, args, kwargs) if self.record or (meta and about.memo) else -1
-        out = _run(about, args, kwargs, inputs, number) if meta and about.memo else func(*args, **kwargs)
+            return about.func(*args, **kwargs)
+        inputs = tensors_in((*args, *kwargs.values()) if kwargs else args)
+        seen = list(map(self._see, inputs))  # first, so that views of them are not taken for new allocations
+        known = about.memo and bool(inputs) and all([tensor.is_meta for tensor in inputs])
+        number = _number(func, args, kwargs) if self.record or known else -1
+        out = _run(about, args, kwargs, inputs, number) if known else func(*args, **kwargs)
         before, results = self._count, tensors_in((out,))
-        fresh = [tensor for tensor in results if self._see(tensor, counts=True).number > before]
+        places = [self._see(tensor, counts=True) for tensor in results]
+        fresh = [(place, tensor) for place, tensor in zip(places, results, strict=True) if place.number > before]
         if not fresh and not about.mutable:
             if results:
                 self.views[self.part] += 1
             return out
-        products, dims = _products(about, args, kwargs, out)
+        products, dims = _products(about, args, kwargs, out) if about.product else (0, ())
         elementwise = 0 if products else self._elementwise(about.name, args, out)
         self.products += products
         self.flops += products + elementwise
         if self.record and about.name in EMPTY:
-            allocations = [self._see(tensor, counts=True) for tensor in fresh]
-            self._events += [Allocate(a.part, a.number, a.bytes) for a in allocations]
+            self._events += [Allocate(place.part, place.number, place.bytes) for place, _ in fresh]
         elif self.record:
-            regions = self._regions(about, args, kwargs, inputs, fresh)
+            regions = self._regions(about, args, kwargs, zip(seen, inputs, strict=True), fresh)
             self._events.append(Call(about.name, self.part, *regions, products, elementwise, dims, number))
         return out
 
-    def _see(self, tensor: Tensor, *, counts: bool) -> _Allocation:
+    def _see(self, tensor: Tensor, counts: bool = False) -> _Allocation:
         """The allocation behind a tensor, at its present size; one that is new counts or does not."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key, size = storage._cdata, storage.nbytes()
         known = self._alive.get(key)
         if known is None:
             self._count += 1
-            known = self._alive[key] = _Allocation(self._count, self.part, counts)
-            known.ref = weakref.ref(storage, lambda _, key=key: self._free(key))
+            gone = weakref.ref(storage, lambda _: self._free(key))
+            known = self._alive[key] = _Allocation(self._count, self.part, counts, size, gone)
             if counts:
-                known.bytes = storage.nbytes()
-                self.now += known.bytes
+                self.now += size
                 self.peak = max(self.peak, self.now)
-        elif known.counts and known.bytes != (size := storage.nbytes()):
-            self._resize(known, size)
+        elif known.size != size:
+            more, known.size = size - known.size, size
+            if known.counts:
+                self._add(known, more)
         return known
 
-    def _resize(self, allocation: _Allocation, size: int) -> None:
-        more, allocation.bytes = size - allocation.bytes, size
+    def _add(self, allocation: _Allocation, more: int) -> None:
         self.now += more
         self.peak = max(self.peak, self.now)
         if self.record:
@@ -296,25 +309,26 @@ class Meter(TorchDispatchMode):
         if self.record:
             self._events.append(Free(gone.number, gone.bytes))
 
-    def _region(self, tensor: Tensor) -> Region:
-        storage = tensor.untyped_storage()
-        strides, size = _extent(tensor.shape, tensor.stride(), tensor.dtype)
-        view = (tensor.storage_offset(), tensor.shape, strides)
-        return Region(self._alive[storage._cdata].number, view, size, storage.nbytes())
-
     def _regions(
-        self, about: _About, args: Any, kwargs: Any, inputs: list[Tensor], fresh: list[Tensor]
+        self, about: _About, args: Any, kwargs: Any, inputs: Iterable[Seen], fresh: Iterable[Seen]
     ) -> tuple[tuple[Region, ...], tuple[Region, ...], tuple[Region, ...]]:
         """What a call reads, makes and changes."""
-        makes = tuple(dict.fromkeys(map(self._region, fresh)))
-        reads = dict.fromkeys(map(self._region, inputs))
-        updated = tensors_in([args[i] for i in about.written if i < len(args)])
-        out = tensors_in([kwargs[name] for name in about.written_names if name in kwargs])
-        for tensor in out + (updated if about.name in OVERWRITE else []):
-            reads.pop(self._region(tensor), None)
-        changes = tuple(dict.fromkeys(map(self._region, updated + out)))
+        makes = tuple(dict.fromkeys([place.region(tensor) for place, tensor in fresh]))
+        reads = dict.fromkeys([place.region(tensor) for place, tensor in inputs])
+        changes: tuple[Region, ...] = ()
+        if about.mutable:
+            updated, out = (
+                [self._see(tensor).region(tensor) for tensor in tensors_in(written)]
+                for written in (
+                    [args[i] for i in about.written if i < len(args)],
+                    [kwargs[name] for name in about.written_names if name in kwargs],
+                )
+            )
+            changes = tuple(dict.fromkeys(updated + out))
+            for region in out + (updated if about.name in OVERWRITE else []):
+                reads.pop(region, None)
         if about.name in PARTLY_READ:
-            table = self._region(inputs[0])
+            table = next(iter(reads))
             del reads[table]
             reads[table._replace(bytes=min(table.bytes, sum(region.bytes for region in makes)))] = None
         return tuple(reads), makes, changes
@@ -326,9 +340,9 @@ class Meter(TorchDispatchMode):
         has the first addition counted too, like the one inside a matrix product.
         """
         if name == "mul":
-            self._see(out, counts=False).sums.add(out.storage_offset())
+            self._see(out).sums.add(out.storage_offset())
         if name in ("addcmul", "addcmul_"):
-            sums, start = self._see(out, counts=False).sums, out.storage_offset()
+            sums, start = self._see(out).sums, out.storage_offset()
             first = name == "addcmul_" and start in sums
             sums.discard(start)
             return (3 if first else 2) * out.numel()
@@ -346,6 +360,7 @@ class _About(NamedTuple):
     name: str
     composite: bool
     view: bool
+    product: bool
     mutable: bool
     memo: bool
     written: tuple[int, ...]
@@ -362,11 +377,15 @@ def _about(func: Any) -> _About:
     view = any(info is not None and not info.is_write for info in alias) and not schema.is_mutable
     kernels = [key for key in ("CompositeImplicitAutograd", "CPU") if has_kernel(func.name(), key)]
     out = [a.name for a, yes in pairs if yes] == ["out"] and len(schema.returns) == 1
+    name, product = schema.name.removeprefix("aten::"), func._overloadpacket in flop_registry
+    if name == "_unsafe_view":  # below autograd a view like any other, and torch works it out in Python
+        func, view = torch.ops.aten.view.default, True
     return _About(
         func,
-        schema.name.removeprefix("aten::"),
+        name,
         kernels == ["CompositeImplicitAutograd"],  # silu_backward and others have kernels of their own besides
         view,
+        product or name in (*MATRIX, *GROUPED) or name.startswith(ATTENTION),
         schema.is_mutable,
         not view and (in_place or out or not schema.is_mutable) and func.namespace != "prim",
         tuple(i for i, (a, yes) in enumerate(pairs) if yes and not a.kwarg_only),
@@ -394,10 +413,10 @@ def _run(about: _About, args: Any, kwargs: Any, inputs: list[Tensor], number: in
     Python, which takes ten times as long as everything else here.
     """
     key = (number, torch.get_default_dtype())
-    if key in _MEMO:
-        layouts = _MEMO[key]
-        if layouts is None:
-            return kwargs["out"] if "out" in about.written_names else args[0]
+    layouts = _MEMO.get(key, ())
+    if layouts is None:
+        return kwargs["out"] if "out" in about.written_names else args[0]
+    if layouts:
         made = [None if layout is None else empty(layout) for layout in layouts]
         return made[0] if len(made) == 1 else tuple(made)
     out = about.func(*args, **kwargs)
@@ -477,9 +496,9 @@ def _extent(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> 
 
 
 def _products(about: _About, args: Any, kwargs: Any, out: Any) -> tuple[int, tuple[int, ...]]:
-    """Operations and dimensions of a matrix product, attention or a convolution; (0, ()) for everything else."""
+    """Operations and dimensions of a matrix product, attention or a convolution."""
     name = about.name
-    if name in ("mm", "bmm", "addmm", "baddbmm"):
+    if name in MATRIX:
         a, b = args[:2] if name in ("mm", "bmm") else args[1:3]
         dims = (a.shape[0] if a.dim() == 3 else 1, a.shape[-2], a.shape[-1], b.shape[-1])
         return 2 * math.prod(dims), dims
@@ -491,6 +510,4 @@ def _products(about: _About, args: Any, kwargs: Any, out: Any) -> tuple[int, tup
     if name in GROUPED:  # tokens sorted by expert, (N, K), and a matrix for each of these; or both sides of a gradient
         a, b = args[:2]
         return 2 * a.numel() * b.shape[-1], (1, a.shape[-2], a.shape[-1], b.shape[-1])
-    if about.func._overloadpacket in flop_registry:
-        return int(flop_registry[about.func._overloadpacket](*args, **kwargs, out_val=out)), ()
-    return 0, ()
+    return int(flop_registry[about.func._overloadpacket](*args, **kwargs, out_val=out)), ()

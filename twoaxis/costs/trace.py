@@ -209,6 +209,19 @@ def runner_of(model: Any) -> Runner:
     return GraftRunner(model)
 
 
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """What is garbage waits: its collection would change numbers, and visit long lists of events again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@uncollected()
 def trace_training(
     model: Any, batch: int, tokens: int, device: str | None = None, recompute: Recompute = "none"
 ) -> TrainTrace:
@@ -239,6 +252,7 @@ def trace_training(
     return TrainTrace(before, after, len(model.stream.sites), alive, extra, peak)
 
 
+@uncollected()
 @torch.no_grad()
 def trace_step(model: Any, batch: int, tokens: int, device: str | None = None, past: Any = None) -> StepTrace:
     """The next tokens after `past`, or the first of their sequences, remembered; logits of the last one."""
@@ -283,12 +297,6 @@ def _sites(events: list[Event], sites: tuple[Site, ...], tokens: int) -> tuple[S
 
 @contextlib.contextmanager
 def metering(runner: Runner, device: str | None) -> Iterator[Meter]:
-    """A meter that knows the parts of a model; what is garbage waits, so that its collection changes no number."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        with target(device), Meter() as meter, runner.following(meter):
-            yield meter
-    finally:
-        if enabled:
-            gc.enable()
+    """A meter that knows the parts of a model."""
+    with target(device), Meter() as meter, runner.following(meter):
+        yield meter
