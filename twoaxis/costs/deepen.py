@@ -56,8 +56,8 @@ def deepen(less: Trace, more: Trace, blocks: int) -> Trace:
             _works(less.forward, more.forward, blocks),
             _works(less.backward, more.backward, blocks),
             int(_beyond(less.sites, more.sites, blocks)),
-            _alive(less.alive, more.alive, blocks),
-            _extra(less.extra, more.extra, blocks),
+            _sizes(less.alive, more.alive, blocks),
+            _sizes(less.extra, more.extra, blocks),
             None,
         )
     assert isinstance(less, StepTrace)
@@ -104,28 +104,18 @@ def _kernels(less: Counter[Kernel], more: Counter[Kernel], blocks: int) -> Count
     return +found + grown
 
 
-def _alive(less: Sizes, more: Sizes, blocks: int) -> Sizes:
-    """The middle block again and again; what belongs to no block grows with their number."""
-    middle, found, before = FEW - 1, Sizes(), _shifted(less, more)
-    for (kind, block), size in more.items():
-        if block == middle:
-            found.update({(kind, block + n): size for n in range(blocks + 1)})
-            continue
-        if size != before[kind, block] and 0 <= block <= FEW:
-            raise _UnlikeError
-        found[kind, block + blocks * (block > middle)] = _beyond(before[kind, block], size, blocks)
-    return found
+def _sizes(less: Sizes, more: Sizes, blocks: int) -> Sizes:
+    """The middle block again and again; what belongs to no block grows with their number.
 
-
-def _extra(less: Sizes, more: Sizes, blocks: int) -> Sizes:
-    """Gradients of what all blocks share grow from the last block to the first, by as much in each."""
+    Gradients of what all blocks share grow from the last block to the first, by as much in each.
+    """
     middle, found, before = FEW - 1, Sizes(), _shifted(less, more)
     slope = more["blocks", 0] - less["blocks", 0]
     for (kind, block), size in more.items():
         if block == middle:
             found.update({(kind, block + n): size + slope * (blocks - n) for n in range(blocks + 1)})
             continue
-        if size != before[kind, block] and block > middle:
+        if size - before[kind, block] != (slope if block < middle else 0) and 0 <= block <= FEW:
             raise _UnlikeError
         found[kind, block + blocks * (block > middle)] = _beyond(before[kind, block], size, blocks)
     return found

@@ -50,13 +50,13 @@ class Question(Options):
     start: Start = "scratch"
     """From scratch, or onto a trained model."""
     shape: str = "llama-3-8b"
-    """A name or a configuration file; see `find_shape`."""
+    """A preset, a public model, or a config.json."""
     deployment: Deployment = field(default_factory=Deployment)
     """Devices, context, batch."""
     max_overhead: NotNegative | None = None
-    """Percent of time that a method may add; None is any."""
+    """Percent of time that a method may add; nothing is any."""
     headroom: NotNegative | None = None
-    """Gigabytes that a method may add on the fullest training device; None is any."""
+    """Gigabytes that a method may add on the fullest training device; nothing is any."""
     serving: Share = 0.0
     """Share of all compute that goes into decoding."""
     kernels: Ways = "ours"

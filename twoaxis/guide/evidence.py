@@ -48,20 +48,9 @@ from twoaxis.show.numbers import si
 
 DATA = Path(__file__).parent / "evidence.json"
 
-Metric = Literal[
-    "loss",
-    "bits per byte",
-    "perplexity",
-    "loss difference",
-    "perplexity difference",
-    "speed-up",
-    "wall-clock speed-up",
-    "accuracy",
-    "throughput",
-    "memory",
-    "overhead",
-    "other",
-]
+Counted = Literal["loss", "bits per byte", "perplexity", "loss difference", "speed-up"]
+Shown = Literal["perplexity difference", "wall-clock speed-up", "accuracy", "throughput", "memory", "overhead", "other"]
+Metric = Literal[Counted, Shown]
 Kind = Literal["own", "third party", "failed replication", "this library", "none"]
 Setting = Literal["scratch", "retrofit"]
 

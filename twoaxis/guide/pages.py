@@ -128,15 +128,13 @@ def notes(cls: type) -> Notes:
         lines = chunk.strip("\n").split("\n")
         if not all(line.startswith("    ") for line in lines):
             body += _words(lines)
-        elif body and isinstance(body[-1], Code):
-            body[-1] = Code(f"{body[-1].text}\n\n{_undent(lines)}")
-        else:
-            body.append(Code(_undent(lines)))
+            continue
+        code = "\n".join(line[4:].rstrip() for line in lines)
+        if body and isinstance(last := body[-1], Code):
+            code = f"{last.text}\n\n{code}"
+            body.pop()
+        body.append(Code(code))
     return Notes(summary, tuple(body))
-
-
-def _undent(lines: list[str]) -> str:
-    return "\n".join(line[4:].rstrip() for line in lines)
 
 
 def _words(lines: list[str]) -> list[Prose | Items]:
