@@ -108,47 +108,6 @@ def test_padding_reach() -> None:
         padding_reach(torch.tensor([[1, 1, 0]]))
 
 
-@given(
-    data=st.data(),
-    window=st.sampled_from([None, 1, 2, 5, 17, 60]),
-    heads=st.sampled_from([(2, 2), (4, 2)]),
-    axis=st.sampled_from([1, 2]),
-)
-def test_ring_is_exact_for_any_chunking(
-    data: st.DataObject, window: int | None, heads: tuple[int, int], axis: int
-) -> None:
-    length = data.draw(st.integers(1, 45))
-    q, k, v = (randn(2, length, h, 4, seed=s) for s, h in enumerate((heads[0], heads[1], heads[1])))
-    whole = window_attention(q, k, v, window, axis=1)
-    if axis == 2:
-        q, k, v = (t.unsqueeze(1) for t in (q, k, v))
-    ring, rows, at = Ring(window, axis), [], 0
-    while at < length:
-        size = data.draw(st.integers(1, length - at))
-        cut = [t.narrow(axis, at, size) for t in (q, k, v)]
-        out, ring = step(ring, cut[0], cut[1], cut[2])
-        rows.append(out)
-        at += size
-        assert ring.seen == at
-        if window is not None:
-            assert ring.stored == min(at, window - 1)
-    stepped = torch.cat(rows, dim=axis)
-    assert (stepped.reshape(whole.shape) - whole).abs().max() <= 1e-13
-
-
-def test_ring_memory_is_constant() -> None:
-    sizes = []
-    for length in (50, 500, 5000):
-        ring = Ring(8, axis=1)
-        _, ring = step(ring, *(randn(1, length, 2, 4) for _ in range(3)))
-        for _ in range(20):
-            _, ring = step(ring, *(randn(1, 1, 2, 4) for _ in range(3)))
-        sizes.append(ring.nbytes())
-        held = ring.kept[0].untyped_storage().nbytes() // (8 * 8)
-        assert held <= 2 * 8, "a view of a long tensor keeps it alive"
-    assert sizes == [7 * 2 * 2 * 4 * 8] * 3
-
-
 @given(count=st.integers(0, 6), spare=st.integers(0, 6), length=st.integers(1, 20))
 def test_trim_takes_positions_back_or_refuses(count: int, spare: int, length: int) -> None:
     window = 4

@@ -36,12 +36,14 @@ FAMILY = [
     for options in STREAMS.find(name).variants
 ]
 every_stream = pytest.mark.parametrize(("name", "options"), FAMILY)
+every_method = pytest.mark.parametrize("name", dict.fromkeys(each.values[0] for each in FAMILY))
 
 
 def make(name: str, options: Any, kinds: Sequence[str] = PLAIN_BLOCK, **more: Any) -> HistoryStream:
     """A stream with parameters off their start."""
     stream = twoaxis.stream(name, blocks=BLOCKS, width=WIDTH, kinds=kinds, **options, **more).double()
     generator = torch.Generator().manual_seed(5)
+    stream.reset_parameters(generator)
     with torch.no_grad():
         for parameter in stream.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -125,7 +127,7 @@ def steps_taken() -> Iterator[list[int]]:
         sys.settrace(before)
 
 
-@pytest.mark.parametrize("name", dict.fromkeys(each.values[0] for each in FAMILY))
+@every_method
 def test_building_is_linear_in_depth(name: str) -> None:
     """MUDDFormer and the other methods over all blocks make a parameter per block: their number is what is built."""
     counts = []
@@ -136,8 +138,8 @@ def test_building_is_linear_in_depth(name: str) -> None:
     assert counts[1] <= 4.6 * counts[0]
 
 
-def test_two_thousand_blocks_of_attention_residuals_run() -> None:
-    stream = twoaxis.stream("attention_residuals", blocks=2000, width=4, window=4, overflow="sum", read="sum")
+def test_hundreds_of_blocks_of_attention_residuals_run() -> None:
+    stream = twoaxis.stream("attention_residuals", blocks=500, width=4, window=4, overflow="sum", read="sum")
     x = randn(1, 2, 4, dtype=torch.float32)
     state = stream.open(x)
     with torch.no_grad():
@@ -145,7 +147,7 @@ def test_two_thousand_blocks_of_attention_residuals_run() -> None:
             seen = stream.read(state, site)
             state = stream.write(state, site, 0.001 * x, seen, seen)
     assert len(state.value.kept) == 5
-    close(stream.close(state), 5 * x, 1e-3)
+    close(stream.close(state), 2 * x, 1e-3)
 
 
 # States.
@@ -201,10 +203,10 @@ def test_placement_decides_per_way(name: str) -> None:
 # Gradients are autograd's own.
 
 
-@every_stream
-def test_every_parameter_is_in_the_graph(name: str, options: Any) -> None:
+@every_method
+def test_every_parameter_is_in_the_graph(name: str) -> None:
     """A parameter that cannot learn gets a gradient of zero and not none, which data parallelism waits for in vain."""
-    stream = make(name, options, MIXED_BLOCK)
+    stream = make(name, {}, MIXED_BLOCK)
     run(stream, randn(2, 3, WIDTH, grad=True)).sum().backward()
     assert [n for n, p in stream.named_parameters() if p.grad is None] == []
 
@@ -232,8 +234,8 @@ def test_second_derivatives_and_forward_mode(name: str, options: Any) -> None:
         moved = {n: randn(*p.shape, seed=3) for n, p in own.items()}
         slope = torch.func.jvp(lambda own: (functional_call(whole, own, (x,)) * probe).sum(), (own,), (moved,))[1]
         grads = torch.autograd.grad((whole(x) * probe).sum(), list(whole.parameters()), allow_unused=True)
-        along = sum((g * moved[n]).sum() for n, g in zip(own, grads, strict=True) if g is not None)
-        close(slope, torch.as_tensor(along, dtype=torch.float64), 1e-10)
+        along = torch.stack([(g * moved[n]).sum() for n, g in zip(own, grads, strict=True) if g is not None])
+        close(slope, along.sum(), 1e-10, least=along.abs().sum().item())
 
 
 class Whole(nn.Module):
@@ -256,8 +258,8 @@ def test_data_parallelism_takes_two_steps() -> None:
         dist.destroy_process_group()
 
 
-@every_stream
-def test_no_module_is_called_like_a_projection(name: str, options: Any) -> None:
+@every_method
+def test_no_module_is_called_like_a_projection(name: str) -> None:
     """Adapters look for modules by the ends of their names, and take a dictionary called query for a projection."""
-    ends = {found.rpartition(".")[2] for found, _ in make(name, options).named_modules()}
+    ends = {found.rpartition(".")[2] for found, _ in make(name, {}).named_modules()}
     assert ends.isdisjoint({"query", "key", "value", "output"})

@@ -63,56 +63,6 @@ def test_the_released_difference_is_of_the_state_and_the_last_source() -> None:
     assert [len(stream.sources(site)) for site in stream.sites] == [0, 1, 1, 2, 2, 3, 3, 4]
 
 
-def test_a_run_hands_on_its_own_increment() -> None:
-    stream, sources, h = delta_walk(block_size=2)
-    assert torch.equal(torch.stack(sources[6]), torch.stack([h[0], h[2] - h[0], h[4] - h[2], h[6] - h[4]]))
-    assert [len(stream.sources(site)) for site in stream.sites] == [0, 1, 2, 2, 3, 3, 4, 4]
-    assert stream.sources(stream.layout.out) == ()
-
-
-def test_a_null_source_takes_its_part() -> None:
-    """Queries of zero weigh all alike: one of three parts is nothing."""
-    stream = twoaxis.stream("delta_attention_residuals", blocks=2, width=4, null=True).double()
-    x = torch.randn(1, 2, 4, dtype=torch.float64)
-    state = stream.open(x)
-    seen = stream.read(state, stream.sites[0])
-    assert torch.equal(seen.x, x)
-    state = stream.write(state, stream.sites[0], 2 * x, seen, seen)
-    torch.testing.assert_close(stream.read(state, stream.sites[1]).x, 3 * x + (x + 2 * x) / 3)
-    assert stream.sources(stream.sites[1]) == ("null", "embedding", "sub-layer 0")
-
-
-# DenseFormer.
-
-
-@pytest.mark.parametrize(
-    ("blocks", "dilation", "period", "slots"),
-    [
-        (6, 2, 1, {1: (1,), 2: (0, 2), 3: (1, 3), 4: (0, 2, 4), 5: (1, 3, 5), 6: (0, 2, 4, 6)}),
-        (6, 2, 3, {3: (1, 3), 6: (0, 2, 4, 6)}),
-        (8, 4, 5, {5: (1, 5)}),
-        (8, 4, 4, {4: (0, 4), 8: (0, 4, 8)}),
-        (12, 4, 5, {5: (1, 5), 10: (2, 6, 10)}),
-        (3, 5, 1, {1: (1,), 2: (2,), 3: (3,)}),
-    ],
-)
-def test_slots_that_are_averaged(blocks: int, dilation: int, period: int, slots: dict[int, tuple[int, ...]]) -> None:
-    reads = built("denseformer", blocks=blocks, dilation=dilation, period=period).plan.reads
-    assert {i // 2: tuple(read.numbers) for i, read in reads.items()} == slots
-
-
-def test_slots_are_dropped_after_their_last_reader() -> None:
-    stream, x, live = built("denseformer", blocks=8, dilation=4, period=5), embedding(), []
-    state = stream.open(x)
-    assert stream.weights(state, stream.sites[0]) is None
-    for site in stream.sites:
-        seen = stream.read(state, site)
-        state = stream.write(state, site, x, seen, seen)
-        live.append(len(state.value.kept))
-    assert live == [0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 0, 0, 0, 0, 0, 0]
-    assert (stream.sources(stream.sites[10]), stream.sources(stream.sites[1])) == (("block 0", "block 4"), ())
-
-
 # Depth attention.
 
 

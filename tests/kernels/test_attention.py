@@ -163,9 +163,9 @@ def test_memory_is_linear_in_the_axis(device: str | None, window: int | None, do
             attention(q, k, v, None, sinks, reach, window=window, scale=0.2).sum().backward()
         return meter.peak
 
-    small, large = peak(2048), peak(8192)
+    small, large = peak(1024), peak(4096)
     assert large <= 4.1 * small
-    assert large <= 30 * 2 * 8 * 8192 * 32 * 4, "at most 30 tensors of the size of the queries"
+    assert large <= 30 * 2 * 8 * 4096 * 32 * 4, "at most 30 tensors of the size of the queries"
 
 
 @pytest.mark.slow
@@ -206,20 +206,12 @@ def test_tiles_are_those_with_a_visible_pair(n: int, more: int, window: int) -> 
     assert visited[:-1].equal(needed[:-1])
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2)])
-@pytest.mark.parametrize("sinks", [False, True])
-@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize(("sinks", "documents"), [(False, False), (True, True)])
 @pytest.mark.parametrize(("n", "m", "window"), [(300, 300, 5), (140, 290, 130), (140, 290, None)])
 def test_the_mask_for_gpus(
-    heads: int,
-    kv_heads: int,
-    sinks: bool,
-    documents: bool,
-    n: int,
-    m: int,
-    window: int | None,
-    monkeypatch: pytest.MonkeyPatch,
+    sinks: bool, documents: bool, n: int, m: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    heads, kv_heads = 4, 2
     monkeypatch.setattr(attention_fused, "_kernel", lambda: flex_attention)
     q, k, v = randn(2, heads, n, 16), randn(2, kv_heads, m, 16, seed=1), randn(2, kv_heads, m, 8, seed=2)
     sink = randn(heads, seed=3) if sinks else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 from typing import Any
 
@@ -145,25 +144,6 @@ def test_a_stream_may_normalise_its_reads_and_change_values(monkeypatch: pytest.
         model.sublayer(made.sites[2]).v_proj.weight.zero_()  # type: ignore[union-attr]
     _, after = model.step(tokens, model.start())
     torch.testing.assert_close(after.rings["1.self_attn"].kept[1], own[0])  # nothing of its own: the first block's
-
-
-def test_blocks_are_modules_that_hooks_and_checkpoints_take() -> None:
-    model, tokens, seen = build(SMALL, 0, perturb=0.1), sample_tokens(2, 6), []
-    names = [name for name, _ in model.named_parameters()]
-    assert len({*names}) == len(names) == len(model.state_dict())
-    assert not [name for name in names if name.startswith("blocks.") and ".stream." in name]
-    for block in model.layers:
-        block.register_forward_hook(lambda block, given, result: seen.append(block.number))
-    model(tokens).square().sum().backward()
-    assert seen == [0, 1, 2]
-    want = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    again = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
-    out = model.run(model.embed(tokens), model.info(tokens), recompute=again)
-    model.logits(out).square().sum().backward()
-    assert seen[3:6] == [0, 1, 2]
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter.grad, want[name]), name  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
