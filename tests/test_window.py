@@ -15,10 +15,9 @@ from torch import Tensor
 import twoaxis
 from tests.support.decoders import SMALL
 from tests.support.numbers import randn
-from twoaxis import Decoder, Ring, document_reach, padding_reach, window_attention
+from twoaxis import Decoder, document_reach, padding_reach, window_attention
 from twoaxis.base.meter import Meter
 from twoaxis.kernels.dispatch import target
-from twoaxis.window import step
 
 
 def oracle(
@@ -94,11 +93,6 @@ def test_bias(window: int | None) -> None:
     same(window_attention(q, k, v, window, 1, bias=bias), oracle(q, k, v, window, bias=bias), [q, k, v, bias])
 
 
-def test_document_reach() -> None:
-    documents = torch.tensor([[3, 3, 3, 1, 1, 3], [0, 1, 2, 2, 2, 2]])
-    assert document_reach(documents).tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 0, 1, 2, 3]]
-
-
 def test_padding_reach() -> None:
     assert padding_reach(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])).tolist() == [
         [0, 0, 0, 1, 2],
@@ -106,40 +100,6 @@ def test_padding_reach() -> None:
     ]
     with pytest.raises(ValueError, match="on the left"):
         padding_reach(torch.tensor([[1, 1, 0]]))
-
-
-@given(count=st.integers(0, 6), spare=st.integers(0, 6), length=st.integers(1, 20))
-def test_trim_takes_positions_back_or_refuses(count: int, spare: int, length: int) -> None:
-    window = 4
-    q, k, v = (randn(1, length + 1, 2, 4, seed=s) for s in range(3))
-    ring = Ring(window, axis=1, spare=spare)
-    for i in range(length):
-        _, ring = step(ring, q[:, i : i + 1], k[:, i : i + 1], v[:, i : i + 1])
-    count = min(count, length)
-    needed = min(length - count, window - 1)
-    if min(length, window - 1 + spare) - count < needed:
-        with pytest.raises(ValueError, match=f"cannot trim {count} positions"):
-            ring.trim(count)
-        return
-    trimmed = ring.trim(count)
-    assert trimmed.seen == length - count
-    at = length - count
-    out, _ = step(trimmed, q[:, at : at + 1], k[:, at : at + 1], v[:, at : at + 1])
-    assert (
-        out - window_attention(q[:, : at + 1], k[:, : at + 1], v[:, : at + 1], window, 1)[:, -1:]
-    ).abs().max() <= 1e-13
-
-
-def test_reorder_and_repeat_follow_the_batch() -> None:
-    q, k, v = (randn(3, 6, 2, 4, seed=s) for s in range(3))
-    _, ring = step(Ring(4, axis=1), q[:, :5], k[:, :5], v[:, :5])
-    index = torch.tensor([2, 0, 0, 1])
-    out, _ = step(ring.reorder(index), q[index, 5:], k[index, 5:], v[index, 5:])
-    whole = window_attention(q, k, v, 4, 1)
-    assert (out - whole[index, 5:]).abs().max() <= 1e-13
-    doubled = [t.repeat_interleave(2, 0)[:, 5:] for t in (q, k, v)]
-    out, _ = step(ring.repeat(2), doubled[0], doubled[1], doubled[2])
-    assert (out - whole.repeat_interleave(2, 0)[:, 5:]).abs().max() <= 1e-13
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo import compiled_autograd
-from torch.autograd import forward_ad
 
 from tests.support.numbers import close, randn
 from twoaxis.kernels import OPERATORS, using
@@ -323,34 +322,6 @@ def test_batches_of_gradients(case: Case, form: str) -> None:
 
 
 @every()
-def test_function_transforms(case: Case, form: str) -> None:
-    inputs = case.inputs(grad=False)
-    leaves = flat(inputs)
-
-    def loss(call: Callable[..., Any]) -> Callable[..., Tensor]:
-        def run(*tensors: Tensor) -> Tensor:
-            outputs = flat(call(*like(inputs, iter(tensors)), **case.options))
-            return sum((out.square().sum() for out in outputs[1:]), outputs[0].square().sum())
-
-        return run
-
-    with using(form):
-        ours, theirs = loss(case.op), loss(case.op.reference)
-        numbers = tuple(range(len(leaves)))
-        want = list(torch.func.grad(theirs, numbers)(*leaves))
-        pairs(list(torch.func.grad(ours, numbers)(*leaves)), want)
-        pairs(list(torch.func.jacrev(ours, numbers)(*leaves)), want)
-        stacked = [torch.stack([t, 0.5 * t]) for t in leaves]
-        mapped = torch.func.vmap(torch.func.grad(ours, numbers))(*stacked)
-        pairs([m[0] for m in mapped], want)
-        want_forward = torch.stack([(g * t).sum() for g, t in zip(want, leaves, strict=True)]).sum()
-        with forward_ad.dual_level():
-            out = forward_ad.unpack_dual(ours(*(forward_ad.make_dual(t, t) for t in leaves)))
-        assert out.tangent is not None
-        close(out.tangent, want_forward)
-
-
-@every()
 def test_autocast_narrows_neither_pass(case: Case, form: str) -> None:
     inputs = case.inputs(torch.float32)
     leaves = flat(inputs)
@@ -404,33 +375,6 @@ def test_meta_tensors_take_the_same_calls(case: Case, form: str) -> None:
     assert [(t.shape, t.dtype) for t in found] == [(t.shape, t.dtype) for t in real]
     grads = torch.autograd.grad(found, flat(inputs), [torch.empty_like(t) for t in found], allow_unused=True)
     assert [g.shape for g in grads if g is not None] == [t.shape for t in flat(inputs)]
-
-
-@every()
-def test_an_optimiser_that_steps_inside_the_backward_pass(case: Case, form: str) -> None:
-    """A parameter changes as soon as its gradient is complete: the rest of the pass may not see the new value."""
-
-    def passes(step: bool) -> list[Tensor]:
-        inputs = case.inputs()
-        leaves = [t.detach().requires_grad_() for t in flat(inputs)]
-        # every leaf is used at two places: here, and before in the graph, where it meets what comes later
-        scaled = [t * 1.0 for t in leaves]
-        found: dict[int, Tensor] = {}
-
-        def hook(leaf: Tensor) -> None:
-            found[id(leaf)] = leaf.grad.clone()  # type: ignore[union-attr]
-            if step:
-                with torch.no_grad():
-                    leaf.add_(1000.0)
-
-        for leaf in leaves:
-            leaf.register_post_accumulate_grad_hook(hook)
-        half = like(inputs, iter([s if i % 2 else t for i, (s, t) in enumerate(zip(scaled, leaves, strict=True))]))
-        outputs = through(case.op, form, half, case.options)
-        torch.autograd.backward(outputs, probes(outputs))
-        return [found[id(leaf)] for leaf in leaves if id(leaf) in found]
-
-    pairs(passes(step=True), passes(step=False), 0.0)
 
 
 @every()

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from tests.verify.streams import Gain, History, NoOptions, One, Past
 from twoaxis.base.method import ParameterGroup
-from twoaxis.depth.hyper_connections import HyperConnections
 from twoaxis.depth.registry import STREAMS
-from twoaxis.depth.site import Site
+from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Seen, Stream, Tokens
 from twoaxis.depth.walk import visit
 from twoaxis.ring import Ring
@@ -72,6 +71,22 @@ class KeepsTheHistoryInAList(Gain):
 class Late(NamedTuple):
     x: Tensor
     before: Tensor
+
+
+class ForgetsTheOutputRead(Gain):
+    """The head gets the state before the last sub-layer."""
+
+    def _open(self, x: Tensor, tokens: Tokens) -> Late:
+        return Late(x, x)
+
+    def _read(self, value: Late, site: Site) -> Seen:
+        return Seen(value.before if site.kind == OUT and self.uses(site) else value.x)
+
+    def _write(self, value: Late, site: Site, y: Tensor, seen: Seen, c: Seen) -> Late:
+        return Late(value.x + self._scaled(site, y), value.x)
+
+    def _unpack(self, tensors: tuple[Tensor, ...], site: Site, tokens: Tokens) -> Late:
+        return Late(*tensors)
 
 
 class CarriesItsParameter(Gain):
@@ -138,18 +153,6 @@ def made(name: str, base: type[Any], **methods: Any) -> type[Any]:
     return type(name, (base,), {"__module__": __name__, **methods})
 
 
-def shifted(self: Any, value: One, site: Site) -> Seen:
-    """A read that mixes tokens, knows nothing of documents and keeps no memory."""
-    before = torch.cat([torch.zeros_like(value.x[:, :1]), value.x[:, :-1]], dim=1)
-    return Seen(value.x + 0.1 * before if self.uses(site) else value.x)
-
-
-def halved(self: Any, site: Site, y: Tensor) -> Tensor:
-    """Right numbers, and gradients that miss a factor."""
-    scaled = Gain._scaled(self, site, y)
-    return (scaled / 2).detach() + scaled / 2
-
-
 def cached(self: Any, x: Tensor, tokens: Any) -> One:
     self.cache["embedding"] = x
     return One(x)
@@ -168,22 +171,6 @@ def stacked(self: Any, value: Past, theta: Tensor) -> Tensor:
     return (states * weight).sum(0).to(value.x.dtype)
 
 
-def transposed(cls: type[Any]) -> Any:
-    """A route that carries stream j to stream i."""
-
-    def route(self: Any, *given: Any) -> Any:
-        found = cls.route(self, *given)
-        return found._replace(mix=found.mix.mT)
-
-    return route
-
-
-@torch.no_grad()
-def almost_one(self: Any) -> None:
-    """Caught because the class is declared bitwise."""
-    self.gain.fill_(1.0 + 1e-9)
-
-
 def half_set(self: Any, generator: Any = None, std: float = 0.02) -> None:
     self.gain.data[1:].fill_(1.0)
 
@@ -193,7 +180,7 @@ DecaysTwice = made(
     *("DecaysTwice", Gain),
     parameter_groups=lambda self: (ParameterGroup(("gain",)), ParameterGroup(("gain",), decay=True)),
 )
-TransposesItsMixing = made("TransposesItsMixing", HyperConnections, variants=({},), route=transposed(HyperConnections))
+
 
 FAULTS: list[tuple[type[Any], tuple[str, ...]]] = [
     (KeepsTheHistoryInAList, ("purity: passes interleave", MODULE)),
@@ -201,6 +188,7 @@ FAULTS: list[tuple[type[Any], tuple[str, ...]]] = [
         CarriesItsParameter,
         ("gradients: begun without, continued with them", "gradients: continued on a deep copy"),
     ),
+    (ForgetsTheOutputRead, (DEPTH, NEUTRAL)),
     (ReadsAParameterWhenItIsTooLate, ("gradients: optimiser steps inside backward", DIFFERENCES)),
     (HasAnUnusedParameter, (LEARN,)),
     (KeepsParametersOfOtherSites, ("placement: none = standard", "placement: anywhere")),
@@ -214,16 +202,8 @@ FAULTS: list[tuple[type[Any], tuple[str, ...]]] = [
         ),
         (FUTURE, CHUNKS, DOCUMENTS, PADDING, NEUTRAL),
     ),
-    (made("CrossesDocuments", Gain, _read=shifted), (CHUNKS, DOCUMENTS, PADDING)),
     (made("CachesOnTheClass", Gain, cache={}, _open=cached), (MODULE,)),
-    (made("LosesTheScaleInItsBackward", Gain, _scaled=halved), (DEFINITION, DIFFERENCES)),
     (made("DetachesASource", History, mixed=constant_embedding), (DEFINITION, DIFFERENCES)),
-    (
-        # neutral all the same, because the weights are then zero
-        made("ScalesItsReadWrongly", History, mixed=lambda self, *given: 1.01 * History.mixed(self, *given)),
-        (DEFINITION,),
-    ),
-    (TransposesItsMixing, (DEFINITION,)),
     (made("DropsTheEmbedding", Gain, _open=lambda self, x, tokens: One(torch.zeros_like(x))), (DEPTH, NEUTRAL)),
     (
         made(
@@ -243,15 +223,6 @@ FAULTS: list[tuple[type[Any], tuple[str, ...]]] = [
         (INPUTS,),
     ),
     (made("CallsALiveParameterDead", Gain, dead=lambda self: {"gain[0]": "no"} if self.rows else {}), (LEARN,)),
-    (made("IsNotNeutral", Gain, neutral_=almost_one), (NEUTRAL,)),
-    (
-        made(
-            *("ForgetsATensor", History),
-            _pack=lambda self, value, site: (value.x,),
-            _unpack=lambda self, tensors, site, tokens: Past(tensors[0], tensors * (site.index + 1)),
-        ),
-        (PACK,),
-    ),
     (
         made(
             *("PacksWhatDependsOnTheInput", History),
@@ -374,35 +345,13 @@ def looks_ahead(self: Any, x: Tensor, past: Ring, *, reach: Tensor | None = None
     return y + 0.1 * x.flip(1), ring
 
 
-def forgets_a_gradient(self: Any, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> tuple[Tensor, Ring]:
-    """Right numbers, and no gradient along the tap of the current token."""
-    y, ring = Shift.step(self, x, past, reach=reach)
-    share = x * self.inner.weight[:, 0, 1]
-    return y - share + share.detach(), ring
-
-
-def begins_anew(self: Any, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> tuple[Tensor, Ring]:
-    """What a published implementation does: chunks after the first begin from nothing."""
-    return Shift.step(self, x, past if x.shape[1] == 1 else self.start(), reach=reach)
-
-
 def keeps_all(self: Any, x: Tensor, past: Ring, *, reach: Tensor | None = None) -> tuple[Tensor, Ring]:
     y, _ = Shift.step(self, x, Shift.start(self)._replace(kept=past.kept), reach=reach)
     return y, past.append(x)
 
 
-def nearly_nothing(self: Any) -> None:
-    self.inner.weight.data.mul_(1e-9)
-
-
 MIXER_FAULTS: list[tuple[type[Any], tuple[str, ...]]] = [
-    (made("ForgetsTheCurrentTokenInItsBackward", Shift, step=forgets_a_gradient), (DEFINITION, DIFFERENCES)),
     (made("LooksAhead", Shift, step=looks_ahead), (FUTURE, CHUNKS)),
-    (made("IgnoresItsMemory", Shift, step=begins_anew), (CHUNKS, "time: reordered and repeated rows continue", TRIM)),
-    (
-        made("IgnoresDocuments", Shift, step=lambda self, x, past, reach=None: Shift.step(self, x, past)),
-        (DOCUMENTS, PADDING),
-    ),
     (made("KeepsTooMuch", Shift, start=lambda self, spare=0: Shift.start(self, spare + 3)), ("cost: kept",)),
     (made("KeepsNothingToSpare", Shift, start=lambda self, spare=0: Shift.start(self, 0)), (TRIM,)),
     (
@@ -410,7 +359,6 @@ MIXER_FAULTS: list[tuple[type[Any], tuple[str, ...]]] = [
         made("GrowsItsMemory", Shift, start=lambda self, spare=0: Ring(None, axis=1), step=keeps_all),
         ("time: memory does not grow", "cost: kept"),
     ),
-    (made("IsNeutralByNameAlone", Shift, neutral="bitwise", neutral_=nearly_nothing), ("neutral mixer",)),
 ]
 
 
