@@ -6,8 +6,9 @@ Without --all a few models are taken. Of those that are taken --part has the sec
 that a sweep can be made in slices.
 
 Each line of the first process is a JSON record: what, case, error (largest difference of any gradient as a part of the
-largest gradient, or of the loss), payload (bytes per token over each boundary) and planned; or why it was refused. In
-float32 `condition` is how far exact gradients move when weights and what layers return are rounded otherwise.
+largest gradient, or of the loss), payload (bytes per token over each boundary) and planned; or why it was refused. An
+error above 2e-6 in float32 has its `condition`: how far exact gradients move when weights and activations are rounded
+otherwise.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache, partial, partialmethod
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from twoaxis.depth.registry import STREAMS, stream_names
@@ -38,6 +41,8 @@ from twoaxis.parallel.tensor import add_partial, spread_tensors
 from twoaxis.sequence.registry import MIXERS, mixer_names
 
 ROWS, CONTEXT, VOCABULARY = 8, 12, 40
+SINGLE = 2e-6
+"""The error that float32 may have."""
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,
@@ -156,23 +161,26 @@ def alone(fields: str, double: bool = False, nudge: int | None = None) -> tuple[
 
 @torch.no_grad()
 def round_otherwise(model: nn.Module, seed: int) -> None:
-    """Move every weight, and what every layer returns, by up to half a unit in its last place in float32."""
+    """Move weights, and what layers are given and return, by up to half a unit in their last place in float32."""
     drawn = torch.Generator().manual_seed(seed)
 
-    def moved(x: Tensor) -> Tensor:
+    def moved(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return x
         return x * (1.0 + (torch.rand(x.shape, generator=drawn, dtype=torch.float64) * 2.0 - 1.0) * 2.0**-24)
 
     for parameter in model.parameters():
         parameter.copy_(moved(parameter))
     for module in model.modules():
         if not list(module.children()):
-            module.register_forward_hook(lambda _, args, out: moved(out) if isinstance(out, Tensor) else out)
+            module.register_forward_pre_hook(lambda _, args: tuple(map(moved, args)))
+            module.register_forward_hook(lambda _, args, out: moved(out))
 
 
 @lru_cache(1)
 def condition(fields: str) -> float:
     """How far exact gradients and loss of one process move by rounding: those of float32 cannot be expected nearer."""
-    return max(difference(*alone(fields, True, nudge), *alone(fields, True)) for nudge in range(4))
+    return max(difference(*alone(fields, True, nudge), *alone(fields, True)) for nudge in range(8))
 
 
 def against_one(loss: Tensor, grads: Gradients, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,7 +191,7 @@ def against_one(loss: Tensor, grads: Gradients, fields: Mapping[str, Any]) -> di
     spelled = json.dumps(fields)
     found = {"error": difference(float(loss), grads, *alone(spelled))}
     if torch.get_default_dtype() == torch.float32:
-        found["condition"] = condition(spelled)
+        found["condition"] = condition(spelled) if found["error"] > SINGLE else 0.0
     return found
 
 
@@ -219,12 +227,14 @@ def whole_gradients(model: nn.Module) -> dict[str, Tensor | None]:
     return {name: None if p.grad is None else whole_tensor(p.grad) for name, p in model.named_parameters()}
 
 
-def check_shard(fields: Mapping[str, Any], *, recompute: int = 0, meta: bool = False) -> dict[str, Any]:
+def check_shard(
+    fields: Mapping[str, Any], *, recompute: int = 0, compile: bool = False, meta: bool = False
+) -> dict[str, Any]:
     """FSDP2 over all processes, twice, so that what a first pass leaves is seen."""
     world, rank = dist.get_world_size(), dist.get_rank()
     with torch.device("meta") if meta else contextlib.nullcontext():
         sharded = Decoder(ModelConfig(**SHAPE | dict(fields))) if meta else make(fields)
-    shard(sharded, mesh_of(data=world), recompute=recompute)
+    shard(sharded, mesh_of(data=world), recompute=recompute, compile=compile)
     if meta:
         materialise(sharded, torch.device("cpu"), None if rank else make(fields))
     loss, x = torch.zeros(()), mine(batch(), rank, world)
@@ -232,6 +242,19 @@ def check_shard(fields: Mapping[str, Any], *, recompute: int = 0, meta: bool = F
         sharded.zero_grad()
         loss = backward(sharded, x, world) / world
     return against_one(loss, whole_gradients(sharded), fields)
+
+
+def check_compiled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """FSDP2 with blocks that are compiled each by itself, more of them than dynamo would compile of one function.
+
+    Graphs are run as they are taken: what the compiler makes of them has nothing to do with sharding.
+    """
+    torch._dynamo.reset()
+    counters.clear()
+    config = torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True)
+    with config, mock.patch.object(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager")):
+        found = check_shard(fields, compile=True)
+    return found | {"broken": dict(counters["graph_break"]), "graphs": counters["stats"]["unique_graphs"]}
 
 
 def check_tensor(fields: Mapping[str, Any], *, data: int = 1) -> dict[str, Any]:
@@ -299,6 +322,7 @@ WHAT: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "shard": check_shard,
     "recompute": partial(check_shard, recompute=2),
     "meta": partial(check_shard, meta=True),
+    "compile": check_compiled,
     "tensor": check_tensor,
     "shard-tensor": partial(check_tensor, data=2),
     "graft-shard": check_shard,

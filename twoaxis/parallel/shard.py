@@ -83,9 +83,10 @@ def prepare_blocks(blocks: Sequence[nn.Module] | nn.ModuleList, *, recompute: in
         if compile:
             block.compile()
     if compile:
-        # Every block is compiled from the same function: without this, blocks beyond the limit run uncompiled.
+        # Blocks share a function: else those beyond a limit run uncompiled, and numbers of sites are taken to vary.
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, 2 * len(blocks) + 8)
+        config.specialize_int = True
 
 
 def units(model: nn.Module) -> Iterator[FSDPModule]:

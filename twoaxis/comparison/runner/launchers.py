@@ -98,9 +98,8 @@ class Worker:
         fixed = {"TOKENIZERS_PARALLELISM": "false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self.output = tempfile.TemporaryFile()  # noqa: SIM115  it stays open while the worker runs
         files = [word for file in use for word in ("--use", file)]
-        module = "twoaxis.comparison.runner.worker"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, work, str(folder), "--jobs", str(jobs), *files],
+            [sys.executable, "-m", "twoaxis.comparison.runner.worker", work, str(folder), "--jobs", str(jobs), *files],
             stdin=subprocess.PIPE,
             stdout=self.output,
             stderr=self.output,
