@@ -17,23 +17,12 @@ from twoaxis.comparison.options import COMPARED, FIELDS
 from twoaxis.comparison.plan import Plan, data_label
 from twoaxis.comparison.run import prepare, read_options
 
-TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-OPTIONS: dict[str, Any] = {
-    "stream": ["deep_delta:label=mine", "standard:wider=mine"],
-    "task": ["recall"],
-    "lr": [1e-3, 2e-3],
-    "sizes": "nano,tiny:steps=7",
-    "context": 32,
-}
+OPTIONS: dict[str, Any] = {"stream": ["deep_delta:label=mine", "standard:wider=mine"], "task": ["recall"]}
+OPTIONS |= {"lr": [1e-3, 2e-3], "sizes": "nano,tiny:steps=7", "context": 32}
 BOUNDED = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-plain = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-3, 10**20),
-    st.floats(),
-    st.sampled_from(["", "x", "../../x", "nano", "1,2", "a=b"]),
-)
+words = st.sampled_from(["", "x", "../../x", "nano", "1,2", "a=b"])
+plain = st.one_of(st.none(), st.booleans(), st.integers(-3, 10**20), st.floats(), words)
 values = st.recursive(
     plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
 )
@@ -71,8 +60,7 @@ def test_a_damaged_plan_is_read_or_refused_with_its_file_and_field(
     path = tmp_path / "compare.json"
     path.write_text(json.dumps(damaged))
     try:
-        plan = Plan.load(tmp_path)
-        assert plan is not None
+        plan: Any = Plan.load(tmp_path)
         home = (tmp_path / "runs").resolve()
         for run in (*plan.choosing_runs(), *plan.runs()):
             assert (tmp_path / run.folder).resolve().is_relative_to(home)
@@ -109,8 +97,7 @@ def test_a_row_cannot_lead_out_of_the_folder(document: dict[str, Any], tmp_path:
     for row in document["rows"]:
         row |= {"data_folder": "../../x", "folder": "../../x"}
     (tmp_path / "compare.json").write_text(json.dumps(document))
-    plan = Plan.load(tmp_path)
-    assert plan is not None
+    plan: Any = Plan.load(tmp_path)
     assert {run.folder.parts[:2] for run in plan.choosing_runs()} == {("runs", "task-recall-48a801")}
     for name in ("data", "size", "contender"):
         moved = copy.deepcopy(document)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.verdicts import NOISE, chosen_rates, compared, found, one_look, verdicts, wrong
+from tests.comparison.comparing import make_options
 from twoaxis.comparison.statistics import (
     BETTER,
     EQUIVALENT,
@@ -29,6 +30,8 @@ from twoaxis.comparison.statistics import (
     seeds_for,
     t_quantile,
 )
+from twoaxis.training.config import TrainConfig
+from twoaxis.training.train import train
 
 
 def by_seed(values: list[float]) -> Sample:
@@ -196,8 +199,8 @@ def test_the_error_over_held_out_rows_is_in_the_interval() -> None:
 
 
 def test_planned_looks_share_alpha_and_added_ones_spend_more() -> None:
-    assert planned_looks(16) == (Look(4, 0.5), Look(8, 0.25), Look(16, 0.25))
-    assert planned_looks(12) == (Look(4, 0.5), Look(8, 0.25), Look(12, 0.25))
+    for most in (16, 12):
+        assert planned_looks(most) == (Look(4, 0.5), Look(8, 0.25), Look(most, 0.25))
     assert planned_looks(3) == one_look(3)
     assert added_looks((6, 12, 24)) == (Look(6, 1.0), Look(12, 0.5), Look(24, 0.25))
 
@@ -235,9 +238,12 @@ def test_looks_that_contradict_each_other_resolve_nothing() -> None:
 
 def test_equivalence_is_an_interval_inside_the_margin() -> None:
     near = [0.001, -0.001, 0.002, -0.002]
-    assert one([0.0] * 4, near, margin=0.01).verdict == EQUIVALENT
-    assert one([0.0] * 4, near, margin=0.001).verdict == OPEN
-    assert one([0.0] * 4, [each + 0.005 for each in near], margin=0.05).verdict == WORSE  # small, and there
+    for values, margin, verdict in (
+        (near, 0.01, EQUIVALENT),
+        (near, 0.001, OPEN),
+        ([each + 0.005 for each in near], 0.05, WORSE),  # small, and there
+    ):
+        assert one([0.0] * 4, values, margin=margin).verdict == verdict
     gone = judge(by_seed([0.0] * 5), {"a": Sample(dict(enumerate([*near, None])))}, margin=0.01)["a"]
     assert gone.verdict == OPEN
 
@@ -269,11 +275,8 @@ def test_the_seeds_that_are_named_are_the_fewest(effect: float, spread: float, c
         {str(i): with_rows(values, rows * np.array([7.0, -7.0] * 25)) for i in range(min(2, contenders))},
     )["0"]
     count: Any = seeds_for(found, effect, contenders, most=400)
-    powers = [
-        Errors(spread / math.sqrt(n), n - 1, found.row_error, 49).power(0.05 / contenders, effect)
-        for n in (count - 1, count)
-        if n > 1
-    ]
+    tried = {n: Errors(spread / math.sqrt(n), n - 1, found.row_error, 49) for n in (count - 1, count) if n > 1}
+    powers = [errors.power(0.05 / contenders, effect) for errors in tried.values()]
     assert powers[-1] >= 0.8
     assert all(each < 0.8 for each in powers[:-1])
 
@@ -293,10 +296,10 @@ def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_equal_rounded_values_are_no_certainty() -> None:
     # Accuracies of 64 answers: one more right at both seeds says little, 60 more say much.
-    step = 1 / 64
-    assert one([0.5, 0.5], [0.5 + step] * 2, lower_is_better=False, step=step).verdict == OPEN
-    assert one([0.0, 0.0], [60 * step] * 2, lower_is_better=False, step=step).verdict == BETTER
-    assert one([0.5, 0.5], [0.5 + step] * 2, lower_is_better=False).verdict == BETTER
+    half, more = [0.5, 0.5], [0.5 + 1 / 64] * 2
+    assert one(half, more, lower_is_better=False, step=1 / 64).verdict == OPEN
+    assert one([0.0, 0.0], [60 / 64] * 2, lower_is_better=False, step=1 / 64).verdict == BETTER
+    assert one(half, more, lower_is_better=False).verdict == BETTER
 
 
 @pytest.mark.parametrize("noise", NOISE)
@@ -337,36 +340,21 @@ def test_choosing_rates_costs_little_honesty() -> None:
 @pytest.mark.slow
 def test_standard_against_itself_and_against_a_handicap(tmp_path: Path) -> None:
     """Real runs: the same model under other initial weights, and with a hundredth of the learning rate."""
-    training = pytest.importorskip("twoaxis.training.train")
-    from twoaxis.training.config import TrainConfig
-
     text = tmp_path / "text"
     text.mkdir()
     for name in range(40):
         words = [f"{name * i % 17} times {i} is {name * i % 17 * i}" for i in range(60)]
         (text / f"{name}.txt").write_text("\n".join(words))
-    base = TrainConfig(
-        data=(str(text),),
-        tokenizer="bytes",
-        context=32,
-        batch=4,
-        steps=40,
-        lr=5e-3,
-        held_out=0.2,
-        eval_examples=16,
-        threads=1,
-        save_model=False,
-        measure_memory=False,
-        cache=str(tmp_path / "cache"),
-        model={"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48},
-    )
+    options = make_options(tmp_path, data=(str(text),), context=32, batch=4, steps=40, lr=5e-3, held_out=0.2, threads=1)
+    options |= {"eval_examples": 16, "final_examples": TrainConfig.final_examples}
+    base = TrainConfig(**options)
     seeds = range(4)
 
     def losses(shift: int, lr: float) -> Sample:
         found: dict[int, float | None] = {}
         for seed in seeds:
             config = dataclasses.replace(base, seed=seed, init_seed=seed + shift, lr=lr)
-            found[seed] = training.train(config, tmp_path / f"{shift}-{lr}-{seed}").loss
+            found[seed] = train(config, tmp_path / f"{shift}-{lr}-{seed}").loss
         return Sample(found)
 
     groups = {shift: losses(shift, base.lr) for shift in (0, 100, 200, 300, 400, 500)}

@@ -94,9 +94,8 @@ def test_blocks_that_differ_are_traced_whole(fields: Fields) -> None:
 
 def test_a_stream_whose_blocks_differ_after_all() -> None:
     """Two traces that do not fit together are not continued."""
-    deep, other = (dataclasses.replace(SHAPE, stream=name) for name in ("standard", "deep_delta"))
-    few = trace_training(meta_model(dataclasses.replace(deep, num_hidden_layers=2), "bfloat16"), 2, 24)
+    shapes = (("standard", 2), ("deep_delta", 3))
+    configs = [dataclasses.replace(SHAPE, stream=stream, num_hidden_layers=blocks) for stream, blocks in shapes]
+    few, more = (trace_training(meta_model(config, "bfloat16"), 2, 24) for config in configs)
     with pytest.raises(deepen._UnlikeError):
-        deepen.deepen(
-            few, trace_training(meta_model(dataclasses.replace(other, num_hidden_layers=3), "bfloat16"), 2, 24), 4
-        )
+        deepen.deepen(few, more, 4)

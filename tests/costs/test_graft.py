@@ -108,12 +108,11 @@ def test_the_convention_holds_on_any_family(name: str, methods: dict[str, Any]) 
 def test_a_layer_without_a_rule_is_named(tmp_path: Path) -> None:
     """Linear attention: exact parameters and the operations of its matrices, and what is missing is said."""
     path = tmp_path / "config.json"
-    small = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16}
-    small |= {"linear_value_head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    small |= {"shared_expert_intermediate_size": 32, "head_dim": 16}
-    path.write_text(json.dumps({"model_type": "qwen3_next", **SIZES, **small}))
-    words = ("cost", "--shape", str(path), "--context", "16", "--stream", "denseformer")
-    done = run(*words, "--json")
+    small = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16, "head_dim": 16}
+    small |= {"linear_value_head_dim": 16, "shared_expert_intermediate_size": 32}
+    path.write_text(json.dumps({"model_type": "qwen3_next", **SIZES, **EXPERTS, **small}))
+    words = ("--shape", str(path), "--context", "16")
+    done = run("cost", *words, "--stream", "denseformer", "--json")
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert "what Qwen3NextGatedDeltaNet, Conv1d does besides matrix products" in found["not_counted"]
@@ -121,8 +120,8 @@ def test_a_layer_without_a_rule_is_named(tmp_path: Path) -> None:
     plain, method = found["methods"]
     assert "memory" not in plain
     assert method["parameters"]["added"] == method["parameters"]["stream"] > 0
-    assert "Not counted" in run(*words).out
-    done = run("advise", "--shape", str(path), "--context", "16")
+    assert "Not counted" in run("cost", *words, "--stream", "denseformer").out
+    done = run("advise", *words)
     assert done.code == 2
     assert "no pass on meta tensors" in done.err
 

@@ -8,15 +8,11 @@ import pytest
 import torch
 
 from tests.costs.helpers import FIRST, FIRST_MIXERS, SHAPE, WIDE_DELTA, Fields, label
-from twoaxis.base.meter import storage_bytes
-from twoaxis.costs.costs import cost
 from twoaxis.costs.trace import meta_model, runner_of, trace_decoding, trace_step
 from twoaxis.depth.counts import count
 from twoaxis.depth.walk import apply_nothing
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.deployment import Deployment
 from twoaxis.model.stages import boundaries
-from twoaxis.model.variant import Contender
 
 
 @torch.no_grad()
@@ -46,14 +42,6 @@ def test_a_lengthened_past_is_that_of_a_long_one(fields: Fields) -> None:
     assert ours.seen == real.seen == 50
 
 
-def test_short_swa_at_a_long_context_by_hand() -> None:
-    """Keys and values of 8 heads of 128 for every token; the ring 31 tokens of the mixer's own heads."""
-    found = cost("llama-3-8b", None, Deployment(context=131_072), mixer="short_swa:window=32,heads=32,kv_heads=8")
-    assert found.kept.attention == 32 * 2 * 8 * 128 * 2 * 131_072
-    assert found.kept.local == 32 * 2 * 8 * 128 * 2 * 31
-    assert found.kept.stream == 0
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("fields", FIRST, ids=label)
 def test_boundaries_are_those_of_a_real_state(fields: Fields) -> None:
@@ -70,14 +58,3 @@ def test_boundaries_are_those_of_a_real_state(fields: Fields) -> None:
             state = stream.write(state, site, y, seen, c)
     ours = [[tuple(t.shape[2:]) for t in packed] for packed in boundaries(meta_model(config, "float32"))]
     assert ours == real
-
-
-@pytest.mark.parametrize("fields", FIRST, ids=label)
-def test_live_state_is_at_least_every_boundary(fields: Fields) -> None:
-    config = dataclasses.replace(SHAPE, **fields)
-    deployment = Deployment(context=32, prefill_chunk=8, batch=3, dtype="float32")
-    found = cost(SHAPE, Contender(label="it", **fields), deployment)
-    most = max(storage_bytes(packed) // 4 for packed in boundaries(meta_model(config, "float32")))
-    assert found.live_numbers >= most
-    assert found.live_prefill == found.live_numbers * 4 * 3 * 8
-    assert found.live_training == found.live_numbers * 4 * 32

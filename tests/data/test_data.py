@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.data.text_samples import load, settings, text, write_folder
-from twoaxis.data.load import Data, TaskData, TextData, bars, load_data
+from twoaxis.data.load import Data, load_data
 from twoaxis.data.options import DataOptions
 from twoaxis.data.packing import epoch_starts
 from twoaxis.data.tasks import make_task
@@ -34,8 +34,7 @@ def ids(dataset: Any) -> torch.Tensor:
 
 
 def test_what_a_run_gets(tmp_path: Path, folder: Path) -> None:
-    data = load_data(settings(tmp_path, folder))
-    assert isinstance(data, TextData)
+    data: Any = load_data(settings(tmp_path, folder))
     assert (data.name, data.vocab_size, data.context, data.end) == ("folder texts", 256, 32, 0)
     assert (data.answers, data.chance) == (False, None)
     again = load_data(settings(tmp_path, folder))
@@ -88,21 +87,17 @@ def test_bytes_per_token_are_those_of_the_predicted_tokens(
 
 
 def test_bits_per_byte_are_those_of_eval(tmp_path: Path, folder: Path) -> None:
-    data = load(tmp_path, folder, tokenizer="bpe:300", eval_examples=5, final_examples=5)
+    data: Any = load(tmp_path, folder, tokenizer="bpe:300", eval_examples=5, final_examples=5)
     torch.manual_seed(0)
     shape: dict[str, Any] = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     model: Any = Decoder(ModelConfig(**shape, num_attention_heads=2, initializer_range=0.3)).double()
     rows = data.held_out(5)
     batch = ids(rows)
-    logits = model(batch)[:, :-1]
-    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, 300), batch[:, 1:].reshape(-1)).item()
-    encoded = []
-    for number in range(5):
-        start = rows.start(number)
-        encoded.append(Encoded(batch[number].numpy(), np.array(data.corpus.sizes[start : start + 32])))
+    loss = torch.nn.functional.cross_entropy(model(batch)[:, :-1].reshape(-1, 300), batch[:, 1:].reshape(-1)).item()
+    sizes = [np.array(data.corpus.sizes[start : start + 32]) for start in map(rows.start, range(5))]
+    encoded = [Encoded(row.numpy(), size) for row, size in zip(batch, sizes, strict=True)]
     found = evaluate(model, encoded, context=32, stride=16)
     assert found.loss == pytest.approx(loss, rel=1e-12)
-    assert data.bytes_per_token is not None
     assert found.bits_per_byte == pytest.approx(loss / math.log(2) / data.bytes_per_token, rel=1e-12)
 
 
@@ -139,14 +134,6 @@ def test_what_is_said_of_it(tmp_path: Path, folder: Path) -> None:
     assert "<|endoftext|>" in "".join(data.excerpt(n) for n in range(data.rows))
 
 
-def test_few_documents_hold_out_what_they_can(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "few", 2, words=200)
-    data = load(tmp_path, folder, held_out=0.01)
-    facts = data.describe()
-    assert (facts["train"]["documents"], facts["held_out"]["documents"]) == (1, 1)
-    assert any("of the bytes are held out, not 1.0%: documents stay whole" in note for note in facts["notes"])
-
-
 def test_too_little_text(tmp_path: Path, folder: Path) -> None:
     data = load(tmp_path, folder)
     tokens, size = len(data.corpus.held_out.tokens), data.corpus.facts["held_out"]["bytes"]
@@ -159,35 +146,22 @@ def test_too_little_text(tmp_path: Path, folder: Path) -> None:
         load(tmp_path, folder, context=tokens + 1)
     with pytest.raises(ValueError, match=r"the training part has .* or a smaller held_out than 0\.9"):
         load(tmp_path, folder, held_out=0.9, context=10_000)
+    facts = load(tmp_path, write_folder(tmp_path / "few", 2, words=200), held_out=0.01).describe()
+    assert (facts["train"]["documents"], facts["held_out"]["documents"]) == (1, 1)
+    assert any("of the bytes are held out, not 1.0%: documents stay whole" in note for note in facts["notes"])
 
 
 @pytest.mark.slow
 def test_the_standard_library_with_a_tokenizer_of_its_own(tmp_path: Path) -> None:
     data = load_data(DataOptions(cache=str(tmp_path)))
     assert (data.vocab_size, data.describe()["python"]) == (2048, platform.python_version())
-    assert data.bytes_per_token is not None
-    assert 2.8 < data.bytes_per_token < 3.6
-    (other,) = {load_data(DataOptions(cache=str(tmp_path / "again"))).fingerprint}
-    assert other == data.fingerprint
-
-
-def test_progress_is_shown_while_it_is_built(tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for lines in (2, 0):
-        with bars() as watch:
-            load_data(settings(tmp_path, folder, tokenizer="bpe:300"), watch=watch)
-        shown = capsys.readouterr()
-        assert shown.out == ""
-        assert len(shown.err.splitlines()) == lines
-        if lines:
-            first, second = shown.err.splitlines()
-            assert first.startswith("tokenizer: ")
-            assert second.startswith(f"tokenise: {sum(len(text(n, 120).encode()) for n in range(40)):,} bytes in ")
+    assert 2.8 < data.bytes_per_token < 3.6  # type: ignore[operator]
+    assert load_data(DataOptions(cache=str(tmp_path / "again"))).fingerprint == data.fingerprint
 
 
 def test_tasks(tmp_path: Path) -> None:
-    data = load_data(settings(tmp_path, "task:recall:pairs=4,values=4", context=24))
+    data: Any = load_data(settings(tmp_path, "task:recall:pairs=4,values=4", context=24))
     task = make_task("recall", context=24, pairs=4, values=4)
-    assert isinstance(data, TaskData)
     assert (data.name, data.vocab_size, data.context) == ("task:recall:pairs=4,values=4", task.vocab_size, 24)
     assert (data.answers, data.chance, data.bytes_per_token, data.end) == (True, task.chance, None, None)
     for seed in (0, 7):

@@ -22,18 +22,20 @@ def read(spec: str | Path, text_field: str = "text") -> tuple[list[Document], di
 
 
 def test_folders_pass_over_what_is_no_text_and_count_it(tmp_path: Path) -> None:
-    (tmp_path / "b").mkdir()
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git" / "one").write_text("hidden")
-    (tmp_path / ".git" / "two").write_text("hidden")
-    (tmp_path / ".env").write_text("hidden")
-    (tmp_path / "b" / "code.rs").write_bytes("fn größe() {}\r\n".encode())
-    (tmp_path / "b.md").write_text("after the folder b? no: names are compared part by part")
-    (tmp_path / "a.py").write_text("print(1)")
-    (tmp_path / "empty.txt").touch()
-    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00")
-    (tmp_path / "latin.txt").write_bytes(b"stra\xdfe")
-    (tmp_path / "records.jsonl").write_text('{"text": "one"}\n\n{"text": ""}\n{"text": "two", "id": 2}\n')
+    for name, content in {
+        ".git/one": "hidden",
+        ".git/two": "hidden",
+        ".env": "hidden",
+        "b/code.rs": "fn größe() {}\r\n",
+        "b.md": "after the folder b? no: names are compared part by part",
+        "a.py": "print(1)",
+        "empty.txt": "",
+        "picture.png": b"\x89PNG\r\n\x1a\n\x00\x00",
+        "latin.txt": b"stra\xdfe",
+        "records.jsonl": '{"text": "one"}\n\n{"text": ""}\n{"text": "two", "id": 2}\n',
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     (tmp_path / "again").symlink_to(tmp_path)
     (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
     (tmp_path / "z.txt").symlink_to(tmp_path / "a.py")  # a link to a file is a file
@@ -45,32 +47,30 @@ def test_folders_pass_over_what_is_no_text_and_count_it(tmp_path: Path) -> None:
     assert skipped == {"hidden": 2, "empty": 2, "binary": 2, "linked": 1, "special": 1}
 
 
-def test_a_folder_with_nothing_to_read(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"the folder {tmp_path} has no files with text$"):
-        read(tmp_path)
-    (tmp_path / "zero").write_bytes(b"a\0")
-    (tmp_path / ".hidden").write_text("x")
-    with pytest.raises(ValueError, match="has no files with text: 1 binary, 1 hidden passed over"):
-        read(tmp_path)
-
-
-def test_a_named_file_must_be_text(tmp_path: Path) -> None:
-    (tmp_path / "zero").write_bytes(b"ab\0")
-    (tmp_path / "latin").write_bytes(b"stra\xdfe")
-    (tmp_path / "none").touch()
-    cases = {
-        "zero": "zero is not text: byte 2 is zero",
-        "latin": "latin is not UTF-8 text: byte 4 is 0xdf",
-        "none": "none is empty",
-        "gone": "there is no file or folder .*gone; data is stdlib, files, folders, hf:DATASET or task:NAME",
-    }
-    for name, message in cases.items():
+def test_what_is_no_text_is_named(tmp_path: Path) -> None:
+    empty, hidden = tmp_path / "empty", tmp_path / "hidden"
+    for folder in (empty, hidden):
+        folder.mkdir()
+    for name, content in {
+        "zero": b"ab\0",
+        "latin": b"stra\xdfe",
+        "none": b"",
+        "hidden/z": b"\0",
+        "hidden/.h": b"x",
+    }.items():
+        (tmp_path / name).write_bytes(content)
+    for spec, message in {
+        empty: "has no files with text$",
+        hidden: "has no files with text: 1 binary, 1 hidden passed over",
+        tmp_path / "zero": "zero is not text: byte 2 is zero",
+        tmp_path / "latin": "latin is not UTF-8 text: byte 4 is 0xdf",
+        tmp_path / "none": "none is empty",
+        tmp_path / "gone": "there is no file or folder .*gone; data is stdlib, files, folders, hf:DATASET or task:NAME",
+        "stdlb": r"no file or folder stdlb \(did you mean 'stdlib'\?\)",
+        "tasks:recall": r"no file or folder tasks:recall \(did you mean 'task'\?\)",
+    }.items():
         with pytest.raises(ValueError, match=message):
-            read(tmp_path / name)
-    with pytest.raises(ValueError, match=r"no file or folder stdlb \(did you mean 'stdlib'\?\)"):
-        read("stdlb")
-    with pytest.raises(ValueError, match=r"no file or folder tasks:recall \(did you mean 'task'\?\)"):
-        read("tasks:recall")
+            read(spec)
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that is there and cannot be read")
@@ -135,13 +135,17 @@ def test_records_that_are_broken(tmp_path: Path) -> None:
         read(tmp_path / "r.parquet")
 
 
-def test_the_spelling_of_data_sets() -> None:
+def test_the_spelling_of_data_sets(tmp_path: Path) -> None:
     assert parse_hub("hf:owner/name") == ("owner/name", None, "train")
     assert parse_hub("hf:owner/name:en@validation") == ("owner/name", "en", "validation")
     assert parse_hub("hf:name@test") == ("name", None, "test")
     for wrong in ("hf:", "hf:name:", "hf:name@", "hf::en"):
         with pytest.raises(ValueError, match="names no data set; write hf:NAME"):
             parse_hub(wrong)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "a.txt").touch()
+    names = {f"{tmp_path}/notes/": "folder notes", f"{tmp_path}/a.txt": "file a.txt", "hf:a/b@test": "hf:a/b@test"}
+    assert [source_name(spec) for spec in ("stdlib", *names)] == ["stdlib", *names.values()]
 
 
 def test_a_data_set_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,26 +201,18 @@ def test_listings_change_with_the_files(tmp_path: Path) -> None:
     folder.mkdir()
     for path in (one, folder / "a.txt", folder / "b.txt"):
         path.write_text("text")
+    stat = one.stat()
+
+    def rewrite() -> None:
+        one.write_text("tixt")
+        os.utime(one, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
     sources = [str(one), str(folder), "stdlib"]
     seen = [list_sources(sources)]
     assert list_sources(sources) == seen[0]
-    stat = one.stat()
-    one.write_text("tixt")
-    os.utime(one, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    seen.append(list_sources(sources))
-    (folder / "b.txt").rename(folder / "c.txt")
-    seen.append(list_sources(sources))
-    (folder / ".hidden").touch()
-    seen.append(list_sources(sources))
-    (folder / "a.txt").unlink()
-    seen.append(list_sources(sources))
+    changes = (rewrite, lambda: (folder / "b.txt").rename(folder / "c.txt"), (folder / ".hidden").touch)
+    for change in (*changes, (folder / "a.txt").unlink):
+        change()
+        seen.append(list_sources(sources))
     assert all(a != b for number, a in enumerate(seen) for b in seen[:number])
     assert len(json.dumps(seen[0])) > 10_000  # the modules of the standard library are in it
-
-
-def test_names_of_sources(tmp_path: Path) -> None:
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "a.txt").touch()
-    assert source_name(str(tmp_path / "notes") + "/") == "folder notes"
-    assert source_name(str(tmp_path / "a.txt")) == "file a.txt"
-    assert [source_name(s) for s in ("stdlib", "hf:a/b@test")] == ["stdlib", "hf:a/b@test"]

@@ -76,9 +76,8 @@ def test_methods_suggest_what_can_be_built() -> None:
 
 
 def test_ones_own_method_is_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = Card.blank("Mine")
-    mine = type("Mine", (STREAMS.find("denseformer"),), {"card": card, "suggestions": (Suggestion("a", "why"),)})
-    monkeypatch.setitem(METHODS, "mine", mine)
+    made = {"card": Card.blank("Mine"), "suggestions": (Suggestion("a", "why"),)}
+    monkeypatch.setitem(METHODS, "mine", type("Mine", (STREAMS.find("denseformer"),), made))
     assert [c.title for c in candidates() if c.name == "mine"] == ["mine (a)"]
     assert "mine" not in [c.name for c in candidates("retrieval")]
 
@@ -237,8 +236,8 @@ def test_the_forecast_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_deployment_flags_say_what_differs() -> None:
     assert deployment_flags(Deployment()) == []
-    found = deployment_flags(Deployment(tensor_parallel=2, sequence_parallel=True, hardware="h200"))
-    assert found == ["--hardware", "h200", "--tensor-parallel", "2", "--sequence-parallel"]
+    given = Deployment(tensor_parallel=2, sequence_parallel=True, hardware="h200")
+    assert deployment_flags(given) == ["--hardware", "h200", "--tensor-parallel", "2", "--sequence-parallel"]
 
 
 def test_the_page_and_the_document() -> None:
@@ -285,7 +284,6 @@ def test_without_a_terminal_it_does_not_wait() -> None:
         "assert 'torch' not in sys.modules\nsys.exit(code)"
     )
     with processes.start(program=("-c", script), stdin=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.wait(timeout=60) == 0
         assert process.stdout.read().split("\n")[:2] == ["['deployment'] True", "['deployment'] False"]
 

@@ -125,34 +125,22 @@ def test_two_axes_counts_by_hand() -> None:
             assert math.isclose(row["waste"][str(c)], (c + row["window"] - 1) / row["window"])
 
 
-@pytest.mark.parametrize("window", [1, 2, 5])
-def test_bytes_that_a_depth_read_cannot_do_without(window: int) -> None:
-    """Counted on the ring that the read really has, at a layer far enough down."""
+def test_bytes_and_gradients_of_the_two_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes are those of the ring that a read has; what is timed at once and layer by layer is one operator."""
     width, heads = 12, 3
-    ring = Ring(window, 2)
-    for _ in range(8):
-        ring = ring.append(*(torch.zeros(1, 1, 1, heads, width // heads) for _ in range(2)))
-    numbers = sum(t.numel() for t in ring.kept) + 2 * width  # and q and the result
-    assert two_axes.moved("depth", width, window) == numbers * two_axes.SIZE
-    assert two_axes.moved("sequence", width, window) == 4 * width * two_axes.SIZE
-
-
-def test_measurements_run_and_time_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_axes, "READ", {"layers": 3, "tokens": 8, "heads": 2, "head_width": 4})
-    monkeypatch.setattr(two_axes, "POINTS", (("blocks", 2, {"blocks": 2, "tokens": 8, "window": 2}),))
-    found = two_axes.measured(1, lambda text: None)
-    assert [row["window"] for row in found["reads"]] == [2, 4, 8, 16]
-    assert found["steps"][0]["sequence"]["memory"] > 1
-    generator = torch.Generator().manual_seed(0)
+    for window in (1, 2, 5):
+        ring = Ring(window, 2)
+        for _ in range(8):
+            ring = ring.append(*(torch.zeros(1, 1, 1, heads, width // heads) for _ in range(2)))
+        needed = sum(t.numel() for t in ring.kept) + 2 * width  # and q and the result
+        assert two_axes.moved("depth", width, window) == needed * two_axes.SIZE
+        assert two_axes.moved("sequence", width, window) == 4 * width * two_axes.SIZE
+    generator, made = torch.Generator().manual_seed(0), two_axes._leaves
     q, k, v, grad = (torch.randn(1, 5, 6, 2, 4, generator=generator) for _ in range(4))
-    kept: list[list[torch.Tensor]] = []
-    made = two_axes._leaves
+    kept: list[list[Any]] = []
     monkeypatch.setattr(two_axes, "_leaves", lambda *tensors: kept.append(made(*tensors)) or kept[-1])
     two_axes._at_once(q, k, v, grad, 3)
-    (once,), kept = kept, []
-    monkeypatch.setattr(two_axes, "_leaves", lambda *tensors: kept.append(made(*tensors)) or kept[-1])
     two_axes._along_depth(q, k, v, grad, 3)
+    once, *layers = kept
     for number, whole in enumerate(once):
-        layers = torch.cat([layer[number].grad for layer in kept], dim=2)  # type: ignore[misc]
-        assert whole.grad is not None
-        assert torch.allclose(layers, whole.grad, atol=1e-5)
+        assert torch.allclose(torch.cat([layer[number].grad for layer in layers], dim=2), whole.grad, atol=1e-5)

@@ -50,11 +50,6 @@ def measured_once() -> Iterator[None]:
         yield
 
 
-def test_the_map_has_every_registered_method_once() -> None:
-    assert [row.name for row in methods_map.entries(SHAPE)] == NAMES
-    assert len(set(NAMES)) == len(NAMES) >= 14
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_method_says_everything_about_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Card, docstring with equation and drawing, options with docstrings, records; and its page shows them."""
@@ -119,20 +114,6 @@ def test_numbers_are_what_a_method_adds_to_the_decoder(name: str) -> None:
     assert methods_map.block_parameters(SHAPE) == matrices
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "neutral"),
-    [
-        ("short_swa", {}, "bitwise"),
-        ("canon", {}, "bitwise"),
-        ("canon", {"residual": False}, "bitwise"),  # through an identity kernel
-        ("short_conv", {"where": "qkv"}, "none"),
-        ("short_conv", {"where": "qkv", "activation": "none", "start": "identity"}, "bitwise"),
-    ],
-)
-def test_neutral_classes_of_mixers(name: str, options: dict[str, Any], neutral: str) -> None:
-    assert methods_map.measure(name, SHAPE, options).neutral == neutral
-
-
 def test_a_shape_that_does_not_suit_a_method_is_reported() -> None:
     shape = methods_map.make_shape(blocks=2, width=30)
     found = methods_map.entry("depth_attention", shape)
@@ -144,7 +125,7 @@ def test_a_shape_that_does_not_suit_a_method_is_reported() -> None:
     assert heads == {768: 12, 64: 1, 30: 1, 200: 2, 4096: 64}
 
 
-def test_docstrings_of_inherited_and_bare_fields() -> None:
+def test_docstrings_of_inherited_and_bare_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclasses.dataclass(kw_only=True)
     class Base:
         first: int = 1
@@ -160,20 +141,16 @@ def test_docstrings_of_inherited_and_bare_fields() -> None:
 
     assert field_docs(Derived) == {"first": "Of the base, on two lines.", "second": "Its own."}
     told = {o.name: (o.type, o.default, o.meaning) for o in pages.options(Derived)}
-    assert told["bare"] == ("int", "2", "")
-    assert told["second"] == ("list[str]", "[]", "Its own.")
-    assert told["third"] == ("str", "required", "")
-
-
-def test_a_method_without_card_and_file_still_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    more = {"second": ("list[str]", "[]", "Its own."), "third": ("str", "required", "")}
+    assert told.items() >= ({"bare": ("int", "2", "")} | more).items()
     bare = type("Bare", (STREAMS.find("standard"),), {"__module__": "nowhere", "card": None})
     monkeypatch.setitem(METHODS, "bare", bare)
-    found = methods_map.entry("bare", SHAPE)
+    found = methods_map.entry("bare", SHAPE)  # without card and file
     assert (found.card.title, found.card.axis, found.card.source) == ("bare", "depth", "-")
     assert "bare" in terminal.render(pages.MethodPage(found).document(), 80)
 
 
-@pytest.mark.parametrize("width", [60, 100, 160])
+@pytest.mark.parametrize("width", [60, 120])
 def test_tables_have_every_method_and_fit(width: int) -> None:
     for asked in ((), ("all",)):
         shown = terminal.render(pages.MethodMap(SHAPE, asked).document(), width)
@@ -206,6 +183,7 @@ def test_the_docs_have_every_method_and_column_and_links_that_lead_somewhere() -
 
 
 def test_json_is_everything_and_exact() -> None:
+    assert len(set(NAMES)) == len(NAMES) >= 14
     done = run("methods", "--json", *AS_SHAPE)
     found = json.loads(done.out)
     assert found["twoaxis"] == twoaxis.__version__

@@ -5,20 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from twoaxis.show import document
 from twoaxis.show.charts import Axis, Cells, Chart, Grid, Line, Mark, Panel, Row
-from twoaxis.show.document import (
-    Cell,
-    Code,
-    Column,
-    Document,
-    Facts,
-    Heading,
-    Items,
-    Prose,
-    Showable,
-    Table,
-    table,
-)
+from twoaxis.show.document import Cell, Column, Document, Heading, Items, Prose, Showable, Table, table
 
 CONTENDERS = (
     "standard",
@@ -75,16 +64,9 @@ def bars() -> Chart:
         for place, label in enumerate(CONTENDERS[1:4])
     ]
     single = [Mark(label, 1e6 * 3**n) for n, label in enumerate(CONTENDERS)]
-    return Chart(
-        "bars",
-        "What the sites are good for, and what is kept",
-        (
-            (
-                Panel("bars", "rise of the loss", Axis("nats per token"), Axis(), tuple(marks)),
-                Panel("bars", "kept between tokens", Axis("bytes per sequence", "bytes"), Axis(), tuple(single)),
-            ),
-        ),
-    )
+    left = Panel("bars", "rise of the loss", Axis("nats per token"), Axis(), tuple(marks))
+    right = Panel("bars", "kept between tokens", Axis("bytes per sequence", "bytes"), Axis(), tuple(single))
+    return Chart("bars", "What the sites are good for, and what is kept", ((left, right),))
 
 
 def heat() -> Chart:
@@ -96,15 +78,8 @@ def heat() -> Chart:
         for site in range(12)
     ]
     signed = [Row(f"head {h}", tuple(math.sin(1.3 * h + 0.7 * d) / (1 + d / 4) for d in range(8))) for h in range(6)]
-    names = ("embedding", *(f"output {n}" for n in range(12)))
-    left = Panel(
-        "heat",
-        "what each site reads",
-        Axis("source", names=names),
-        Axis("site"),
-        tuple(rows),
-        Axis("weight", scale="root"),
-    )
+    sources = Axis("source", names=("embedding", *(f"output {n}" for n in range(12))))
+    left = Panel("heat", "what each site reads", sources, Axis("site"), tuple(rows), Axis("weight", scale="root"))
     right = Panel("heat", "by distance", Axis("distance in tokens"), Axis(), tuple(signed), Axis("weight"))
     return Chart("heat", "Reads", ((left, right),))
 
@@ -128,79 +103,45 @@ def grids() -> tuple[Grid, Grid]:
 def result_table() -> Table:
     rows = []
     for number, label in enumerate(CONTENDERS):
-        loss = 2.3061 - 0.01 * number
+        loss, more = 2.3061 - 0.01 * number, -0.01 * number
         tone: Any = ("", "better", "", "worse", "warn")[number]
-        rows.append(
-            (
-                Cell(label),
-                Cell("3", 3),
-                Cell(f"{loss:.4f}", loss),
-                Cell("-" if not number else f"{loss - 2.3061:+.4f}", None if not number else loss - 2.3061),
-                Cell("-" if not number else f"{loss - 2.32:+.4f} to {loss - 2.29:+.4f}"),
-                Cell(
-                    "baseline" if not number else "resolved, better" if tone == "better" else "not resolved", None, tone
-                ),
-                Cell(f"{100 + 7 * number}k", 1000.0 * (100 + 7 * number)),
-            )
-        )
+        apart = (Cell(f"{more:+.4f}", more), Cell(f"{more - 0.0139:+.4f} to {more + 0.0161:+.4f}"))
+        verdict = "baseline" if not number else "resolved, better" if tone == "better" else "not resolved"
+        size = Cell(f"{100 + 7 * number}k", 1000.0 * (100 + 7 * number))
+        apart = apart if number else (Cell("-"), Cell("-"))
+        rows.append((Cell(label), Cell("3", 3), Cell(f"{loss:.4f}", loss), *apart, Cell(verdict, None, tone), size))
     heads = ("contender", "seeds", "loss", "difference", "95% interval", Column("verdict", number=False), "parameters")
-    return table(
-        heads, rows, baseline=0, notes=("Differences are paired by seed. `lr` was chosen on seeds of its own.",)
-    )
+    notes = ("Differences are paired by seed. `lr` was chosen on seeds of its own.",)
+    return table(heads, rows, baseline=0, notes=notes)
 
 
 def wide_table() -> Table:
     heads = ["method", *(f"measured number {n}" for n in range(1, 13)), Column("why they differ", number=False)]
+    why = "ours counts a multiply-add as 2"
     rows = [
-        (
-            name.partition(":")[0],
-            *(f"{1234.5 * (n + 1) * (r + 1):,.1f}" for n in range(12)),
-            "ours counts a multiply-add as 2",
-        )
+        (name.partition(":")[0], *(f"{1234.5 * (n + 1) * (r + 1):,.1f}" for n in range(12)), why)
         for r, name in enumerate(CONTENDERS)
     ]
     return table(heads, rows, sections={0: "depth axis", 4: "sequence axis"})
 
 
 def everything() -> Document:
-    return Document(
-        "Comparison of five contenders",
-        (
-            Prose(
-                "**Two contenders are resolved better** than `standard` at equal tokens, one is worse, and one is not "
-                "resolved: its interval reaches over zero. Losses are in nats per token on held-out text, three seeds."
-            ),
-            Heading("Result"),
-            result_table(),
-            curves(),
-            intervals(),
-            Heading("What the contenders cost"),
-            wide_table(),
-            bars(),
-            Heading("What a site reads", 3),
-            Prose("A weight is the mean over tokens."),
-            heat(),
-            *grids(),
-            Heading("How it was made"),
-            Items(
-                (
-                    "Every run had the same data in the same order.",
-                    "Run `twoaxis report DIR` to write this again, and " + "more words " * 20,
-                )
-            ),
-            Code(
-                "twoaxis compare --out runs/demo --stream denseformer --stream attention_residuals:block_size=4\n\n"
-                "    x_{l+1} = x_l + f_l(x_l)"
-            ),
-            Facts(
-                (
-                    ("data", "stdlib, 12.1 MB, `bpe:2048`"),
-                    ("hardware", "2 x CPU, 16 GB"),
-                    ("weights", "sha256 " + "0123456789abcdef" * 4),
-                )
-            ),
-        ),
+    summary = (
+        "**Two contenders are resolved better** than `standard` at equal tokens, one is worse, and one is not "
+        "resolved: its interval reaches over zero. Losses are in nats per token on held-out text, three seeds."
     )
+    again = "Run `twoaxis report DIR` to write this again, and " + "more words " * 20
+    command = "twoaxis compare --out runs/demo --stream denseformer --stream attention_residuals:block_size=4"
+    weights = "sha256 " + "0123456789abcdef" * 4
+    facts = (("data", "stdlib, 12.1 MB, `bpe:2048`"), ("hardware", "2 x CPU, 16 GB"), ("weights", weights))
+    blocks = (
+        *(Prose(summary), Heading("Result"), result_table(), curves(), intervals()),
+        *(Heading("What the contenders cost"), wide_table(), bars()),
+        *(Heading("What a site reads", 3), Prose("A weight is the mean over tokens."), heat(), *grids()),
+        *(Heading("How it was made"), Items(("Every run had the same data in the same order.", again))),
+        *(document.Code(f"{command}\n\n    x_{{l+1}} = x_l + f_l(x_l)"), document.Facts(facts)),
+    )
+    return Document("Comparison of five contenders", blocks)
 
 
 class Sample(Showable):

@@ -6,6 +6,7 @@ import re
 import struct
 import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,6 @@ from tests.show.samples import CONTENDERS, Sample, bars, curves, everything, hea
 from twoaxis.base.machine import needs
 from twoaxis.show import figures
 from twoaxis.show.charts import COLOURS, PALETTE, Axis, Chart, Line, Mark, Panel, Row, legend
-from twoaxis.show.document import Document
 
 KINDS = tuple((chart.panels[0],) for chart in (curves(), intervals(), bars(), heat()))
 CHART = Chart("kinds", "a panel of each kind", KINDS)
@@ -149,10 +149,7 @@ def test_colours_can_be_read_on_their_paper(side: int) -> None:
     assert len({pair[side] for pair in PALETTE.values()}) == len(PALETTE)
 
 
-def test_without_matplotlib_there_is_one_note(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    from pathlib import Path
-
-    assert isinstance(tmp_path, Path)
+def test_without_matplotlib_there_is_one_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"a figure needs the package matplotlib"):
         figures.png(curves())
@@ -162,15 +159,3 @@ def test_without_matplotlib_there_is_one_note(monkeypatch: pytest.MonkeyPatch, t
     page = (tmp_path / "report.html").read_text()
     assert page.count("needs the package matplotlib") == 1
     assert "![" not in (tmp_path / "report.md").read_text()
-
-
-def test_saving_writes_every_form(tmp_path: object) -> None:
-    from pathlib import Path
-
-    assert isinstance(tmp_path, Path)
-    saved = Sample(Document("T", (intervals(),))).save(tmp_path / "new", "result")
-    names = ["result.md", "result.html", "result.json", "result-forest.svg", "result-forest.png"]
-    assert [file.name for file in saved.files] == names
-    assert sorted(file.name for file in (tmp_path / "new").iterdir()) == sorted(names)
-    assert saved.note == ""
-    assert "(result-forest.svg)" in (tmp_path / "new" / "result.md").read_text()

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
@@ -37,8 +38,7 @@ def test_nothing_from_anywhere_and_only_its_own_script() -> None:
     text = page.render(everything())
     assert not re.search(r"https?:|//\w+\.\w|@import|url\((?!#)", text)
     found = Elements(text)
-    policy = next(a["content"] for tag, a in found.tags if a.get("http-equiv") == "Content-Security-Policy")
-    assert policy is not None
+    policy: Any = next(a["content"] for tag, a in found.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'")
     scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
     assert len(scripts) == 1
@@ -63,18 +63,9 @@ def test_script_in_every_place_is_text() -> None:
     )
     columns = (Column(bad), Column(bad, code=True), Column(bad, link=True), Column(bad))
     cells = (Cell(bad), Cell(bad), Cell(bad), Cell(bad, 1.0, "better"))
-    document = Document(
-        bad,
-        (
-            Heading(bad),
-            Prose(bad + f"**{bad}** `{bad}`"),
-            Items((bad,)),
-            Code(bad),
-            Facts(((bad, bad),)),
-            table(columns, [cells], notes=(bad,), sections={0: bad}),
-            Chart("c", bad, (panels,), bad),
-        ),
-    )
+    made, chart = table(columns, [cells], notes=(bad,), sections={0: bad}), Chart("c", bad, (panels,), bad)
+    blocks = (Heading(bad), Prose(bad + f"**{bad}** `{bad}`"), Items((bad,)), Code(bad), Facts(((bad, bad),)))
+    document = Document(bad, (*blocks, made, chart))
     for text, scripts in ((page.render(document), 1), (page.render(document, whole=False), 0)):
         found = Elements(text)
         assert sum(tag == "script" for tag, _ in found.tags) == scripts
@@ -110,7 +101,6 @@ def test_a_notebook_gets_an_element_that_leaves_the_rest_alone() -> None:
     assert repr(sample) == "<Sample: .show() prints it, .rows(), .frame() and .to_dict() have its values>"
     assert text.strip().startswith('<div class="twoaxis">')
     style = re.search(r"<style>(.*?)</style>", text, flags=re.DOTALL)
-    assert style is not None
     outside = re.sub(r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}", "", style[1])
     assert outside.strip() == ".twoaxis"  # every rule stands inside one
 

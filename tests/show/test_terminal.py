@@ -45,15 +45,13 @@ def test_a_path_can_be_copied_and_other_long_words_fold() -> None:
     ]
 
 
-def test_a_table_that_fits_is_aligned() -> None:
+def test_text_is_aligned_and_wraps_under_itself() -> None:
     shown = lines(table(("name", "some number", Column("why", number=False)), [("a", "1", "x y"), ("long", "23", "z")]))
-    assert shown == [
-        "        some",
-        "name  number  why",
-        "─" * 17,
-        "a          1  x y",
-        "long      23  z",
-    ]
+    assert shown == ["        some", "name  number  why", "─" * 17, "a          1  x y", "long      23  z"]
+    shown = lines(Items(("word " * 12,)), Facts((("data", "x " * 30), ("longer name", "y"))), width=40)
+    assert [line[:2] for line in shown[:2]] == ["- ", "  "]
+    assert shown[-1] == "longer name  y"
+    assert shown[-2].startswith(" " * 13 + "x")
 
 
 def test_a_wide_table_is_split_with_its_first_column() -> None:
@@ -69,15 +67,14 @@ def test_a_wide_table_is_split_with_its_first_column() -> None:
 
 
 def test_names_fold_after_colon_and_comma() -> None:
-    assert terminal.fold("attention_residuals:block_size=4,evaluation=two_phase", 22) == [
-        "attention_residuals:",
-        "block_size=4,",
-        "evaluation=two_phase",
-    ]
-    assert terminal.fold("one two three", 7) == ["one two", "three"]
-    assert terminal.fold("a veryverylongword b", 6) == ["a", "veryve", "rylong", "word b"]
-    assert terminal.fold("", 5) == [""]
-    assert terminal.fold("x 1,234,567", 9) == ["x", "1,234,567"]  # what fits into a line is not broken
+    for text, width, lines in (
+        ("residuals:block_size=4,way=two_phase", 16, ["residuals:", "block_size=4,", "way=two_phase"]),
+        ("one two three", 7, ["one two", "three"]),
+        ("a veryverylongword b", 6, ["a", "veryve", "rylong", "word b"]),
+        ("", 5, [""]),
+        ("x 1,234,567", 9, ["x", "1,234,567"]),  # what fits into a line is not broken
+    ):
+        assert terminal.fold(text, width) == lines
 
 
 def test_numbers_are_never_folded() -> None:
@@ -89,58 +86,21 @@ def test_numbers_are_never_folded() -> None:
 
 def test_brackets_and_colons_are_text_not_markup() -> None:
     label = "[bold]x[/bold] :smile: [link=a]b[/link] [0]"
-    shown = terminal.render(
-        Document(
-            label,
-            (
-                Heading(label, 3),
-                Prose(label),
-                Items((label,)),
-                Code(label),
-                Facts(((label, label),)),
-                table((label, "b"), [(label, "1")], notes=(label,), sections={0: label}),
-            ),
-        ),
-        400,
-        colour=True,
-    )
-    assert shown.count(label) == 11
-
-
-def test_bold_and_code() -> None:
-    assert lines(Prose("**Bold** a*b 2**3 `code` **not")) == ["Bold a*b 2**3 `code` **not"]
-    coloured = terminal.render(Document("", (Prose("**Bold** `code`"),)), colour=True)
-    assert "\x1b[1mBold\x1b[0m" in coloured
-    assert "\x1b[36m`code`\x1b[0m" in coloured
-
-
-def test_tones_and_baseline_are_styles() -> None:
-    rows = [(Cell("a"), Cell("1")), (Cell("b"), Cell("2", 2, "better"))]
-    coloured = terminal.render(Document("", (table(("n", "v"), rows, baseline=0),)), colour=True)
-    assert "\x1b[32m" in coloured
-    assert "\x1b[3m" in coloured
-
-
-def test_lists_and_facts_wrap_under_themselves() -> None:
-    shown = lines(Items(("word " * 12,)), Facts((("data", "x " * 30), ("longer name", "y"))), width=40)
-    assert [line[:2] for line in shown[:2]] == ["- ", "  "]
-    assert shown[-1] == "longer name  y"
-    assert shown[-2].startswith(" " * 13 + "x")
+    made = table((label, "b"), [(label, "1")], notes=(label,), sections={0: label})
+    blocks = (Heading(label, 3), Prose(label), Items((label,)), Code(label), Facts(((label, label),)), made)
+    assert terminal.render(Document(label, blocks), 400, colour=True).count(label) == 11
 
 
 def test_width_is_that_of_the_terminal_or_eighty(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sample = Sample(Document("", (Prose("word " * 100),)))
-    for columns, most in ((None, 80), ("44", 44)):
-        monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    for columns, width, most in ((None, None, 80), ("44", None, 44), ("44", 30, 30)):
         if columns:
             monkeypatch.setenv("COLUMNS", columns)
-        sample.show()
-        shown = capsys.readouterr().out
-        assert most - 5 <= max(map(len, shown.splitlines())) <= most
-    sample.show(width=30)
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 30
+        sample.show(width=width)
+        assert most - 5 <= max(map(len, capsys.readouterr().out.splitlines())) <= most
 
 
 class _Terminal(io.StringIO):
@@ -151,10 +111,16 @@ class _Terminal(io.StringIO):
 def test_colours_only_where_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
+    rows = [(Cell("a"), Cell("1")), (Cell("b"), Cell("2", 2, "better"))]
+    document = Document("", (Prose("**Bold** a*b 2**3 `code` **not"), table(("n", "v"), rows, baseline=0)))
     for stream, coloured in ((_Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr(sys, "stdout", stream)
-        terminal.show(Document("Title", (result_table(),)))
-        assert ("\x1b[" in stream.getvalue()) is coloured
+        terminal.show(document)
+        shown = stream.getvalue()
+        assert ("\x1b[" in shown) is coloured
+        assert ("Bold a*b 2**3 `code` **not" in shown) is not coloured
+        for style in ("\x1b[1mBold\x1b[0m", "\x1b[36m`code`\x1b[0m", "\x1b[32m", "\x1b[3m"):  # green is better
+            assert (style in shown) is coloured
 
 
 def test_a_narrow_encoding_does_not_break_a_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,12 +145,16 @@ class Fork:
         return self.output.read_text()
 
 
-def processes(config: TrainConfig, folders: Sequence[Path]) -> list[Fork]:
-    """A run in as many processes as there are folders, as torchrun starts them; all folders are one, or should be."""
+def free_port() -> str:
+    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": len(folders), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return str(probe.getsockname()[1])
+
+
+def processes(config: TrainConfig, folders: Sequence[Path]) -> list[Fork]:
+    """A run in as many processes as there are folders, as torchrun starts them; all folders are one, or should be."""
+    common = {"WORLD_SIZE": len(folders), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
 
     def environment(rank: int) -> Callable[[], None]:
         own = {name: str(value) for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}

@@ -114,32 +114,26 @@ def test_weights_digest() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("run.toml", 'steps = 7\nlr = 0.01\ndata = ["a", "b"]\n[model]\nhidden_size = 64\n'),
-        ("run.json", '{"steps": 7, "lr": 0.01, "data": ["a", "b"], "model": {"hidden_size": 64}}'),
-        ("run.yaml", "steps: 7\nlr: 0.01\ndata: [a, b]\nmodel:\n  hidden_size: 64\n"),
+        ("run.toml", 'steps = 7\nlr = 0.01\nfrom = "there"\ndata = ["a", "b"]\n[model]\nhidden_size = 64\n'),
+        ("run.json", '{"steps": 7, "lr": 0.01, "from": "there", "data": ["a", "b"], "model": {"hidden_size": 64}}'),
+        ("run.yaml", "steps: 7\nlr: 0.01\nfrom: there\ndata: [a, b]\nmodel:\n  hidden_size: 64\n"),
     ],
 )
 def test_files_of_fields(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
+    fields: dict[str, Any] = {"lr": 0.01, "source": "there", "data": ("a", "b"), "model": {"hidden_size": 64}}
     config = merge(read_fields(tmp_path / name), {"lr": 0.002, "model": {"num_hidden_layers": 3}})
-    assert config == TrainConfig(steps=7, lr=0.002, data=("a", "b"), model={"hidden_size": 64, "num_hidden_layers": 3})
-    assert merge(read_fields(tmp_path / name), {"tokens": 9}) == TrainConfig(
-        tokens=9, lr=0.01, data=("a", "b"), model={"hidden_size": 64}
-    )
-
-
-def test_from_in_a_file(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text('from = "there"')
-    assert merge(read_fields(tmp_path / "run.toml"), {}).source == "there"
-    (tmp_path / "run.toml").write_text("model = 3")
+    more = {"lr": 0.002, "model": {"hidden_size": 64, "num_hidden_layers": 3}}
+    assert config == TrainConfig(**fields | more, steps=7)
+    assert merge(read_fields(tmp_path / name), {"tokens": 9}) == TrainConfig(**fields, tokens=9)
+    (tmp_path / name).write_text('{"model": 3}' if name != "run.toml" else "model = 3")
     with pytest.raises(ValueError, match=r"model in .* must be a table"):
-        read_fields(tmp_path / "run.toml")
+        read_fields(tmp_path / name)
 
 
 def test_parse_model() -> None:
     found = parse_model(["hidden_size=32,tie_word_embeddings=false", "attention_windows=[3,null]", "hidden_act=gelu"])
     assert found == dict(hidden_size=32, tie_word_embeddings=False, attention_windows=[3, None], hidden_act="gelu")
-    with pytest.raises(ValueError, match="--model hidden_size changes nothing"):
-        parse_model(["hidden_size"])
-    with pytest.raises(ValueError, match="--model gives a twice"):
-        parse_model(["a=1", "a=2"])
+    for words, message in ((["hidden_size"], "hidden_size changes nothing"), (["a=1", "a=2"], "gives a twice")):
+        with pytest.raises(ValueError, match=f"--model {message}"):
+            parse_model(words)

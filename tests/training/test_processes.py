@@ -6,7 +6,6 @@ import datetime
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tests.support.processes import alive, children, environment, wait_for
-from tests.training.runs import SHAPE, Uneven, numbers, processes, small
+from tests.training.runs import SHAPE, Uneven, free_port, numbers, processes, small
 from twoaxis.base.files import claim
 from twoaxis.training.checkpoint import checkpoints
 from twoaxis.training.engines import processes as launching
@@ -97,15 +96,13 @@ class Counting(Engine):
 
 def test_every_process_makes_as_many_held_out_passes() -> None:
     run, scores, passes = small(batch=6, context=16), [], []
-    for rank in range(3):
-        engine = Counting(run, Place(rank, 3, torch.device("cpu")))
+    for rank, count in ((0, 1), (0, 3), (1, 3), (2, 3)):
+        engine = Counting(run, Place(rank, count, torch.device("cpu")))
         engine.build(lambda: make_model(run, Uneven.vocab_size))
         scores.append(engine.score(Uneven().held_out(7)))  # two each: 2 2 2, then 1 and nothing and nothing
         passes.append(engine.passes)
-    assert passes == [2, 2, 2]
-    alone = Counting(run, Place(0, 1, torch.device("cpu")))
-    alone.build(lambda: make_model(run, Uneven.vocab_size))
-    whole = alone.score(Uneven().held_out(7))
+    whole, *scores = scores
+    assert passes[1:] == [2, 2, 2]
     assert [sum(column) for column in list(zip(*scores, strict=True))[:3]] == pytest.approx(whole[:3])
     shares = [[row for row in rows if row is not None] for *_, rows in scores]
     assert [len(share) for share in shares] == [3, 2, 2]  # each process has its own examples, and all have each once
@@ -145,10 +142,7 @@ def test_processes_whose_launcher_is_gone_do_not_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Killed before its processes opened their group, torchrun would have been waited for, with the folder claimed."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    there = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    there = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
     for name, value in {**there, "TORCHELASTIC_RUN_ID": "gone", "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(launching, "FIND", datetime.timedelta(seconds=1))
