@@ -16,6 +16,7 @@ from benchmarks.scale import CONTENDERS
 from docs._make import demo, reference
 from docs._make.fill import DOCS
 from tests.support.commands import registries_restored, run_line
+from tests.support.measured import measured_once  # noqa: F401
 from tests.support.processes import ROOT
 from twoaxis import cli
 from twoaxis.base.machine import install

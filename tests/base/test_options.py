@@ -180,6 +180,10 @@ def test_refusals(call: Callable[[], Any], message: str) -> None:
         call()
 
 
+def test_a_chunk_of_no_tokens_is_a_chunk() -> None:
+    assert twoaxis.window_attention(Q[:, :0], Q[:, :0], Q[:, :0], axis=1).shape == (2, 0, 4, 8)
+
+
 @pytest.mark.parametrize("name", twoaxis.stream_names())
 def test_a_twin_is_another_stream(name: str) -> None:
     options = STREAMS.find(name).variants[0]

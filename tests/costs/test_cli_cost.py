@@ -14,7 +14,7 @@ SMALL = ("cost", "--shape", "nano", "--context", "64")
 
 def test_one_document() -> None:
     words = (*SMALL, "--stream", "attention_residuals:block_size=2", "--mixer", "canon", "--grid", "--json")
-    done = run(*words, "--pipeline-stages", "2", "--virtual-stages", "2")
+    done = run(*words, "--pipeline-stages", "2", "--virtual-stages", "2", "--batch", "3", "--prefill-chunk", "8")
     assert done.code == 0, done.err
     found = json.loads(done.out)
     labels = [row["label"] for row in found["methods"]]
@@ -24,6 +24,9 @@ def test_one_document() -> None:
     assert plain["ratio"]["train"] == {"eager": 1.0, "fused": 1.0}
     assert blocks["parameters"]["added"] == 2 * 128 * 9
     assert len(blocks["traffic"]["sites"]) == 9
+    live = blocks["live"]["numbers"]
+    assert live >= 4 * 128  # what crosses into the last block
+    assert blocks["live"] == {"numbers": live, "training": live * 2 * 64, "prefill": live * 2 * 3 * 8}
     assert [b["whole"] for b in blocks["pipeline"]["boundaries"]] == [2 * 256, 3 * 256, 4 * 256]
     assert [b["cached"] for b in blocks["pipeline"]["boundaries"]] == [2 * 256, 256, 256]
     assert found["deployment"]["virtual_stages"] == 2

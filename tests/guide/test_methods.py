@@ -6,8 +6,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ import torch
 import twoaxis
 from docs._make.reference import MEANINGS, OVERVIEW
 from tests.support.commands import run
+from tests.support.measured import measured_once  # noqa: F401
 from tests.support.processes import ROOT
 from twoaxis.base.method import Card
 from twoaxis.base.options import field_docs
@@ -23,7 +22,6 @@ from twoaxis.depth.registry import METHODS, STREAMS, stream
 from twoaxis.guide import map as methods_map
 from twoaxis.guide import pages
 from twoaxis.guide.evidence import read_evidence, sentences
-from twoaxis.model.config import ModelConfig
 from twoaxis.sequence.registry import MIXERS
 from twoaxis.show import document, markdown, terminal
 
@@ -31,23 +29,6 @@ PAGE = ROOT / "docs" / "reference" / "methods.md"
 SHAPE = methods_map.make_shape(blocks=3, width=64, heads=4, kv_heads=2, hidden=96)
 AS_SHAPE = ("--blocks", "3", "--width", "64", "--heads", "4", "--kv-heads", "2", "--hidden", "96")
 NAMES = [*STREAMS.names(), *MIXERS.names()]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def measured_once() -> Iterator[None]:
-    """Every variant is counted for a shape once, however many tables show it."""
-    kept: dict[str, methods_map.Measured] = {}
-    measure = methods_map.measure
-
-    def remembered(name: str, shape: ModelConfig, options: Mapping[str, Any]) -> methods_map.Measured:
-        key = f"{name} {options} {shape}"
-        if key not in kept:
-            kept[key] = measure(name, shape, options)
-        return kept[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(methods_map, "measure", remembered)
-        yield
 
 
 @pytest.mark.parametrize("name", NAMES)
