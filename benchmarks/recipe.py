@@ -135,8 +135,13 @@ def train_gpt(run: TrainConfig, data: Data, shape: tuple[int, int, int], setting
     return statistics.fmean(parts)
 
 
-def compared(preset: str, tokens: int, seeds: int, searched: int) -> Iterator[tuple[str, ...]]:
-    """The row of each: name, rate, initial scale, steps of warm-up, mean and standard deviation on the same tokens."""
+def compared(
+    preset: str, tokens: int, seeds: int, searched: int, known: Settings | None = None
+) -> Iterator[tuple[str, ...]]:
+    """The row of each: name, rate, initial scale, steps of warm-up, mean and standard deviation on the same tokens.
+
+    `known` are settings of the GPT that an earlier search found.
+    """
     from twoaxis.training.setup import model_config
 
     tokenizer = "bytes" if preset == "pico" else TrainConfig.tokenizer
@@ -155,7 +160,7 @@ def compared(preset: str, tokens: int, seeds: int, searched: int) -> Iterator[tu
         print(f"{preset} searching {settings}: {statistics.fmean(tried):.4f}", flush=True)
         return statistics.fmean(tried)
 
-    found = search(score)
+    found = search(score) if known is None else {known: 0.0}
     best = min(found, key=lambda settings: found[settings])
     losses: dict[str, list[float]] = {"ours": [], "gpt": []}
     for seed in range(seeds):
@@ -167,7 +172,7 @@ def compared(preset: str, tokens: int, seeds: int, searched: int) -> Iterator[tu
     theirs = best.lr, best.std, round(best.warmup * base.total_steps)
     for name, used, ended in (
         (f"`{preset}`, defaults", ours, losses["ours"]),
-        (f"plain GPT, the best of {len(found)} settings", theirs, losses["gpt"]),
+        (f"plain GPT, {f'the best of {len(found)}' if known is None else 'given'} settings", theirs, losses["gpt"]),
     ):
         mean, spread = statistics.fmean(ended), statistics.stdev(ended)
         yield name, *(f"{value:g}" for value in used), f"{mean:.3f}", f"{spread:.3f}"
@@ -180,18 +185,21 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160_000)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--searched", type=int, default=1, help="seeds of each setting that is searched")
+    parser.add_argument("--given", nargs=3, type=float, metavar=("RATE", "SCALE", "WARMUP"), help="instead of a search")
     parser.add_argument("--write-docs", action="store_true", help="put the table into docs/howto/train.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     lines = ["| model | rate | initial scale | warm-up steps | held-out loss | sd |", "|---|" + "---:|" * 5]
     for preset in options.presets:
-        rows = compared(preset, options.tokens, options.seeds, options.searched)
+        known = None if options.given is None else Settings(*options.given)
+        rows = compared(preset, options.tokens, options.seeds, options.searched, known)
         lines += [f"| {' | '.join(row)} |" for row in rows]
     text = "\n".join(lines)
+    how = "; settings of the GPT were searched on other seeds, until neither half nor twice of any was better"
     about = (
         f"{options.tokens:,} tokens of the Python standard library, {options.seeds} seeds, the same tokens and "
-        f"held-out rows for both; settings of the GPT were searched on other seeds, until neither half nor twice of "
-        f"any was better. {hardware_line()}; `python -m benchmarks.recipe`."
+        f"held-out rows for both{how if options.given is None else ''}. {hardware_line()}; "
+        "`python -m benchmarks.recipe`."
     )
     print(text, about, sep="\n\n")
     if options.write_docs:

@@ -76,18 +76,18 @@ def test_a_probe_is_a_comparison_with_the_norms_as_its_baseline(options: dict[st
     plan = prepare(new_options(options | {"controls": True}), tmp_path / "out")
     labels = plan.labels
     assert labels[0] == plan.baseline == "norms"
-    assert labels[1:4] == [*STREAMS, *(f"standard + {mixer}" for mixer in MIXERS)]
-    assert labels[4].startswith("norms + LoRA")
-    assert labels[5:] == list(plan.checks) == ["frozen"]
+    assert labels[1:3] == [*STREAMS, *(f"standard + {mixer}" for mixer in MIXERS)]
+    assert labels[3].startswith("norms + LoRA")
+    assert labels[4:] == list(plan.checks) == ["frozen"]
     assert plan.base.train == "new+norms"
     assert (plan.lrs, plan.base.save_model) == ((AMOUNTS["lr"],), False)
     learned = {label: row.parameters for label, row in zip(labels, plan.rows, strict=True)}
     norms = learned["norms"]
     assert norms == learned["frozen"] == 5 * 32
     most = max(count for label, count in learned.items() if "LoRA" not in label) - norms
-    one = (learned[labels[4]] - norms) / int(labels[4].split()[-1])  # parameters of rank 1
-    assert abs(learned[labels[4]] - norms - most) <= one / 2 or learned[labels[4]] - norms == one
-    assert [row.steps for row in plan.rows] == [3, 3, 3, 3, 3, 0]
+    one = (learned[labels[3]] - norms) / int(labels[3].split()[-1])  # parameters of rank 1
+    assert abs(learned[labels[3]] - norms - most) <= one / 2 or learned[labels[3]] - norms == one
+    assert [row.steps for row in plan.rows] == [3, 3, 3, 3, 0]
 
 
 def test_amounts_are_a_probes_where_nothing_is_said(options: dict[str, Any]) -> None:

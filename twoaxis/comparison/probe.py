@@ -25,10 +25,8 @@ from twoaxis.comparison.run import compare
 from twoaxis.comparison.runner.launchers import Launcher
 
 BASELINE = "standard:label=norms"
-STREAMS = ("attention_residuals:block_size=4", "depth_attention:heads=3,head_width=16")
-MIXERS = ("short_swa:heads=3,head_width=16",)
-"""What is tried where nothing is named: reads of older states by weights for each token, attention over the last
-sub-layers, attention over the last tokens."""
+STREAMS, MIXERS = ("depth_attention:heads=3,head_width=16",), ("short_swa:heads=3,head_width=16",)
+"""What is tried where nothing is named: the same attention over the last sub-layers and over the last tokens."""
 AMOUNTS: Mapping[str, Any] = {
     "context": 128,
     "batch": 1,
