@@ -158,8 +158,9 @@ def test_products_are_those_of_torch(name: str) -> None:
     assert any(event.op.startswith(ATTENTION) for event in events if isinstance(event, Call))
 
 
-def test_convolutions_and_inference() -> None:
-    """Torch's rule for convolutions; in inference mode linear layers reach a mode whole and count as their products."""
+def test_single_operations() -> None:
+    """Torch's rule for convolutions; in inference mode linear layers reach a mode whole and count as their products;
+    what has a kernel besides its spelled-out form is counted as the kernel, which makes one tensor."""
     layer, x, signal = nn.Linear(6, 5), torch.ones(3, 6), torch.ones(2, 4, 9)
     with FlopCounterMode(display=False) as counter, Meter() as meter:
         F.conv1d(signal, torch.ones(3, 4, 2, requires_grad=True)).sum().backward()
@@ -167,16 +168,16 @@ def test_convolutions_and_inference() -> None:
     with torch.inference_mode(), Meter(record=False) as meter:
         layer(x)
     assert meter.products == 2 * 3 * 6 * 5
-
-
-def test_operations_with_kernels_run_whole() -> None:
-    """Some have a spelled-out form besides their kernel: counted is the kernel, which makes one tensor."""
-    x = torch.ones(N, requires_grad=True)
     with Meter() as meter:
-        F.silu(x).backward(torch.ones(N))
+        F.silu(torch.ones(N, requires_grad=True)).backward(torch.ones(N))
+    assert meter.peak == 4 * 4 * N
     calls = [event for event in meter.take() if isinstance(event, Call) and event.makes]
-    assert [call.op for call in calls] == ["silu", "ones", "silu_backward"]
-    assert meter.peak == 3 * 4 * N
+    assert [call.op for call in calls] == ["ones", "silu", "ones", "silu_backward"]
+    with Meter() as meter:
+        torch.matmul(torch.ones(3, 5, 7), torch.ones(3, 7, 2))
+    call = [event for event in meter.take() if isinstance(event, Call)][-1]
+    assert (call.op, call.dims, call.products, call.elementwise) == ("bmm", (3, 5, 7, 2), 2 * 3 * 5 * 7 * 2, 0)
+    assert call.bytes == 4 * 3 * (35 + 14 + 10)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -232,14 +233,6 @@ def test_regions_by_hand() -> None:
     assert extent(x[:1].expand(10, 4)) == 16
     assert extent(x[::2]) == 80
     assert storage_bytes([x, x[1:], index]) == 160 + 24
-
-
-def test_products_know_their_sides() -> None:
-    with Meter() as meter:
-        torch.matmul(torch.ones(3, 5, 7), torch.ones(3, 7, 2))
-    call = [event for event in meter.take() if isinstance(event, Call)][-1]
-    assert (call.op, call.dims, call.products, call.elementwise) == ("bmm", (3, 5, 7, 2), 2 * 3 * 5 * 7 * 2, 0)
-    assert call.bytes == 4 * 3 * (35 + 14 + 10)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -38,8 +38,11 @@ def test_a_notebook_gets_a_bar_only_with_the_widgets_that_it_needs(
     assert progress.console_here().is_jupyter is widgets
 
 
-def test_one_rate_in_the_closing_line() -> None:
+def test_one_rate_in_the_closing_line_and_none_after_an_error() -> None:
     console, out = watched(terminal=False)
+    with pytest.raises(ZeroDivisionError), Progress("eval", 10, "tokens", console=console) as bar:
+        bar.advance(1 // 0)
+    assert out.getvalue() == ""
     with Progress("train", 10, "tokens", console=console) as bar:
         bar.advance(10, "loss 3  7 tokens/s")
     assert out.getvalue().count("tokens/s") == 1
@@ -75,13 +78,6 @@ def test_no_time_is_foretold_before_units_tell_their_speed(monkeypatch: pytest.M
         *("compare: 0%", "compare: 0%", "compare: 0%, about 11h05m left"),
         "compare: 1,000,000 MFLOP in 2m21s, 7,092 MFLOP/s",
     ]
-
-
-def test_an_error_has_no_closing_line() -> None:
-    console, out = watched(terminal=False)
-    with pytest.raises(ZeroDivisionError), Progress("eval", 10, "tokens", console=console) as bar:
-        bar.advance(1 // 0)
-    assert out.getvalue() == ""
 
 
 def test_durations() -> None:
