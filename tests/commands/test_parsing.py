@@ -10,7 +10,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 from twoaxis.commands.parsing import Common, parse
+from twoaxis.commands.probe import probe
 from twoaxis.commands.train import train
+from twoaxis.comparison.options import AMOUNTS
 from twoaxis.data.options import DataFields, DataOptions
 from twoaxis.training.config import RunFields, TrainConfig, merge
 
@@ -37,6 +39,15 @@ def test_only_what_is_typed_is_passed() -> None:
     assert common == Common(True, False, ("f.py", "g.py"))
     said: dict[str, Any] = {"steps": 2000, "tokens": None, "model": ("a=1,b=2", "c=3"), "save_model": False, "seed": 0}
     assert fields == least | said | {"source": "dir", "data": ("a", "b")}
+
+
+def test_help_shows_the_defaults_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(probe, "probe", ["--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for option in ("steps INT", "final-examples INT", "warmup FLOAT", "batch INT"):
+        name = option.split()[0].replace("-", "_")
+        assert f"(default: {AMOUNTS[name]})" in shown.partition(f"--{option}")[2].partition(" --")[0], option
 
 
 def test_said_counts_more_than_the_file() -> None:

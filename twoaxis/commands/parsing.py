@@ -17,7 +17,8 @@ import io
 import re
 import types
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import (
     Annotated,
     Any,
@@ -46,6 +47,16 @@ def plain(command: F) -> F:
     shown = [each.replace(annotation=_plain(each.annotation, command)) for each in signature.parameters.values()]
     command.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     return command
+
+
+def showing(defaults: Mapping[str, Any]) -> Callable[[F], F]:
+    """Decorator: `--help` shows these defaults of fields of a run, which are the command's own."""
+
+    def decorate(command: F) -> F:
+        command.defaults = defaults  # type: ignore[attr-defined]
+        return command
+
+    return decorate
 
 
 def _plain(note: Any, command: Callable[..., Any]) -> Any:
@@ -127,7 +138,10 @@ def parse(command: Callable[..., Any], name: str, args: Sequence[str]) -> tuple[
     if fields:
         from twoaxis.training.config import SECTIONS
 
-        sections = {section: _group(options, fields - set(notes)) for section, options in SECTIONS.items()}
+        sections = {
+            section: _group(options, fields - set(notes), getattr(command, "defaults", {}))
+            for section, options in SECTIONS.items()
+        }
         groups |= {section: group for section, group in sections.items() if group[0].__annotations__}
     for group, (made, default) in groups.items():
         notes[f"_{group}"] = Annotated[made, arg(name=group, help="")]
@@ -240,14 +254,20 @@ SPELLED: dict[str, Any] = {
 """Fields of a run that the command line writes in another way than Python."""
 
 
-def _group(options: type[Options], wanted: set[str] | None = None) -> tuple[Any, dict[str, Any]]:
-    """Fields of options, None is all of them, as a TypedDict, of which tyro returns what was typed, and its default."""
+def _group(
+    options: type[Options], wanted: set[str] | None = None, defaults: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Any, dict[str, Any]]:
+    """Fields of options, None is all of them, as a TypedDict, of which tyro returns what was typed, and its default.
+
+    `defaults` are shown in place of the options' own.
+    """
     hints, docs = get_type_hints(options, include_extras=True), field_docs(options)
     made: dict[str, Any] = {}
     for field in dataclasses.fields(options):  # type: ignore[arg-type]
         if wanted is not None and field.name not in wanted:
             continue
-        default: Any = field.default if field.default is not dataclasses.MISSING else None
+        default: Any = defaults.get(field.name, field.default)
+        default = None if default is dataclasses.MISSING else default
         shown = (" ".join(map(str, default)) or None) if isinstance(default, tuple) else default
         hint = "" if shown is None or shown is False else f"(default: {shown})"
         help_of = arg(help=docs[field.name], help_behavior_hint=hint)

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import tyro
 
 from twoaxis.base.plugins import used
-from twoaxis.commands.parsing import File, Folder, Launcher, Names, Numbers, Rates, plain, word
-from twoaxis.comparison.options import Until
+from twoaxis.commands.parsing import File, Folder, Launcher, Names, Numbers, Rates, plain, showing, word
+from twoaxis.comparison.options import AMOUNTS, Until
 from twoaxis.training.config import CommonFields
 
 if TYPE_CHECKING:
     from twoaxis.comparison.results import Comparison
 
 
+@showing(AMOUNTS)
 @plain
 def probe(
     source: Annotated[Any, tyro.conf.Positional, word("SOURCE")],
@@ -39,9 +40,8 @@ def probe(
 
     Only what a method adds and the scales of the norms learn, for a few steps; the baseline is the norms alone, and
     low-rank additions with as many parameters run beside. Gains are lower bounds: the weights have adapted to the plain
-    residual. The same command goes on where it was stopped; with more methods or seeds it adds them. The defaults are
-    those of a probe: 4 seeds, 40 steps of 1 x 128 tokens, 48 held-out examples, rate 0.003. Exit with 1 if a run
-    failed.
+    residual. The same command goes on where it was stopped; with more methods or seeds it adds them.
+    Exit with 1 if a run failed.
 
     Args:
         source: What retrofit takes: a folder with safetensors, a GGUF file, a name on the hub, or in Python a model.
@@ -51,7 +51,8 @@ def probe(
         data: Text to train and measure on. None is stdlib.
         seeds: How many, or which. None is four.
         until: resolved gives a method more seeds, as far as --seeds (16) go, until its difference is resolved.
-        lr: Rate of the norms' scales; of several, each method gets its best. What is new has a rate that is found.
+        lr: Rate of the norms' scales, 0.003 if none is given; of several, each method gets its best. The rate of
+            what is new is found.
         jobs: Runs at once. None is one per GPU, or one per core.
         launcher: Where runs are started. None is this machine.
         html: File for the report as a page; it is in DIR/report too.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from twoaxis.base.files import atomic_folder
-from twoaxis.comparison.options import command_line
+from twoaxis.comparison.options import AMOUNTS, command_line
 from twoaxis.comparison.plan import Plan
 from twoaxis.comparison.results import Comparison
 from twoaxis.comparison.run import compare
@@ -27,20 +27,6 @@ from twoaxis.comparison.runner.launchers import Launcher
 BASELINE = "standard:label=norms"
 STREAMS, MIXERS = ("depth_attention:heads=3,head_width=16",), ("short_swa:heads=3,head_width=16",)
 """What is tried where nothing is named: the same attention over the last sub-layers and over the last tokens."""
-AMOUNTS: Mapping[str, Any] = {
-    "context": 128,
-    "batch": 1,
-    "steps": 40,
-    "seeds": 4,
-    "eval_examples": 8,
-    "final_examples": 48,
-    "lr": 3e-3,
-    "warmup": 0.25,
-    "weight_decay": 0.0,
-    "measure_memory": False,
-}
-"""How much is trained and measured where nothing is said: counted to take a quarter of an hour for 135 million
-parameters and two cores. A larger `lr` harms the norms' scales of SmolLM2 at the first step."""
 AT_HAND = "source"
 """Folder of a source that was given as a model, in that of the probe."""
 
