@@ -18,7 +18,6 @@ import re
 import types
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import (
     Annotated,
     Any,
@@ -255,7 +254,7 @@ SPELLED: dict[str, Any] = {
 
 
 def _group(
-    options: type[Options], wanted: set[str] | None = None, defaults: Mapping[str, Any] = MappingProxyType({})
+    options: type[Options], wanted: set[str] | None = None, defaults: Mapping[str, Any] = types.MappingProxyType({})
 ) -> tuple[Any, dict[str, Any]]:
     """Fields of options, None is all of them, as a TypedDict, of which tyro returns what was typed, and its default.
 

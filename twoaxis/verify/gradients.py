@@ -116,7 +116,8 @@ def learning(subject: Subject) -> list[str]:
             wrong = rows_at_fault(run.method, [each(each.input(offset=10)) for each in again], start=not perturb)
             if perturb and isinstance(run.method, LocalOperator):
                 out = run(x := run.input(grad=True)).square().sum()
-                if not (gradients(out, [x], torch.ones_like(out))[0].abs().amax((0, 2)) > 0).all():
+                reached = gradients(out, [x], torch.ones_like(out))[0].abs().amax((0, 2))
+                if not ((reached > 0) & reached.isfinite()).all():
                     wrong.append("some input gets no gradient")
             found += [f"{run.where}: {fault}" for fault in wrong]
     return found

@@ -165,7 +165,7 @@ def rewrite(seed: int, gate: float, channels: int, value: str) -> Rewrite:
     return Rewrite(x, z, y / y.norm(dim=-1, keepdim=True), v)
 
 
-@claim("algebra", "deep_delta: the error kᵀX - v shrinks by exactly 1 - β", (), bound=1e-10)
+@claim("algebra", "deep_delta: the error kᵀX - v shrinks by exactly 1 - β", (), bound=1e-12)
 def shrinks(seed: int) -> dict[str, float]:
     """On vector and matrix states: a gate of 1 overwrites kᵀX by v, one of 0 keeps the state to the bit."""
     errors = {}
