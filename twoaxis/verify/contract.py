@@ -133,12 +133,22 @@ def _snapshot(module: nn.Module) -> dict[str, Any]:
     return {f"{path}.{key}": _contents(value) for path, held in holders for key, value in vars(held).items()}
 
 
+class _Itself:
+    """An object that is equal to itself alone; held, so that no later object is at its address and taken for it."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.held is other.held
+
+
 def _contents(value: Any, depth: int = 0) -> Any:
     """What an object is and, but for modules and functions, what is in it, in a form that can be compared later."""
     if isinstance(value, Tensor):
-        return id(value), value._version, value.detach().double().sum().item()
+        return _Itself(value), value._version, value.detach().double().sum().item()
     if isinstance(value, nn.Module | type | property) or inspect.isroutine(value):
-        return id(value)
+        return _Itself(value)
     if isinstance(value, Mapping):
         return {key: _contents(inside, depth + 1) for key, inside in value.items()}
     if isinstance(value, list | tuple):
@@ -147,7 +157,7 @@ def _contents(value: Any, depth: int = 0) -> Any:
         return frozenset(map(repr, value))
     if depth < 4 and hasattr(value, "__dict__"):
         return _contents(vars(value), depth + 1)
-    return value if isinstance(value, str | int | float | bool | None) else id(value)
+    return value if isinstance(value, str | int | float | bool | None) else _Itself(value)
 
 
 @claim("contract", "purity: inputs and old states are untouched", ["depth"], over=runs())
