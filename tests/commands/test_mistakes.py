@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.support.commands import run
 from twoaxis.base.options import field_types
-from twoaxis.base.spec import spell_value
+from twoaxis.base.registry import spell_value
 from twoaxis.costs.hardware import DATA
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.decoder import Decoder

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.support import processes
 from twoaxis.comparison.options import command_line
-from twoaxis.training.folder import Result, load_result
+from twoaxis.training.result import Result, load_result
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 """A model's shape."""

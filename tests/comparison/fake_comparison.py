@@ -14,7 +14,8 @@ from twoaxis.comparison.options import Size
 from twoaxis.comparison.plan import Plan, Row, data_label
 from twoaxis.model.variant import Contender, make_contender
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.folder import LOG, RESULT, RUN, Result
+from twoaxis.training.folder import LOG, RESULT, RUN
+from twoaxis.training.result import Result
 
 TOKENS = 2_000_000
 ALPHA, L_INF, SCALE = 0.12, 1.8, 150.0

@@ -27,7 +27,7 @@ from twoaxis.model.flops import training_flops
 from twoaxis.model.presets import PRESETS
 from twoaxis.model.variant import make_contender
 from twoaxis.training.config import SharedFields, TrainConfig
-from twoaxis.training.folder import Result
+from twoaxis.training.result import Result
 from twoaxis.training.setup import make_model, model_config
 
 BASE: dict[str, Any] = {"batch": 4, "context": 32, "tokenizer": "bytes", "model": TINY, "steps": 100}

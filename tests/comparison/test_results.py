@@ -23,7 +23,7 @@ from twoaxis.comparison.runs import Curve
 from twoaxis.comparison.sections import Entry
 from twoaxis.comparison.statistics import BETTER, OPEN, WORSE
 from twoaxis.show import markdown
-from twoaxis.training.folder import Result, load_result
+from twoaxis.training.result import Result, load_result
 
 
 def load(folder: Path, **options: Any) -> Any:

@@ -25,7 +25,7 @@ from twoaxis.comparison.run import WORK, Runs, prepare
 from twoaxis.comparison.runner.launchers import LocalLauncher
 from twoaxis.comparison.runner.watch import Watch, read_progress
 from twoaxis.comparison.runner.worker import FAILED, OUTPUT, PROGRESS, Progress, explain, in_children, read_failure
-from twoaxis.training.folder import load_result
+from twoaxis.training.result import load_result
 from twoaxis.training.train import train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")

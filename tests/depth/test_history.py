@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import twoaxis
 from tests.support.numbers import close, randn
-from twoaxis.base.spec import spell
+from twoaxis.base.registry import spell
 from twoaxis.depth.history import HistoryStream
 from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.registry import STREAMS, stream_names

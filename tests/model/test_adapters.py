@@ -18,7 +18,7 @@ import twoaxis
 from docs._make.fill import DOCS, filled, parts
 from tests.model import adapter_samples as samples
 from tests.model.adapter_samples import SAMPLES, WIDTH, Sample
-from twoaxis.base.spec import parse
+from twoaxis.base.registry import parse
 from twoaxis.depth.stream import Stream
 from twoaxis.model.originals import FAMILIES, original_config, read_stream, to_original
 

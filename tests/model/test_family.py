@@ -13,8 +13,7 @@ pytest.importorskip("transformers")
 from transformers import AutoModelForCausalLM
 
 from tests.model.graft_helpers import logits, to_family
-from twoaxis.base.registry import Registry
-from twoaxis.base.spec import spell
+from twoaxis.base.registry import Registry, spell
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 from transformers import PreTrainedModel
 
 from tests.support.foreign import byte_llama as byte_llama
-from twoaxis.base.spec import spell
+from twoaxis.base.registry import spell
 from twoaxis.depth.registry import STREAMS, stream, stream_names
 from twoaxis.model.graft import graft
 from twoaxis.pretrained.choose_start import choose, read_method

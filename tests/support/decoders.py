@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twoaxis.base.spec import spell
+from twoaxis.base.registry import spell
 from twoaxis.model.config import ModelConfig
 from twoaxis.verify.subject import SMALL, SUBJECTS, build
 

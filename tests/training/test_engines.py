@@ -15,7 +15,8 @@ from twoaxis.model.load import load_model
 from twoaxis.training.checkpoint import checkpoints, weights, weights_digest
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.engines.processes import Degrees
-from twoaxis.training.folder import load_log, load_result
+from twoaxis.training.folder import load_log
+from twoaxis.training.result import load_result
 from twoaxis.training.setup import model_config
 from twoaxis.training.train import train
 

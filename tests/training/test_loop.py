@@ -24,7 +24,8 @@ from twoaxis.training.checkpoint import weights, weights_digest
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.engines.engine import Engine, load_batch
 from twoaxis.training.engines.processes import Place
-from twoaxis.training.folder import load_log, load_result
+from twoaxis.training.folder import load_log
+from twoaxis.training.result import load_result
 from twoaxis.training.setup import make_model, make_optimizer, model_config
 from twoaxis.training.train import train
 

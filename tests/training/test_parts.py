@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.training.runs import SHAPE, small
 from twoaxis.training import checkpoint as tensors
 from twoaxis.training.config import TrainConfig, merge, parse_model, read_fields
-from twoaxis.training.log import Counters
+from twoaxis.training.loop import Counters
 from twoaxis.training.setup import make_model, make_optimizer
 
 

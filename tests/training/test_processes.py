@@ -23,7 +23,8 @@ from twoaxis.training.checkpoint import checkpoints
 from twoaxis.training.engines import processes as launching
 from twoaxis.training.engines.engine import Engine
 from twoaxis.training.engines.processes import Place
-from twoaxis.training.folder import load_log, load_result
+from twoaxis.training.folder import load_log
+from twoaxis.training.result import load_result
 from twoaxis.training.setup import make_model
 from twoaxis.training.train import train
 

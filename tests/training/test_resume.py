@@ -26,7 +26,8 @@ from twoaxis.base.files import LEASE, FileError, JsonLines
 from twoaxis.base.interrupt import SIGNALS, Interrupted
 from twoaxis.training import checkpoint as saving
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.folder import Result, RunFolder, load_result
+from twoaxis.training.folder import RunFolder
+from twoaxis.training.result import Result, load_result
 from twoaxis.training.train import train
 
 RUN: dict[str, Any] = {

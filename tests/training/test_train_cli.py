@@ -17,7 +17,8 @@ from tests.training.runs import SHAPE
 from twoaxis.model.load import load_model
 from twoaxis.show.numbers import percent
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.folder import load_log, load_result
+from twoaxis.training.folder import load_log
+from twoaxis.training.result import load_result
 
 MODEL = ["--model", ",".join(f"{name}={value}" for name, value in SHAPE.items())]
 DATA = ["--data", "task:recall:pairs=3", "--context", "24", "--eval-examples", "4"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.verify.streams import Gain
-from twoaxis.base.spec import spell
+from twoaxis.base.registry import spell
 from twoaxis.depth.registry import STREAMS, stream_names
 from twoaxis.depth.stream import Stream
 from twoaxis.sequence.registry import MIXERS, mixer_names

@@ -14,7 +14,7 @@ from twoaxis.training.config import RunFields
 if TYPE_CHECKING:
     from twoaxis.commands.train_plan import TrainPlan
     from twoaxis.training.config import TrainConfig
-    from twoaxis.training.folder import Result
+    from twoaxis.training.result import Result
 
 
 @plain

@@ -16,8 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.base.registry import did_you_mean
-from twoaxis.base.spec import spell
+from twoaxis.base.registry import did_you_mean, spell
 from twoaxis.model.variant import COMMON, Contender, make_contender
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import numpy as np
 
 from twoaxis.comparison.plan import Plan, Run
 from twoaxis.comparison.statistics import Sample, judge, mean_of_all
-from twoaxis.training.folder import Result
+from twoaxis.training.result import Result
 
 
 class Choice(NamedTuple):

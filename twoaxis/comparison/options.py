@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from twoaxis.base.options import Count, Options, check_names, check_type
-from twoaxis.base.spec import parse as parse_spec
-from twoaxis.base.spec import split
+from twoaxis.base.registry import parse as parse_spec
+from twoaxis.base.registry import split
 from twoaxis.comparison.contenders import make_contenders, parse_spelled
 from twoaxis.model.config import SHORT
 from twoaxis.model.variant import Contender, make_contender

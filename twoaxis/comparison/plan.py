@@ -21,8 +21,7 @@ from typing import Annotated, Any, NamedTuple
 
 from twoaxis.base.files import read_json, short_hash, write_json
 from twoaxis.base.options import Count, NotNegative, Options, Positive, Share, at_least, check_type, from_record
-from twoaxis.base.registry import did_you_mean
-from twoaxis.base.spec import spell
+from twoaxis.base.registry import did_you_mean, spell
 from twoaxis.comparison.contenders import BUDGET, TIMED, check_contenders, freeze_references, without_matching
 from twoaxis.comparison.options import FIELDS, FIRST_SEEDS, Match, Size, Until, merge, parse, parse_seeds, parse_sizes
 from twoaxis.comparison.statistics import Look, added_looks, planned_looks

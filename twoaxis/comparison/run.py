@@ -41,7 +41,7 @@ from twoaxis.model.config import Methods
 from twoaxis.pretrained.model_for_training import hold, release, source_digest
 from twoaxis.show.numbers import seconds
 from twoaxis.training.engines.processes import Degrees
-from twoaxis.training.folder import Result, load_result
+from twoaxis.training.result import Result, load_result
 
 if TYPE_CHECKING:
     from twoaxis.data.load import Data

@@ -14,7 +14,8 @@ import numpy as np
 
 from twoaxis.comparison.plan import Plan
 from twoaxis.comparison.statistics import mean_of_all
-from twoaxis.training.folder import LARGEST, LOG, MODEL, Result, load_log, load_result
+from twoaxis.training.folder import LOG, MODEL, load_log
+from twoaxis.training.result import LARGEST, Result, load_result
 
 SPIKE = 4.0
 """Times the median of a run's gradient norms from which one is a spike."""

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from twoaxis.base import spec
 from twoaxis.base.files import short_hash
 from twoaxis.base.progress import Progress
+from twoaxis.base.registry import parse, spell
 from twoaxis.data.corpus import Part, open_corpus
 from twoaxis.data.packing import Rows, count_rows
 from twoaxis.data.sources import skipped_text, source_name
@@ -197,11 +197,11 @@ class TaskData(Data):
     def __init__(self, spelling: str, context: int) -> None:
         if not spelling.removeprefix(TASK):
             raise ValueError(f"{spelling!r} names no task; write task:NAME or task:NAME:option=value,option=value")
-        name, options = spec.parse(spelling.removeprefix(TASK))
+        name, options = parse(spelling.removeprefix(TASK))
         if "context" in options:
             raise ValueError(f"the context of {TASK}{name} is the run's: give --context {options['context']}")
         self.task: Task = make_task(name, context=context, **options)
-        self.name = TASK + spec.spell(name, options)
+        self.name = TASK + spell(name, options)
         self.context, self.vocab_size = context, self.task.vocab_size
         self.chance = self.task.chance
         first = hashlib.sha256()

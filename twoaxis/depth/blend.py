@@ -123,11 +123,12 @@ class Blend(Stream):
         groups = (g._replace(names=tuple(f"method.{n}" for n in g.names)) for g in self.method.parameter_groups())
         return (ParameterGroup(("gate",)), *groups)
 
-    def flops(self) -> int | None:
+    def flops(self) -> int:
         """The method's, the plain residual beside it and one interpolation per site and way."""
-        ways = sum(max(1, len(self.ways(site))) for site in self.layout.sites)
-        own, width = self.method.flops(), self.layout.width
-        return None if own is None else own + 3 * width * ways + width * len(self.layout.sublayers)
+        if type(self.method).flops is Stream.flops:  # the method has no formula: it is counted in here
+            return super().flops()
+        ways, width = sum(max(1, len(self.ways(site))) for site in self.layout.sites), self.layout.width
+        return self.method.flops() + 3 * width * ways + width * len(self.layout.sublayers)
 
 
 def _blended(kv: Callable[..., Any], gate: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Any]:

@@ -26,13 +26,7 @@ def count(stream: Stream) -> Cost:
     parameters = sum(p.numel() for p in stream.parameters())
     reads = sum(len(stream.sources(site)) for site in stream.layout.sites)
     blank = on_meta(stream)
-    return Cost(parameters, flops_of(stream), reads, count_live(blank), count_kept(blank))
-
-
-def flops_of(stream: Stream) -> int:
-    """Operations per token: those that the method writes down, or counted."""
-    written = stream.flops()
-    return count_flops(on_meta(stream)) if written is None else written
+    return Cost(parameters, stream.flops(), reads, count_live(blank), count_kept(blank))
 
 
 def on_meta(stream: Stream) -> Stream:

@@ -237,9 +237,11 @@ class Stream(Declared):
         """Changes of a contender's options that keep what comes along with the method and leave its idea out."""
         return ()
 
-    def flops(self) -> int | None:
-        """Operations per token that the method adds, as `Cost` has them; None: counted while it runs, see `counts`."""
-        return None
+    def flops(self) -> int:
+        """Operations per token that the method adds, as `Cost` has them; counted, unless the method has a formula."""
+        from twoaxis.depth.counts import count_flops, on_meta
+
+        return count_flops(on_meta(self))
 
     def ways(self, site: Site) -> tuple[str, ...]:
         """Which entries of `Seen` the pre-norm of `site` normalises, each with its own scale."""

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.prompt import Prompt
 
 from twoaxis.base.options import field_docs, field_types
-from twoaxis.base.spec import parse_value
+from twoaxis.base.registry import parse_value
 from twoaxis.costs.hardware import find_profile
 from twoaxis.guide.advise import Question
 from twoaxis.model.presets import find_shape

@@ -43,7 +43,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from twoaxis.base.files import read_json
 from twoaxis.base.options import Count, Options, Positive
-from twoaxis.base.spec import parse
+from twoaxis.base.registry import parse
 from twoaxis.show.numbers import si
 
 DATA = Path(__file__).parent / "evidence.json"

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from twoaxis.base.method import Card, Shape, Suggestion
-from twoaxis.base.spec import spell
+from twoaxis.base.registry import spell
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.family_shape import FamilyShape

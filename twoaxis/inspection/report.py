@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from twoaxis.base.spec import spell
+from twoaxis.base.registry import spell
 from twoaxis.inspection.inspection import Inspection
 from twoaxis.show.charts import Axis, Cells, Chart, Grid, Line, Panel
 from twoaxis.show.document import WIDE, Block, Column, Document, Heading, Prose, slug, table

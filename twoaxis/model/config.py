@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from twoaxis.base.options import Count, NotNegative, Options, Positive, between, check_type, field_types
-from twoaxis.base.registry import Registry
-from twoaxis.base.spec import parse
+from twoaxis.base.registry import Registry, parse
 from twoaxis.depth.registry import STREAMS, stream
 from twoaxis.depth.site import MOST_BLOCKS, Placement
 from twoaxis.sequence.registry import MIXERS, mixer

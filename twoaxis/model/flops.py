@@ -55,7 +55,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.depth.counts import flops_of
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.sublayers import Attention
@@ -278,7 +277,7 @@ def _ends(model: Any, tokens: int) -> Flops:
     stream, head = model.stream, _head(model)
     outside = (m for m in _outside(model) if getattr(m, "weight", None) is not head)
     further = sum(len(stream.ways(site)) - 1 for site in stream.sites if site.kind != "mixer")  # their pre-norms
-    carried = flops_of(stream) + NORM * stream.layout.width * further
+    carried = stream.flops() + NORM * stream.layout.width * further
     projections = sum(_product(model, module) or 0 for module in outside)
     return Flops(tokens, projections=projections, head=2 * head.numel(), stream=carried)
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from twoaxis.base.files import short_hash
-from twoaxis.base.registry import did_you_mean
-from twoaxis.base.spec import parse, spell
+from twoaxis.base.registry import did_you_mean, parse, spell
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import COMMON, SHORT, ModelConfig
 from twoaxis.model.family_shape import FamilyShape

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
-from twoaxis.base.spec import parse, spell
+from twoaxis.base.registry import parse, spell
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import Kinds, Methods
 from twoaxis.sequence.registry import MIXERS, mixer

@@ -25,7 +25,7 @@ from twoaxis.base import options
 from twoaxis.base.files import short_hash
 from twoaxis.base.machine import MOST_THREADS, can_compile
 from twoaxis.base.options import Count, Fraction, NotNegative, Options, Positive, Share, at_least, between
-from twoaxis.base.spec import parse_options
+from twoaxis.base.registry import parse_options
 from twoaxis.data.options import DataOptions, ExampleFields
 
 

@@ -1,36 +1,40 @@
-"""The folder of a run: everything it leaves behind, as files that can be read again.
+"""The folder of a run: everything it leaves behind, as files that can be read again, and the loggers that write there.
 
 run.json        configuration, versions, hardware, data, parameters, FLOPs per token: written before the first step
 log.jsonl       a record per logged step and per evaluation
 checkpoints/    while it trains
 model/          the final model, as save_pretrained writes it
 result.json     written last: a run with one is finished and never done again
+
+`log.jsonl` is always written; `report_to` names other places that get the same records:
+
+tensorboard     event files in RUN/tensorboard
+trackio, wandb  a run of the project "twoaxis", named after the run's folder; a resumed run goes on there
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import math
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from twoaxis.base.files import JsonLines, claim, read_json, remove_partial, write_bytes, write_json
-from twoaxis.base.options import from_fields, from_record
-from twoaxis.base.plugins import use_options
-from twoaxis.show.charts import Axis, Chart, Line, Panel
-from twoaxis.show.document import Document, Facts, Showable
-from twoaxis.show.numbers import count, loss, percent, si, whole
+from twoaxis.base.files import JsonLines, claim, read_json, remove_partial, short_hash, write_bytes, write_json
+from twoaxis.base.options import from_record
+from twoaxis.base.registry import did_you_mean
 from twoaxis.training.config import RUNNING, TrainConfig
 from twoaxis.training.engines.processes import warn, world
 
 if TYPE_CHECKING:
     from twoaxis.data.load import Data
     from twoaxis.training.checkpoint import Checkpoint
+    from twoaxis.training.result import Result
 
+RUN, LOG, RESULT, CHECKPOINTS, MODEL = "run.json", "log.jsonl", "result.json", "checkpoints", "model"
 FORMAT = 2
 """Number in run.json; a folder with another one is refused."""
 
@@ -83,9 +87,12 @@ class RunFolder:
             changed = [name for name in new if old[name] != new[name] and name not in RUNNING]
             listed = "; ".join(f"{name} is {old[name]!r} there and {new[name]!r} here" for name in changed)
             raise ValueError(f"{self.path} holds another run: {listed}. Choose another folder, or remove it")
+        if not (self.path / RESULT).exists():
+            return None
+        from twoaxis.training.result import load_result
+
         result = load_result(self.path)
-        if result is not None:  # a process that was killed at the very end may have left checkpoints
-            shutil.rmtree(self.checkpoints, ignore_errors=True)
+        shutil.rmtree(self.checkpoints, ignore_errors=True)  # that a process left which was killed at the very end
         return result
 
     def describe(self, about: dict[str, Any]) -> None:
@@ -143,101 +150,6 @@ def parallelism() -> dict[str, Any]:
     return {"threads": torch.get_num_threads(), "processes": world()}
 
 
-RUN, LOG, RESULT, CHECKPOINTS, MODEL = "run.json", "log.jsonl", "result.json", "checkpoints", "model"
-LARGEST = 1e30
-"""Beyond it a number in a file is a mistake, and its square or product no number."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result(Showable):
-    """The outcome of a finished run."""
-
-    status: Literal["finished", "diverged"]  # whether it came to its end, or its loss stopped being a number
-    steps: int  # optimiser steps made
-    tokens: int  # training tokens seen
-    flops: float  # training operations, by the convention of `twoaxis.model.flops`
-    seconds: float  # spent in training steps, evaluation and saving left out, summed over interruptions
-    tokens_per_second: float  # over the last half of the steps
-    parameters: int  # numbers learned
-    peak_memory: int | None  # bytes at the peak of a training step, where it was measured
-    loss: float | None = None  # held-out nats per token at the end; None if it diverged
-    # the same of each held-out example, to seven digits; None for an example without a labelled token
-    row_losses: tuple[float | None, ...] | None = None
-    bits_per_byte: float | None = None  # the same per byte of text, where tokens stand for text
-    accuracy: float | None = None  # part of the held-out answers that are right, for diagnostic tasks
-    chance: float | None = None  # what guessing would score
-    train_loss: float | None  # mean training loss over the last tenth of the steps
-    unmoved: tuple[str, ...] = ()  # parameters that are to learn and never had a gradient
-    equal_streams: bool = False  # whether parallel streams are still copies of each other at the end, as at the start
-    weights: str | None = None  # SHA-256 of the final weights
-    message: str = ""  # what went wrong, if something did
-    # where the run is; the same run in another place is the same result
-    folder: str | None = field(default=None, compare=False)
-
-    @property
-    def exit_code(self) -> int:
-        """Whether it diverged."""
-        return 1 if self.status == "diverged" else 0
-
-    def document(self) -> Document:
-        """The numbers of the run, and its losses against the tokens it has seen."""
-        curves = None if self.folder is None else loss_chart(load_log(self.folder))
-        return Document("", (Facts(tuple(self._facts())), *(() if curves is None else (curves,))))
-
-    def _facts(self) -> list[tuple[str, str]]:
-        if self.status == "diverged":
-            facts = [("diverged", self.message)]
-        else:
-            perplexity = math.exp(min(self.loss or 0.0, 700))
-            facts = [("held-out loss", f"{loss(self.loss)} nats per token, perplexity {perplexity:.6g}")]
-            if self.bits_per_byte is not None:
-                facts.append(("bits per byte", loss(self.bits_per_byte)))
-            if self.accuracy is not None:
-                facts.append(("accuracy", f"{percent(self.accuracy, 2)} (chance {percent(self.chance, 2)})"))
-            facts.append(("training loss", f"{loss(self.train_loss)} over the last tenth"))
-        trained = f"{whole(self.steps)} steps, {whole(self.tokens)} tokens, {si(self.flops, 'FLOP')}"
-        speed = f"{self.seconds:.1f} s, {whole(self.tokens_per_second)} tokens/s over the last half"
-        peak = "" if self.peak_memory is None else f", {si(self.peak_memory)} at the peak of a step"
-        facts += [("trained", trained), ("time", speed), ("learned", f"{whole(self.parameters)} parameters{peak}")]
-        if self.weights is not None:
-            facts.append(("weights", self.weights))
-        if self.folder is not None:
-            model = Path(self.folder) / MODEL
-            facts.append(("folder", self.folder + (f", model in {model}" if model.exists() else "")))
-            if model.exists():
-                facts.append(("next", self._next(self.folder) + use_options(model)))
-        return facts
-
-    def _next(self, folder: str) -> str:
-        """The command that uses the model; one of a task has nothing to say, but can be compared with the baseline."""
-        config = read_json(Path(folder) / RUN)["config"]
-        if self.accuracy is None:
-            return f"twoaxis generate {folder} --prompt TEXT"
-        given = [(name, config[name]) for name in ("stream", "mixer") if config[name] not in (None, "standard")]
-        methods = " ".join(f"--{name} {value}" for name, value in given or [("stream", "NAME")])
-        return f"twoaxis compare --out {folder}-compared {methods} --data {config['data'][0]}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return dataclasses.asdict(self)
-
-
-def load_result(folder: str | Path) -> Result | None:
-    """The outcome of a run, or None where it is not finished."""
-    path = Path(folder) / RESULT
-    if not path.exists():
-        return None
-    try:
-        result = from_fields(Result, read_json(path) | {"folder": str(folder)}, "a result")
-        for name, value in vars(result).items():
-            for number in value if isinstance(value, tuple) else (value,):
-                if isinstance(number, int | float) and not abs(number) < LARGEST:
-                    raise ValueError(f"{name} must be a number below {LARGEST:g}, got {number}")
-        return result
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}. Remove it, and the run is made again") from error
-
-
 def load_log(folder: str | Path) -> list[dict[str, Any]]:
     """The log of a run.
 
@@ -248,15 +160,70 @@ def load_log(folder: str | Path) -> list[dict[str, Any]]:
     return JsonLines(Path(folder) / LOG).read()
 
 
-def loss_chart(log: list[dict[str, Any]]) -> Chart | None:
-    """Training and held-out loss against tokens; None where nothing was logged."""
-    lines = []
-    for label, key in (("training", "loss"), ("held-out", "held_out_loss")):
-        points = [(record["tokens"], record[key]) for record in log if record.get(key) is not None and record["tokens"]]
-        if points:
-            lines.append(Line(label, tuple(x for x, _ in points), tuple(y for _, y in points)))
-    if not lines:
-        return None
-    panel = Panel("lines", "", Axis("training tokens", "count", "log"), Axis("loss (nats per token)"), tuple(lines))
-    last = max(line.x[-1] for line in lines)
-    return Chart("loss", f"Loss over {count(last)} tokens", ((panel,),))
+# Loggers.
+
+TRACKERS = ("tensorboard", "trackio", "wandb")
+"""Names for `report_to`; the packages are called the same."""
+
+Record = Mapping[str, Any]
+"""A training record or one of an evaluation; see `load_log`."""
+
+
+class Logger(NamedTuple):
+    """A place where the records of a run go."""
+
+    log: Callable[[Record], None]  # takes a record
+    close: Callable[[], None]  # sends what is held back, as the run ends or stops
+
+
+def tensorboard(folder: RunFolder, step: int) -> Logger:
+    """Event files for TensorBoard; those after `step`, of a run that is resumed there, are marked as outdated."""
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def log(record: Record) -> None:
+        for name, value in curves(record).items():
+            writer.add_scalar(name, value, record["step"])
+
+    return Logger(log, writer.close)
+
+
+def tracker(package: str, folder: RunFolder, run: TrainConfig) -> Logger:
+    """A run of wandb, or of trackio, which has the same functions."""
+    module: Any = import_module(package)
+    options: dict[str, Any] = {"project": "twoaxis", "name": folder.path.name, "config": run.to_dict()}
+    if package == "wandb":  # trackio knows a run by its name
+        options |= {"id": short_hash([str(folder.path.resolve()), run.key]), "dir": str(folder.path)}
+    module.init(**options, resume="allow")
+    return Logger(lambda record: module.log(curves(record), step=record["step"]), module.finish)
+
+
+def curves(record: Record) -> dict[str, float]:
+    """The values of a record by the names of their curves, such as train/loss and held_out/loss."""
+    values = {name: value for name, value in record.items() if name not in ("step", "tokens", "flops", "seconds")}
+    if "held_out_loss" in values:
+        return {f"held_out/{name.removeprefix('held_out_')}": value for name, value in values.items()}
+    return {f"train/{name}": value for name, value in values.items()}
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Refuse names that are not known and packages that are not installed."""
+    for name in names:
+        if name not in TRACKERS:
+            hint = did_you_mean(name, TRACKERS)
+            raise ValueError(f"unknown report_to {name!r}{hint}; the log can be sent to {', '.join(TRACKERS)}")
+        if find_spec(name) is None:
+            raise ValueError(f"report_to {name} needs the package {name}, which is not installed: pip install {name}")
+
+
+def make_loggers(run: TrainConfig, folder: RunFolder, step: int) -> list[Logger]:
+    """The log file, and the loggers that `report_to` names, of a run that has done `step` steps."""
+    lines, names = JsonLines(folder.log), run.report_to
+
+    def log(record: Record) -> None:
+        folder.check_claim()
+        lines.append(dict(record))
+
+    named = [tensorboard(folder, step) if name == "tensorboard" else tracker(name, folder, run) for name in names]
+    return [Logger(log, lambda: None), *named]

@@ -6,8 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.base.registry import Registry
-from twoaxis.base.spec import parse, spell, spell_value
+from twoaxis.base.registry import Registry, parse, spell, spell_value
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.variant import make_contender
 from twoaxis.sequence.registry import MIXERS

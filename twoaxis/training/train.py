@@ -29,8 +29,7 @@ from twoaxis.training.engines.processes import (
     warn,
     world,
 )
-from twoaxis.training.folder import Result, RunFolder
-from twoaxis.training.log import check_loggers, make_loggers
+from twoaxis.training.folder import RunFolder, check_loggers, make_loggers
 from twoaxis.training.setup import check, make_model, make_optimizer, resolve
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from twoaxis.training.config import TrainConfig
     from twoaxis.training.engines.engine import Engine
     from twoaxis.training.loop import Job, OnStep
+    from twoaxis.training.result import Result
 
 EQUAL = 1e-6
 """Part of the largest number by which parallel streams may differ and be called equal."""
@@ -128,8 +128,7 @@ def _prepare(
     from twoaxis.model.flops import training_flops
     from twoaxis.pretrained.model_for_training import source_digest
     from twoaxis.training.checkpoint import learned, load_checkpoint, remove_after, weights_digest
-    from twoaxis.training.log import Counters
-    from twoaxis.training.loop import Job
+    from twoaxis.training.loop import Counters, Job
 
     model = engine.build(lambda: make_model(run, data.vocab_size, data.end))
     initial = weights_digest(learned(model, engine.weights()))  # the source's digest stands for the rest
@@ -244,6 +243,8 @@ def _train(job: Job, data: Data) -> Result:
         if job.run.save_model:
             _keep(job, data)
     wait_for_checkpoint(job)
+    from twoaxis.training.result import Result
+
     result = Result(
         steps=counters.step,
         **{name: counters.position[name] for name in ("tokens", "flops", "seconds")},

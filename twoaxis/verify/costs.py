@@ -17,7 +17,7 @@ from torch import Tensor
 
 from twoaxis.base.meter import storage_bytes
 from twoaxis.depth.compose import compose
-from twoaxis.depth.counts import count_flops, count_kept, count_live, flops_of, on_meta
+from twoaxis.depth.counts import count_flops, count_kept, count_live, on_meta
 from twoaxis.verify.claim import Result, claim, random_tensors
 from twoaxis.verify.subject import CHANNELS, Run, StreamSubject, Subject, runs, tensors_of
 
@@ -45,7 +45,8 @@ def flops(subject: StreamSubject) -> dict[str, float]:
     errors = {}
     for layout in ("sequential", "parallel"):
         narrow, wide = (on_meta(subject.stream(layout, width=width)) for width in (NARROW, WIDE))
-        said, counted = (of(wide) - of(narrow) + (WIDE - NARROW) * len(wide.sites) for of in (flops_of, count_flops))
+        counts = (lambda stream: stream.flops()), count_flops
+        said, counted = (of(wide) - of(narrow) + (WIDE - NARROW) * len(wide.sites) for of in counts)
         errors[layout] = abs(counted / said - 1)
     return errors
 

@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.base.registry import Registry
-from twoaxis.base.spec import spell
+from twoaxis.base.registry import Registry, spell
 from twoaxis.depth.compose import Composed, compose
 from twoaxis.depth.registry import STREAMS, stream
 from twoaxis.depth.site import Site

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.base.meter import Meter
-from twoaxis.base.spec import parse
+from twoaxis.base.registry import parse
 from twoaxis.depth.registry import stream
 from twoaxis.depth.site import Site
 from twoaxis.depth.standard import StandardConfig

@@ -24,8 +24,7 @@ from typing import Any
 
 from twoaxis.base.machine import physical_cores
 from twoaxis.base.options import Options
-from twoaxis.base.registry import Registry
-from twoaxis.base.spec import parse
+from twoaxis.base.registry import Registry, parse
 
 End = tuple[int, str]
 """Exit code of a worker, and the last line that it printed."""

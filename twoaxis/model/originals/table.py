@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from twoaxis.base.spec import parse_value
+from twoaxis.base.registry import parse_value
 from twoaxis.depth.stream import Stream
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from twoaxis.base.options import Count, Options
-from twoaxis.base.spec import parse
+from twoaxis.base.registry import parse
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twoaxis.base.spec import parse, spell
+from twoaxis.base.registry import parse, spell
 from twoaxis.model.variant import make_contender
 
 NAMES = st.text("abcdefgh_", min_size=1, max_size=8)
