@@ -22,7 +22,7 @@ def test_configuration_files(tmp_path: Path) -> None:
     heads: Any = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     Qwen3Config(hidden_size=64, num_hidden_layers=3, vocab_size=99, **heads).save_pretrained(tmp_path / "qwen")
     found: Any = find_shape(str(tmp_path / "qwen"))
-    assert (found.hidden_size, found.num_hidden_layers, found.kv_heads, found.text.vocab_size) == (64, 3, 2, 99)
+    assert (found.hidden_size, found.num_hidden_layers, found.kv_heads, found.vocab_size) == (64, 3, 2, 99)
     ours = ModelConfig(hidden_size=32, intermediate_size=88, num_hidden_layers=2, stream="denseformer", **heads)
     (tmp_path / "ours").mkdir()
     save_decoder(tmp_path / "ours", Decoder(ours))

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from tests.support.commands import run
 from twoaxis.base.meter import ATTENTION
 from twoaxis.costs.costs import cost
 from twoaxis.costs.trace import DTYPES, TrainTrace, meta_model, trace_decoding, trace_training
 from twoaxis.model.deployment import Deployment
-from twoaxis.model.family_shape import FamilyShape
 from twoaxis.model.flops import count_parameters, forward_flops, training_flops, uncounted
 from twoaxis.model.graft import graft
+from twoaxis.model.graft_config import TwoAxisConfig
 from twoaxis.model.loss import next_token_loss
 from twoaxis.training.measure import peak_memory
 
@@ -33,8 +34,8 @@ MORE |= {"gemma3_text": {"sliding_window": 8, "head_dim": 16, "query_pre_attn_sc
 MORE |= {"gpt2": {"num_key_value_heads": 4}, "gpt_oss": {**EXPERTS, "head_dim": 16, "sliding_window": 8}}
 
 
-def family(name: str, **methods: Any) -> FamilyShape:
-    return FamilyShape(family={"model_type": name, **SIZES, **MORE.get(name, {})}, **methods)
+def family(name: str, **methods: Any) -> TwoAxisConfig:
+    return TwoAxisConfig(text_config={"model_type": name, **SIZES, **MORE.get(name, {})}, **methods)
 
 
 def products(trace: TrainTrace, *, attention: bool) -> int:
@@ -49,7 +50,7 @@ def products(trace: TrainTrace, *, attention: bool) -> int:
 def test_bytes_of_a_real_step(name: str, stream: str, dtype: str) -> None:
     """To the byte, of the untouched attention of transformers, in the weights' dtype."""
     shape = family(name, stream=stream)
-    real: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape.family)).to(DTYPES[dtype])
+    real: Any = AutoModelForCausalLM.from_config(copy.deepcopy(shape.text_config)).to(DTYPES[dtype])
     model = graft(real, stream, start="paper").train()
     given: Any = {"loss": next_token_loss, "optimizer": lambda m: torch.optim.SGD(m.parameters(), lr=0.1)}
     measured = peak_memory(model, B, T, **given)
@@ -71,7 +72,7 @@ def test_bytes_of_a_real_step(name: str, stream: str, dtype: str) -> None:
 )
 def test_bytes_kept_are_those_of_a_real_cache(name: str, methods: dict[str, Any]) -> None:
     shape = family(name, **methods)
-    real: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape.family))
+    real: Any = AutoModelForCausalLM.from_config(copy.deepcopy(shape.text_config))
     model = graft(real.bfloat16(), shape.methods(), start="paper").eval()
     cache = model.make_cache()
     for chunk in torch.zeros(2, 23, dtype=torch.long).split(5, dim=1):
@@ -105,6 +106,13 @@ def test_the_convention_holds_on_any_family(name: str, methods: dict[str, Any]) 
     assert trace_training(model, B, T, recompute="block").saved < trace.saved
 
 
+def test_a_family_with_a_class_for_each_kernel_spells_its_attention_out() -> None:
+    """Falcon knows its own kernels alone."""
+    found = cost(family("falcon"), "denseformer")
+    assert found.parameters.total == found.plain.parameters.total + found.parameters.stream
+    assert found.unmetered is None
+
+
 def test_a_layer_without_a_rule_is_named(tmp_path: Path) -> None:
     """Linear attention: exact parameters and the operations of its matrices, and what is missing is said."""
     path = tmp_path / "config.json"
@@ -128,7 +136,7 @@ def test_a_layer_without_a_rule_is_named(tmp_path: Path) -> None:
 
 def test_a_family_can_be_asked_for_a_deployment(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(dict(family("mixtral").family) | {"num_hidden_layers": 4}))
+    path.write_text(json.dumps({"model_type": "mixtral", **SIZES, **EXPERTS, "num_hidden_layers": 4}))
     words = ("--context", "32", "--pipeline-stages", "2", "--tensor-parallel", "2", "--recompute", "block")
     done = run("cost", "--shape", str(path), "--stream", "hyper_connections", "--mixer", "short_swa", *words, "--json")
     assert done.code == 0, done.err

@@ -177,6 +177,10 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: read(DENSE, told={"n_blocks": 9}), r"missing dwa_modules\.alphas\.8\.weight"),
     (lambda: read(DELTA, told={"ddl_value_channels": 4}), "has ddl_value_channels=4, the tensors 3"),
     (lambda: read(DELTA, told={"residual_branch_mult": 0.5}), "residual_branch_mult=0.5 has no counterpart"),
+    (lambda: read(DENSE, told={"dilation": False}), "denseformer: dilation must be an integer, got False"),
+    (lambda: read(DENSE, told={"period": []}), r"denseformer: period must be an integer, got \[\]"),
+    (lambda: read(DENSE, told={"n_blocks": 2**40}), "denseformer: n_blocks must be at most"),
+    (lambda: read(KIMI, told={"attn_res_block_size": {"a": 1}}), "kimi_k3: attn_res_block_size must be an integer"),
     (lambda: read_stream(KIMI.tensors, config=[12]), "a configuration is a mapping or has to_dict, got list"),
     # options that do not go with them
     (

@@ -75,9 +75,10 @@ def test_a_model_that_is_no_retrofit_is_refused(folder: Path, model: Any, tmp_pa
     path.write_text(json.dumps({**document, "new": ["model.gone"]}))
     with pytest.raises(ValueError, match=r"speaks of another model: model\.gone is none of its"):
         parameter_origins(load_model(tmp_path / "elsewhere", "cpu"))
-    path.write_text(json.dumps({**document, "more": 1}))
-    with pytest.raises(ValueError, match=r"is not the record of a retrofit: \['more'\]"):
-        read_record(tmp_path / "elsewhere")
+    for wrong in ({"new": 3}, {"seed": "0"}, {"stuck": None}, {"versions": []}):
+        path.write_text(json.dumps({**document, **wrong}))
+        with pytest.raises(ValueError, match=rf"retrofit\.json is damaged at {next(iter(wrong))}"):
+            read_record(tmp_path / "elsewhere")
 
 
 def test_rates_and_groups(model: Any) -> None:

@@ -83,8 +83,17 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "twoaxis": (lambda f: change_config(f, model_type="twoaxis"), "a twoaxis model already"),
     "no stream": (lambda f: change_config(f, model_type="bert"), "do not fit its configuration"),
     "code": (lambda f: change_config(f, auto_map={"AutoModel": "mine.Model"}), "code of its own"),
-    "type of a list": (lambda f: change_config(f, model_type=[]), r"no family \[\] of causal language models"),
-    "no heads": (lambda f: change_config(f, num_key_value_heads=0), "the weights of .* cannot be read: integer div"),
+    "type of a list": (lambda f: change_config(f, model_type=[]), r"config\.json: .* no family \[\] of causal"),
+    "no width": (lambda f: change_config(f, hidden_size=-(2**70)), r"config\.json is .*hidden_size must be at least 1"),
+    "parts": (lambda f: change_config(f, text_config={"a": 1}), "source says neither its layers nor its width"),
+    "bad length": (
+        lambda f: (f / "tokenizer_config.json").write_text('{"model_max_length": {}}'),
+        "the tokenizer of .*source cannot be used: TypeError",
+    ),
+    "no heads": (
+        lambda f: change_config(f, num_key_value_heads=0),
+        r"config\.json is .*num_key_value_heads must",
+    ),
     "bad dtype": (lambda f: change_config(f, dtype=1.5), "the weights of .* cannot be read"),
     "bad settings": (lambda f: (f / "generation_config.json").write_text("[]"), "the weights of .* cannot be read"),
     "no config": (lambda f: drop(f, "config.json"), "has no config.json"),
@@ -108,7 +117,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "the tokenizer of .* cannot be read"),
     "foreign tokenizer": (
         lambda f: byte_tokenizer(100).save_pretrained(f),
-        "the tokenizer has 356 tokens, the model's vocab_size is 300",
+        r"the tokenizer of \S+ has 356 tokens, the model's vocab_size is 300",
     ),
     "not finite": (
         lambda f: change_weights(f, lambda t: t[NORM].fill_(float("inf"))),

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twoaxis.costs.deepen import Trace, trace_deep
 from twoaxis.costs.fuse import VIEW
@@ -35,11 +35,13 @@ from twoaxis.costs.trace import (
 from twoaxis.depth.counts import count_live
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.deployment import Deployment
-from twoaxis.model.family_shape import FamilyShape
 from twoaxis.model.flops import Flops, Parameters, count_parameters, forward_flops, training_flops, uncounted
 from twoaxis.model.presets import find_shape
 from twoaxis.model.stages import Pipeline, plan
 from twoaxis.model.variant import Contender, make_contender, with_method
+
+if TYPE_CHECKING:
+    from twoaxis.model.graft_config import TwoAxisConfig
 
 
 class CostModel:
@@ -48,7 +50,7 @@ class CostModel:
     The stream and mixer of the shape do not matter. No deployment is one H100 with a context of 4096.
     """
 
-    def __init__(self, shape: ModelConfig | FamilyShape | str, deployment: Deployment | None = None) -> None:
+    def __init__(self, shape: ModelConfig | TwoAxisConfig | str, deployment: Deployment | None = None) -> None:
         self.deployment = deployment or Deployment()
         self.profile = find_profile(self.deployment.hardware)
         self.shape = find_shape(shape) if isinstance(shape, str) else shape
@@ -68,7 +70,7 @@ class CostModel:
 
 
 def cost(
-    shape: ModelConfig | FamilyShape | str,
+    shape: ModelConfig | TwoAxisConfig | str,
     method: Contender | str | None = None,
     deployment: Deployment | None = None,
     *,
@@ -83,7 +85,7 @@ class Costs:
     """What a method costs on a shape in a deployment."""
 
     label: str  # of the method
-    shape: ModelConfig | FamilyShape  # the model with the method
+    shape: ModelConfig | TwoAxisConfig  # the model with the method
     deployment: Deployment
     profile: Profile  # of the device
     base: Costs | None = None  # those of the same shape with the plain residual; None is that these are they
@@ -129,7 +131,7 @@ class Costs:
     @cached_property
     def unmetered(self) -> str | None:
         """Why the model cannot run on meta tensors, where it cannot: then it has no bytes, no memory and no times."""
-        if not isinstance(self.shape, FamilyShape):
+        if isinstance(self.shape, ModelConfig):
             return None
         try:
             trace_training(self.model, 1, 2, self.device)

@@ -286,9 +286,9 @@ def row_json(row: Costs) -> dict[str, Any]:
     counts = {
         "label": row.label,
         "stream": given.stream,
-        "stream_options": dict(given.stream_options),
+        "stream_options": dict(given.stream_options or {}),
         "mixer": given.mixer,
-        "mixer_options": dict(given.mixer_options),
+        "mixer_options": dict(given.mixer_options or {}),
         "parameters": _summed(row.parameters, added=row.parameters_added),
         "forward_flops": _summed(row.forward),
         "training_flops": _summed(row.training),

@@ -4,7 +4,7 @@
                   │ read      write ▲ │ read   write ▲                                   the stream's methods
 
 What the stream's methods do is the stream's, what a norm does is a norm's, and whatever else a layer's code does
-belongs to the sub-layer that ran last. Attention is one fused kernel, see `twoaxis.model.family_shape`.
+belongs to the sub-layer that ran last. Attention is one fused kernel, see `twoaxis.model.graft_from_scratch`.
 """
 
 from __future__ import annotations

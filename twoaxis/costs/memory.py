@@ -14,14 +14,16 @@ theirs on each, unless sequence parallelism spreads them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from twoaxis.costs.trace import TrainTrace
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.deployment import Deployment
-from twoaxis.model.family_shape import FamilyShape
 from twoaxis.model.flops import Parameters
 from twoaxis.model.stages import Pipeline
+
+if TYPE_CHECKING:
+    from twoaxis.model.graft_config import TwoAxisConfig
 
 SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a number."""
@@ -51,7 +53,7 @@ def in_flight(stage: int, stages: int, virtual: int) -> int:
 
 
 def device_memory(
-    shape: ModelConfig | FamilyShape,
+    shape: ModelConfig | TwoAxisConfig,
     counts: Parameters,
     trace: TrainTrace,  # of a pass that keeps everything
     again: TrainTrace | None,  # of one that makes blocks anew, where the deployment does
@@ -66,7 +68,7 @@ def device_memory(
 
 
 def _weights(
-    stage: int, shape: ModelConfig | FamilyShape, counts: Parameters, deployment: Deployment
+    stage: int, shape: ModelConfig | TwoAxisConfig, counts: Parameters, deployment: Deployment
 ) -> tuple[float, float, float]:
     """Bytes of weights, gradients and the optimiser's state."""
     size, tp, stages = SIZES[deployment.dtype], deployment.tensor_parallel, deployment.pipeline_stages

@@ -14,7 +14,7 @@ import functools
 import gc
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +27,10 @@ from twoaxis.depth.site import Site
 from twoaxis.kernels.dispatch import target
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.family_shape import FamilyShape
 from twoaxis.ring import Ring
+
+if TYPE_CHECKING:
+    from twoaxis.model.graft_config import TwoAxisConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -126,12 +128,14 @@ def _of(parts: dict[Any, Work], kind: str) -> list[Work]:
     return [work for name, work in parts.items() if (name not in own[kind] if kind in own else name == kind)]
 
 
-def meta_model(config: ModelConfig | FamilyShape, dtype: str) -> Any:
+def meta_model(config: ModelConfig | TwoAxisConfig, dtype: str) -> Any:
     """A model of meta tensors: a decoder, or the graft of a family."""
-    if isinstance(config, FamilyShape):
-        return config.on_meta(DTYPES[dtype])
-    with torch.device("meta"):
-        return Decoder(config).to(DTYPES[dtype])
+    if isinstance(config, ModelConfig):
+        with torch.device("meta"):
+            return Decoder(config).to(DTYPES[dtype])
+    from twoaxis.model.graft_from_scratch import on_meta
+
+    return on_meta(config, DTYPES[dtype])
 
 
 class Runner:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -11,9 +11,11 @@ from twoaxis.base.method import Card, Shape, Suggestion
 from twoaxis.base.registry import spell
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import ModelConfig
-from twoaxis.model.family_shape import FamilyShape
 from twoaxis.model.variant import Contender, make_contender, with_method
 from twoaxis.sequence.registry import MIXERS
+
+if TYPE_CHECKING:
+    from twoaxis.model.graft_config import TwoAxisConfig
 
 Goal = Literal["any", "shortcut", "mixing", "retrieval"]
 Start = Literal["scratch", "retrofit"]
@@ -22,7 +24,7 @@ Start = Literal["scratch", "retrofit"]
 class Place(NamedTuple):
     """Where a method is wanted."""
 
-    config: ModelConfig | FamilyShape  # the decoder
+    config: ModelConfig | TwoAxisConfig  # the decoder
     start: Start = "scratch"  # from scratch or onto a trained model
     gpu: bool = False  # whether it runs on a GPU
 

@@ -9,7 +9,7 @@ from twoaxis.base.options import Count, Options
 
 if TYPE_CHECKING:
     from twoaxis.model.config import ModelConfig
-    from twoaxis.model.family_shape import FamilyShape
+    from twoaxis.model.graft_config import TwoAxisConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Deployment(Options):
         """Devices that share the stream and the norms."""
         return self.tensor_parallel if self.sequence_parallel else 1
 
-    def check(self, shape: ModelConfig | FamilyShape) -> None:
+    def check(self, shape: ModelConfig | TwoAxisConfig) -> None:
         """Refuse what the shape does not allow."""
         blocks = shape.num_hidden_layers
         if blocks % self.chunks:

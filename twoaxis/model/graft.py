@@ -98,18 +98,15 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
             raise ValueError(f"survey speaks of {len(found.forms)} layers, the model has {len(layers)}; make it anew")
         self._blocks, self._packs = len(layers), found.packs
         methods.check_blocks(self._blocks)
-        kinds = methods.with_mixer([form.kinds for form in found.forms])
-        eps = getattr(config.get_text_config(), "rms_norm_eps", 1e-6)
-        self.stream: Stream = methods.make_stream(width=found.width, kinds=kinds, eps=eps)
+        self.stream: Stream = config.make_stream()
+        own_sites = [len(self.stream.sites_of(b)) - len(form.kinds) for b, form in enumerate(found.forms)]
         self._addends = tuple(
-            count
-            for form, sites in zip(found.forms, kinds, strict=True)
-            for count in (1,) * (len(sites) - len(form.kinds)) + form.addends
+            count for own, form in zip(own_sites, found.forms, strict=True) for count in (1,) * own + form.addends
         )
         self._ways = tuple(self.stream.ways(site) for site in self.stream.layout.sites)
         for block, layer in enumerate(layers):
-            furnish(layer, block, found, methods, self.stream, eps)
-        self._scales = take_norms(backbone, layers, found, self.stream, eps)
+            furnish(layer, block, found, methods, self.stream, config.norm_eps)
+        self._scales = take_norms(backbone, layers, found, self.stream, config.norm_eps)
         self._made_for = [(n, m.window) for n, m in self.local_operators()], self.stream.memory_windows()
         self.mixes_tokens = bool(self._made_for[0] or self._made_for[1])
         accepted = inspect.signature(type(backbone).forward).parameters

@@ -5,7 +5,9 @@ config.json    {"model_type": "twoaxis", "format": 1, "text_config": {...}, "str
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
@@ -14,9 +16,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from twoaxis.base.options import Positive, between, check_type
 from twoaxis.base.registry import did_you_mean
-from twoaxis.model.config import Methods
+from twoaxis.depth.stream import Stream
+from twoaxis.model.config import SHORT, Methods
 from twoaxis.model.decoder_as_graft import FORMAT, GRAFT, METHODS
-from twoaxis.model.graft_survey import Architecture
+from twoaxis.model.graft_survey import Architecture, survey_of
 
 ALSO = {
     "num_hidden_layers": ("num_layers", "decoder_layers"),
@@ -90,10 +93,49 @@ class TwoAxisConfig(PreTrainedConfig):
     def methods(self) -> Methods:
         """The stream and the mixer."""
         given = {name: getattr(self, name) for name in METHODS}
-        for name in ("stream_options", "mixer_options"):
-            given[name] = given[name] or {}
-        blocks = given["mixer_blocks"]
-        return Methods(**{**given, "mixer_blocks": tuple(blocks) if isinstance(blocks, list) else blocks})
+        return Methods.from_dict({name: value for name, value in given.items() if value is not None}, "a model")
+
+    def make_stream(self) -> Stream:
+        """The residual stream for this shape."""
+        found, methods = self.architecture, self.methods()
+        kinds = methods.with_mixer([form.kinds for form in found.forms])
+        return methods.make_stream(width=found.width, kinds=kinds, eps=self.norm_eps)
+
+    def changed(self, changes: Mapping[str, Any], label: str) -> TwoAxisConfig:
+        """The family with other methods, and with fields of its own replaced; what this has of methods does not stay.
+
+        `label` is whose changes they are, for messages.
+        """
+        assert isinstance(self.text_config, PreTrainedConfig)
+        fields = self.text_config.to_dict()
+        for name in changes:
+            if name not in (known := {*METHODS, *fields, *SHORT}):
+                family = self.text_config.model_type
+                raise ValueError(f"{label}: {family} has no field {name!r}{did_you_mean(name, sorted(known))}")
+        methods = {name: value for name, value in changes.items() if name in METHODS}
+        inside = {name: value for name, value in changes.items() if name not in METHODS}
+        if not inside:  # the survey, which need not be made again
+            return TwoAxisConfig(text_config=copy.deepcopy(self.text_config), survey=self.survey, **methods)
+        derived = derived_lists(fields)
+        return TwoAxisConfig(text_config={n: v for n, v in fields.items() if n not in derived} | inside, **methods)
+
+    @property
+    def norm_eps(self) -> float:
+        """Inside the family's RMSNorms."""
+        return getattr(self.get_text_config(), "rms_norm_eps", 1e-6)
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads."""
+        return getattr(self.get_text_config(), "num_key_value_heads", None) or self.num_attention_heads
+
+    def hidden_width(self, block: int) -> int:
+        """Hidden width of an MLP; of experts that of one."""
+        del block
+        try:
+            return self.hidden_field()[1]
+        except ValueError:  # GPT-2 leaves it open
+            return 4 * self.hidden_size
 
     def hidden_field(self) -> tuple[str, int]:
         """The field that makes MLPs wider, those of experts where there are any, and what it is."""
@@ -105,7 +147,9 @@ class TwoAxisConfig(PreTrainedConfig):
 
     @property
     def architecture(self) -> Architecture:
-        """What the survey found."""
+        """What the survey found; made on a narrow twin where there was none."""
+        if self.survey is None:
+            self.survey = survey_of(self.get_text_config(decoder=True)).to_dict()
         return Architecture.from_dict(self.survey)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
@@ -119,16 +163,17 @@ class TwoAxisConfig(PreTrainedConfig):
         text = self.__dict__.get("text_config")
         if name not in SHARED or not isinstance(text, PreTrainedConfig):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(text.get_text_config(), name)
+        inside = text.get_text_config()
+        found = next((each for each in (name, *ALSO.get(name, ())) if hasattr(inside, each)), name)
+        if name == "num_attention_heads" and not hasattr(inside, found):
+            return 1  # of a family whose layers have another way to mix tokens
+        return getattr(inside, found)
 
 
 def as_fields(methods: Methods) -> dict[str, Any]:
     """Methods as fields of a configuration file."""
-    found = {name: getattr(methods, name) for name in METHODS}
-    for name in ("stream_options", "mixer_options"):
-        found[name] = dict(found[name]) or None
-    blocks = found["mixer_blocks"]
-    return {**found, "mixer_blocks": None if blocks is None else list(blocks)}
+    blocks = methods.mixer_blocks
+    return {**methods.methods().to_dict(), "mixer_blocks": None if blocks is None else list(blocks)}
 
 
 def check_family(family: Any) -> None:
@@ -136,6 +181,15 @@ def check_family(family: Any) -> None:
     if not isinstance(family, str) or family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         hint = did_you_mean(str(family), sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
         raise ValueError(f"transformers has no family {family!r} of causal language models{hint}; mend model_type")
+
+
+def derived_lists(document: dict[str, Any]) -> set[str]:
+    """Lists of a family's configuration, with an entry for each layer, that follow from its other fields."""
+    made: Any = family_config(document)
+    every, blocks = made.to_dict(), made.num_hidden_layers
+    lists = {name for name, value in every.items() if isinstance(value, list) and len(value) == blocks}
+    bare = family_config({name: value for name, value in document.items() if name not in lists})
+    return {name for name in lists if getattr(bare, name, None) == getattr(made, name)}
 
 
 def family_config(document: dict[str, Any]) -> PreTrainedConfig:

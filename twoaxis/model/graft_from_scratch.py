@@ -11,6 +11,7 @@ calls them otherwise gets its own.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -19,14 +20,27 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import PreTrainedConfig
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from twoaxis.base.files import read_json
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import SHORT, Methods, ModelConfig
 from twoaxis.model.graft import TwoAxisForCausalLM
-from twoaxis.model.graft_config import ALSO, EXPERTS, PASSED_ON, TwoAxisConfig, as_fields, check_family, family_config
+from twoaxis.model.graft_config import (
+    ALSO,
+    EXPERTS,
+    PASSED_ON,
+    TwoAxisConfig,
+    as_fields,
+    check_family,
+    derived_lists,
+    family_config,
+)
+from twoaxis.model.graft_modules import narrow_new_
 from twoaxis.model.graft_survey import survey_of
 
 IN_PROPORTION = (
@@ -157,19 +171,15 @@ def read_family(given: str) -> tuple[str, dict[str, Any]]:
     family = document.get("model_type") if isinstance(document, dict) else None
     if not isinstance(family, str):
         raise ValueError(f"{path} has no model_type: it is not the configuration of a transformers model")
-    cls = family_class(family)
-    known = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
-    for name in document:
-        if own_name(cls, name) is None and name not in SETTINGS and (hint := did_you_mean(name, known)):
-            raise ValueError(f"{path}: {family} has no field {name!r}{hint}")
     try:
-        made: Any = family_config(document)
-        every, blocks = made.to_dict(), made.num_hidden_layers
-        lists = [n for n in known if isinstance(every.get(n), list) and len(every[n]) == blocks]
-        bare = family_config({name: value for name, value in document.items() if name not in lists})
+        cls = family_class(family)
+        known = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
+        for name in document:
+            if own_name(cls, name) is None and name not in SETTINGS and (hint := did_you_mean(name, known)):
+                raise ValueError(f"{family} has no field {name!r}{hint}")
+        every, follows = family_config(document).to_dict(), derived_lists(document)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    follows = [name for name in lists if getattr(bare, name, None) == getattr(made, name)]
     kept = {name: every[name] for name in known if name in every and name not in SETTINGS}
     fields = {name: value for name, value in kept.items() if name not in (*FROM_DATA, *follows)}
     return family, {name: _said(value) if name == "rope_parameters" else value for name, value in fields.items()}
@@ -192,7 +202,44 @@ def from_scratch(config: TwoAxisConfig, seed: int = 0) -> TwoAxisForCausalLM:
     return model
 
 
-def on_meta(config: TwoAxisConfig) -> TwoAxisForCausalLM:
-    """The modules of a model without their numbers; methods that it cannot have are refused."""
+KERNELS = "twoaxis_meta"
+"""What the attention of models on meta tensors is called; see `attend`."""
+
+
+def on_meta(config: TwoAxisConfig, dtype: torch.dtype = torch.float32) -> TwoAxisForCausalLM:
+    """A model of meta tensors; methods that it cannot have are refused.
+
+    Attention is one fused kernel, and is spelled out where the family has no choice of kernels.
+    """
+    # without a mask function of the same name transformers makes no masks, which would look at numbers
+    ALL_ATTENTION_FUNCTIONS.register(KERNELS, attend)
+    text, survey = copy.deepcopy(config.text_config), config.architecture.to_dict()
     with torch.device("meta"):
-        return TwoAxisForCausalLM(copy.deepcopy(config))
+        backbone = _backbone(text, dtype)
+        methods = as_fields(config.methods())
+        made = TwoAxisConfig(text_config=backbone.config, survey=survey, dtype=dtype, **methods)
+        model = TwoAxisForCausalLM(made, backbone)
+    narrow_new_(model, dtype, torch.device("meta"))
+    return model
+
+
+def _backbone(text: Any, dtype: torch.dtype) -> Any:
+    with contextlib.suppress(KeyError):  # Falcon has a class for every kernel that it knows
+        made: Any = AutoModelForCausalLM.from_config(text, attn_implementation=KERNELS, dtype=dtype)
+        if made._supports_attention_backend or made._can_set_attn_implementation():
+            return made
+    return AutoModelForCausalLM.from_config(text, attn_implementation="eager", dtype=dtype)
+
+
+def attend(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, *, scaling: Any = None, **more: Any
+) -> tuple[Tensor, None]:
+    """Fused causal attention of meta tensors (B, H, T, D): no mask is made, and a window reads no more keys."""
+    del module, mask
+    width, keys = v.shape[-1], more.get("sliding_window") or k.shape[-2]
+    # narrower values are padded, as fused kernels want them
+    v = v if width == q.shape[-1] else F.pad(v, (0, q.shape[-1] - width))
+    k, v = k[..., -keys:, :], v[..., -keys:, :]
+    run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out = run(q, k, v, 0.0, q.shape[-2] > 1, scale=scaling)[0]
+    return out[..., :width].transpose(1, 2).contiguous(), None

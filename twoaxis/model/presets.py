@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twoaxis.base.files import read_json
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder_as_graft import GRAFT
-from twoaxis.model.family_shape import FamilyShape
 from twoaxis.model.save import is_decoder, read_config
+
+if TYPE_CHECKING:
+    from twoaxis.model.graft_config import TwoAxisConfig
 
 
 class Preset(NamedTuple):
@@ -125,7 +127,7 @@ def preset(name: str, **changes: Any) -> ModelConfig:
     return ModelConfig.from_dict(preset_fields(name) | changes, "a model")
 
 
-def find_shape(given: str) -> ModelConfig | FamilyShape:
+def find_shape(given: str) -> ModelConfig | TwoAxisConfig:
     """The model of a name, of a configuration file, or of a folder with one. Files of families need transformers."""
     name = ALSO.get(given.lower(), given.lower())
     if name in PRESETS:
@@ -143,7 +145,7 @@ def find_shape(given: str) -> ModelConfig | FamilyShape:
     )
 
 
-def _read_shape(path: Path) -> ModelConfig | FamilyShape:
+def _read_shape(path: Path) -> ModelConfig | TwoAxisConfig:
     """The model of a config.json: of a decoder of ours, of a graft, or of any family."""
     document = read_json(path)
     kind = document.get("model_type") if isinstance(document, dict) else None
@@ -151,13 +153,13 @@ def _read_shape(path: Path) -> ModelConfig | FamilyShape:
         raise ValueError(f"{path} has no model_type: it is not the configuration of a transformers model")
     if is_decoder(document):
         return read_config(path)
-    from twoaxis.model.graft_config import check_family
+    from twoaxis.model.graft_config import TwoAxisConfig, check_family, family_config
 
     family = document.get("text_config") if kind == GRAFT else document
     family = family if isinstance(family, dict) else {}
     try:
         check_family(family.get("model_type"))
-        shape = FamilyShape(family={name: value for name, value in family.items() if name != "architectures"})
+        shape = TwoAxisConfig(text_config=family_config(family).get_text_config(decoder=True))
         _ = shape.architecture  # the dry run that everything else needs
         return shape
     except ValueError as error:

@@ -17,7 +17,6 @@ from twoaxis.base.files import short_hash
 from twoaxis.base.registry import did_you_mean, parse, spell
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.config import COMMON, SHORT, ModelConfig
-from twoaxis.model.family_shape import FamilyShape
 from twoaxis.sequence.registry import MIXERS
 
 
@@ -100,12 +99,13 @@ def with_method(shape: Any, method: Contender) -> Any:
     if method.train:
         raise ValueError(f"{method.label}: train.{next(iter(method.train))} changes the training, not the model")
     known = {field.name for field in dataclasses.fields(ModelConfig)} | set(SHORT)
-    for key in method.model if isinstance(shape, ModelConfig) else ():
-        if key not in known:
+    decoder = isinstance(shape, ModelConfig)
+    for key in method.model:
+        if decoder and key not in known:
             raise ValueError(f"{method.label}: a decoder has no field {key!r}{did_you_mean(key, sorted(known))}")
     changed = {SHORT.get(key, key): value for key, value in method.model_fields().items()}
     if method.mixer is None:
         changed.pop("mixer_blocks", None)
-    if isinstance(shape, FamilyShape):
-        return shape.changed(changed, method.label)
-    return ModelConfig.from_dict({**shape.plain().to_dict(), **changed}, method.label)
+    if decoder:
+        return ModelConfig.from_dict({**shape.plain().to_dict(), **changed}, method.label)
+    return shape.changed(changed, method.label)

@@ -47,15 +47,6 @@ def read_method(
     return methods, methods.blend
 
 
-def shape_of(config: Any) -> tuple[int, Kinds]:
-    """Width and sub-layers to choose a start with, before any weights are read; the layers themselves decide later."""
-    text = config.get_text_config(decoder=True)
-    blocks, width = getattr(text, "num_hidden_layers", None), getattr(text, "hidden_size", None)
-    if not isinstance(blocks, int) or not isinstance(width, int):
-        raise ValueError(f"the configuration of {config.model_type} says neither its layers nor its width")
-    return width, [("attention", "mlp")] * blocks
-
-
 def choose(asked: tuple[Methods, bool | None], width: int, kinds: Kinds) -> Start:
     """The methods of the retrofitted model, of a width and with the sub-layers of each block; see `read_method`."""
     notes: list[str] = []

@@ -72,7 +72,11 @@ def make_text(
     if tokenizer is None:
         ids, name = [byte % vocabulary for byte in text.encode()], f"{name} as bytes"
     else:
-        ids = tokenizer(text, verbose=False)["input_ids"]
+        try:
+            ids = tokenizer(text, verbose=False)["input_ids"]
+        except Exception as error:  # of settings that nobody looks at before there is text
+            place = tokenizer.name_or_path
+            raise ValueError(f"the tokenizer of {place} cannot be used: {type(error).__name__}: {error}") from error
     ids = ids[:tokens]
     if len(ids) < 2:
         raise ValueError(f"{name} has {len(ids)} tokens; the difference is measured on at least 2")

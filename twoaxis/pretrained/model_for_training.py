@@ -19,7 +19,7 @@ from twoaxis.base.files import file_sha256, read_json
 from twoaxis.base.machine import quietly
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.load import KINDS
-from twoaxis.pretrained.choose_start import Start, choose, read_method, shape_of
+from twoaxis.pretrained.choose_start import Start, choose, read_method
 from twoaxis.pretrained.record import Begun
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def check_method(source: str, stream: str, mixer: str | None, fields: Mapping[st
             raise ValueError(f"model.{name} cannot be chosen{hint}: the shape is that of {source}")
     asked = read_method(stream, mixer, **{name: value for name, value in fields.items() if name != "lora"})
     found = _open(source, _signature(source))
-    return found, choose(asked, *shape_of(found.config))
+    return found, choose(asked, *found.shape())
 
 
 def begin(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from twoaxis.base.files import read_json, write_json
+from twoaxis.base.options import from_record
 
 if TYPE_CHECKING:
     from twoaxis.pretrained.choose_start import Start
@@ -81,13 +82,7 @@ def read_record(folder: str | Path) -> Record | None:
     path = Path(folder) / FILE
     if not path.is_file():
         return None
-    document: Any = read_json(path)
-    known = {field.name for field in dataclasses.fields(Record)}
-    if not isinstance(document, dict) or set(document) != known:
-        got = sorted(set(document) ^ known) if isinstance(document, dict) else type(document).__name__
-        raise ValueError(f"{path} is not the record of a retrofit: {got}")
-    listed: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in document.items()}
-    return Record(**listed)
+    return from_record(Record, read_json(path), str(path), "Retrofit the source anew")
 
 
 def record_of(model: Any) -> Record | None:

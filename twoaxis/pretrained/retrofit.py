@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from twoaxis.base.files import atomic_folder, check_empty, claim, remove_partial
 from twoaxis.base.machine import quietly, versions
 from twoaxis.base.plugins import use_options
-from twoaxis.pretrained.choose_start import Start, choose, read_method, shape_of
+from twoaxis.pretrained.choose_start import Start, choose, read_method
 from twoaxis.pretrained.record import Begun, Record, write_record
 from twoaxis.show.document import Document, Facts, Showable
 
@@ -131,7 +131,7 @@ def retrofit(
         say("reading the configuration")
         found = open_source(source)
         stack.enter_context(quietly())  # from here on: a download may show its bar
-        start = choose(asked, *shape_of(found.config))
+        start = choose(asked, *found.shape())
         tokenizer = found.tokenizer() if tokenizer is None else tokenizer
         sample = _sample(found, tokenizer, tokens, text)
         say("loading the source")
@@ -178,8 +178,8 @@ def _sample(source: Source, tokenizer: Any, tokens: int, path: str | Path | None
     config: Any = source.config.get_text_config(decoder=True)
     if tokenizer is not None and len(tokenizer) > config.vocab_size:
         raise ValueError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's vocab_size is {config.vocab_size}: "
-            "they do not belong together"
+            f"the tokenizer of {source.name} has {len(tokenizer)} tokens, the model's vocab_size is "
+            f"{config.vocab_size}: they do not belong together"
         )
     return make_text(tokenizer, config.vocab_size, getattr(config, "max_position_embeddings", None), tokens, path)
 

@@ -19,11 +19,14 @@ from twoaxis.data.tokenizer import has_tokenizer
 from twoaxis.model.decoder_as_graft import GRAFT
 from twoaxis.model.graft_survey import first_line
 from twoaxis.model.load import KINDS, weight_files
+from twoaxis.model.save import check_keys
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
     from transformers.modeling_utils import PreTrainedModel
+
+    from twoaxis.model.config import Kinds
 
 PLAIN = ("standard", None)
 """Stream and mixer of a model that is its family's own."""
@@ -75,12 +78,21 @@ class Source:
         except Exception as error:  # of broken files, and whatever a family does with a field that it did not expect
             raise ValueError(f"the weights of {self.name} cannot be read: {first_line(error)}") from error
         model, info = loaded
-        for what in ("missing", "mismatched", "unexpected"):
-            keys = sorted(str(key) for key in info[f"{what}_keys"] if "rotary_emb.inv_freq" not in str(key))
-            if keys:
-                named = ", ".join(keys[:5])
-                raise ValueError(f"the weights of {self.name} do not fit its configuration; {what}: {named}")
+        missing, unexpected = (
+            [key for key in info[f"{what}_keys"] if "rotary_emb.inv_freq" not in key]
+            for what in ("missing", "unexpected")
+        )
+        other = {key: (there, here) for key, there, here in info["mismatched_keys"]}
+        check_keys(f"the weights of {self.name} do not fit its configuration", missing, unexpected, other)
         return model.eval()
+
+    def shape(self) -> tuple[int, Kinds]:
+        """Width and sub-layers to choose a start with before weights are read; the layers themselves decide later."""
+        text = self.config.get_text_config(decoder=True)
+        blocks, width = getattr(text, "num_hidden_layers", None), getattr(text, "hidden_size", None)
+        if not isinstance(blocks, int) or not isinstance(width, int):
+            raise ValueError(f"the configuration of {self.name} says neither its layers nor its width")
+        return width, [("attention", "mlp")] * blocks
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """Its tokenizer, if it has one."""
@@ -202,7 +214,7 @@ def _gguf(name: str, path: Path) -> Source:
 
 
 def _folder(name: str, path: Path, kind: str) -> Source:
-    from transformers import AutoConfig
+    from twoaxis.model.graft_config import family_config
 
     file = path / "config.json"
     if not file.is_file():
@@ -215,7 +227,10 @@ def _folder(name: str, path: Path, kind: str) -> Source:
         raise ValueError(f"{file} is not a configuration: it holds a {type(document).__name__}")
     if ours := document.get("model_type") == GRAFT and (document.get("stream"), document.get("mixer")) == PLAIN:
         document = document.get("text_config", {})
-    _check_family(document.get("model_type"))
+    try:
+        _check_family(document.get("model_type"))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
     if document.get("auto_map"):
         raise ValueError(f"{path} wants code of its own to be run (auto_map in config.json), which is never done here")
     if (path / "adapter_config.json").exists():
@@ -223,10 +238,7 @@ def _folder(name: str, path: Path, kind: str) -> Source:
     _check_precision(str(path), document.get("quantization_config"))
     files = tuple(weight_files(path))
     try:
-        if ours:
-            config = AutoConfig.for_model(**document)
-        else:
-            config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # strict configurations raise their own kinds
-        raise ValueError(f"{file} is not a configuration that transformers takes: {first_line(error)}") from error
+        config = family_config(document)
+    except ValueError as error:
+        raise ValueError(f"{file} is not a configuration that transformers takes: {error}") from error
     return Source(name, kind, config, files, ours=ours)

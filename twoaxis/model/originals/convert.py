@@ -19,14 +19,19 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from twoaxis.base.options import between, check_type
 from twoaxis.depth.registry import STREAMS, stream
+from twoaxis.depth.site import MOST_BLOCKS
 from twoaxis.depth.stream import Stream
 from twoaxis.model.originals.table import BLOCK, REQUIRED, Family, Kinds, Row, evaluate, fill, names
+
+Size = Annotated[int, between(1, MOST_BLOCKS)]
+"""Of blocks and what is counted in them, of streams and ranks."""
 
 
 class ReadStream(NamedTuple):
@@ -231,7 +236,11 @@ class Reading:
                 f"{self.family.name}: its tensors do not tell {name} ({setting.note}); give config={{{name!r}: ...}} "
                 "or the original's whole configuration"
             )
-        return setting.default if given is None else given
+        if given is None:
+            return setting.default
+        if setting.default in (None, REQUIRED) or type(setting.default) is int:  # a size, which shapes are computed of
+            check_type(f"{self.family.name}: {name}", given, Size)
+        return given
 
     def agree(self, name: str, found: Any) -> None:
         """Refuse a configuration that says something else than the tensors."""
