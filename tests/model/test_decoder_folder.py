@@ -235,7 +235,7 @@ def test_folders_that_are_no_model(folders: Path, tmp_path: Path) -> None:
             weights,
             r"config\.json.*streem.*did you mean 'stream",
         ),
-        ("bare", None, None, r"has no config\.json; give a folder that holds a twoaxis model"),
+        ("bare", None, None, r"has no config\.json; give the folder of a saved model"),
         ("garbage", "{", None, "is not a JSON document"),
         ("list", "[]", None, "is not a twoaxis model: model_type in its config.json is None"),
         ("llama", '{"model_type": "llama"}', None, "is not a twoaxis model: model_type in its config.json is 'llama'"),

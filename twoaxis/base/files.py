@@ -133,6 +133,17 @@ def check_empty(path: Path) -> None:
         raise ValueError(f"{path} exists and is not an empty folder; choose another place or remove it")
 
 
+CONTENTS = {"run.json": "a training run", "compare.json": "a comparison", "config.json": "a model"}
+"""What a folder holds, by the file that only such a folder has."""
+
+
+def check_contents(folder: Path, own: str) -> None:
+    """Refuse a folder in which another command keeps something else than what the file `own` stands for."""
+    for name, what in CONTENTS.items():
+        if name != own and (folder / name).is_file():
+            raise ValueError(f"{folder} holds {what}; choose another folder for --out")
+
+
 def remove_partial(folder: str | Path, of: str = "") -> None:
     """Remove what a killed process left unfinished, `of` one name or of all, in a folder that this one has claimed."""
     for left in Path(folder).glob(f".{glob.escape(of) or '*'}{PARTIAL}*"):

@@ -37,6 +37,7 @@ class Registry(Generic[T]):
     def __init__(self, what: str, entries: dict[str, str | type[T]]) -> None:
         self.what = what
         self.entries = entries
+        REGISTRIES.append(self)
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -76,6 +77,8 @@ class Registry(Generic[T]):
             aliases = self.aliases
             hint = did_you_mean(str(name), (*self.entries, *aliases))
             shown = repr(name[:60] if text else name)
+            if kinds := [each.what for each in REGISTRIES if text and each.canonical(name) in each.entries]:
+                raise ValueError(f"{shown} is a {kinds[0]}, not a {self.what}: give it as --{kinds[0]}")
             known = {own: [a for a, named in aliases.items() if named.split(":")[0] == own] for own in self.entries}
             listed = ", ".join(f"{own} ({', '.join(short)})" if short else own for own, short in known.items())
             raise ValueError(f"unknown {self.what} {shown}{hint}; the {self.what}s are {listed}")
@@ -105,6 +108,10 @@ class Registry(Generic[T]):
         from twoaxis.base.plugins import load_entry_points
 
         load_entry_points()
+
+
+REGISTRIES: list[Registry[Any]] = []
+"""Every registry, to tell a method of another kind from a word that nobody knows."""
 
 
 def _squeezed(name: str) -> str:

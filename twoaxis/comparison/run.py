@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from twoaxis.base.files import Claimed, claim, remove_partial
+from twoaxis.base.files import Claimed, check_contents, claim, remove_partial
 from twoaxis.base.interrupt import Interrupted
-from twoaxis.base.machine import reproducible
+from twoaxis.base.machine import pick_device, reproducible
 from twoaxis.base.options import read_fields
 from twoaxis.base.plugins import fingerprints, use
 from twoaxis.base.progress import console_here
@@ -154,11 +154,14 @@ def compare(
     out, console = Path(out), console_here() if console is None else console
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
-    if Plan.load(out) is None:
-        Plan.new(options)  # what makes no sense is refused before there is a folder
+    if (begun := Plan.load(out)) is None:
+        check_contents(out, PLAN)
+        begun = Plan.new(options)  # what makes no sense is refused before there is a folder
     command = command_line(out, None, options) if command is None else command
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     launcher, joined = LocalLauncher() if launcher is None else launcher, False
+    if isinstance(launcher, LocalLauncher):
+        pick_device(begun.base.device)  # refuses one that this machine does not have
     with contextlib.ExitStack() as stack:
         if not out.exists():
             stack.callback(_remove_empty, out)

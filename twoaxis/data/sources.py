@@ -103,6 +103,8 @@ def _files(spec: str, skipped: Skipped) -> tuple[Path | None, list[Path]]:
     if path.is_dir():
         return path, _walk(path, skipped)
     if not path.exists():
+        if spec.startswith("task:"):
+            raise ValueError(f"{spec} has no text: a task stands alone, where a model is trained or compared")
         near = did_you_mean(spec.partition(":")[0].lower(), ("stdlib", "task", "hf"))
         raise ValueError(
             f"there is no file or folder {spec}{near or '; data is stdlib, files, folders, hf:DATASET or task:NAME'}"

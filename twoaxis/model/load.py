@@ -70,7 +70,7 @@ def check_folder(folder: str | Path) -> Path:
         path = path / "model"
     config = path / "config.json"
     if not config.is_file():
-        raise ValueError(_no_model(path))
+        raise ValueError(no_model(path))
     document = read_json(config)
     kind = document.get("model_type") if isinstance(document, dict) else None
     if kind not in KINDS:
@@ -83,7 +83,7 @@ def check_folder(folder: str | Path) -> Path:
     return path
 
 
-def _no_model(path: Path) -> str:
+def no_model(path: Path) -> str:
     """Why a folder without config.json holds no model, by the other files that it has."""
     if (path / "compare.json").is_file():
         models = sorted(path.glob("runs/**/model/config.json"))
@@ -91,7 +91,7 @@ def _no_model(path: Path) -> str:
         return f"{path} is a comparison; name the model of one of its runs{first}"
     if (path / "run.json").is_file():
         return f"{path} is a run without a model: it is not finished, or was made with --no-save-model"
-    return f"{path} has no config.json; give a folder that holds a twoaxis model, or the --out of twoaxis train"
+    return f"{path} has no config.json; give the folder of a saved model, or the --out of twoaxis train"
 
 
 def weight_files(path: Path) -> list[Path]:

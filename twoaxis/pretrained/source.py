@@ -18,7 +18,7 @@ from twoaxis.base.machine import needs
 from twoaxis.data.tokenizer import has_tokenizer
 from twoaxis.model.decoder_as_graft import GRAFT
 from twoaxis.model.graft_survey import first_line
-from twoaxis.model.load import KINDS, weight_files
+from twoaxis.model.load import KINDS, no_model, weight_files
 from twoaxis.model.save import check_keys
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _folder(name: str, path: Path, kind: str) -> Source:
 
     file = path / "config.json"
     if not file.is_file():
-        raise ValueError(f"{path} has no config.json; give a folder that save_pretrained wrote")
+        raise ValueError(no_model(path))
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -31,7 +31,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from twoaxis.base.files import atomic_folder, file_errors, file_sha256, read_json, write_bytes, write_json, write_text
-from twoaxis.base.machine import quiet_logger
+from twoaxis.base.machine import quiet_logger, quietly
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.save import save_decoder, save_tensors, system_errors
 
@@ -238,7 +238,7 @@ def save_model(folder: Path, model: Any) -> None:
     if isinstance(model, Decoder):
         save_decoder(folder, model)
         return
-    with system_errors(folder / "model.safetensors"):
+    with quietly(), system_errors(folder / "model.safetensors"):
         model.save_pretrained(folder)
 
 

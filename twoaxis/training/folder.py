@@ -23,7 +23,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from twoaxis.base.files import JsonLines, claim, read_json, remove_partial, short_hash, write_bytes, write_json
+from twoaxis.base.files import (
+    JsonLines,
+    check_contents,
+    claim,
+    read_json,
+    remove_partial,
+    short_hash,
+    write_bytes,
+    write_json,
+)
 from twoaxis.base.options import from_record
 from twoaxis.base.registry import did_you_mean
 from twoaxis.training.config import RUNNING, TrainConfig
@@ -73,6 +82,7 @@ class RunFolder:
         """What run.json says; None before the run began."""
         path = self.path / RUN
         if not path.exists():
+            check_contents(self.path, RUN)
             return None
         about = read_json(path)
         if not isinstance(about, dict) or about.get("format") != FORMAT:
