@@ -67,7 +67,7 @@ def check_origins(folder: str | Path, known: Iterable[str]) -> None:
     if missing:
         files = list(dict.fromkeys(where["file"] for where in missing.values()))
         names, use = " and ".join(map(repr, missing)), " ".join(f"--use {file}" for file in files)
-        raise ValueError(f"{folder} has the method {names}, which is not known here: add {use} (twoaxis.use in Python)")
+        raise ValueError(f"{folder} has {names}, not known here: add {use} (twoaxis.use in Python)")
 
 
 def _origins(folder: str | Path) -> dict[str, dict[str, str]]:
