@@ -93,6 +93,8 @@ DCA = 3 * 15 + 6
         ("hyper_connections", 16, {"norm": "none"}, 32 * 2 * (4 * 5 + 4 + 4 * 6) + 3, 33 * 4, 4),
         # projections, mix, read and write, the mean square; the read-out
         ("manifold_hyper_connections", 3, {}, 6 * (192 + 2 * 16 + 16 + 8) + 3, 7 * 4, 4),
+        # of two routers over keys and values of so many heads, beside the plain residual
+        ("lime", 3, {"over": "heads", "kv_heads": 4, "blend": True}, None, 3, 6),
     ],
 )
 def test_costs(

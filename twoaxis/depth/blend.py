@@ -47,7 +47,7 @@ class Blend(Stream):
         super().__init__(method.config, method.layout)
         if (why := method.unblendable()) is not None:
             raise ValueError(f"{method.name} {why}")
-        self.method = method
+        self.method, self.kv_heads = method, method.kv_heads
         self.parameter("gate", len(method.layout.sites), start=0.0, neutral=0.0)
         super().reset_parameters()
 
@@ -75,6 +75,10 @@ class Blend(Stream):
     def dead(self) -> dict[str, str]:
         """The method's; its parameters have no gradient while every gate is closed."""
         return {f"method.{name}": why for name, why in self.method.dead().items()}
+
+    def held(self, value: Both) -> list[Tensor]:
+        """The plain residual, beside what the method's state holds."""
+        return [value.plain, *self.method.held(value.method.value)]
 
     def _open(self, x: Tensor, tokens: Tokens) -> Both:
         return Both(x, self.method.open(x, tokens.past, reach=tokens.reach, keep=tokens.keep))

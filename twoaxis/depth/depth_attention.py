@@ -34,6 +34,7 @@ from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Apply, Layout, Seen
 from twoaxis.kernels.history import source_dots, weighted_sum
+from twoaxis.kernels.precision import cast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,14 +166,14 @@ class DepthAttention(HistoryStream):
     def store(self, x: Tensor, number: int, own: Projections) -> tuple[Tensor, ...]:
         """Values and keys of a state, (..., Hkv, D)."""
         row = self.key_rows[number]
-        return tuple(F.linear(x, w[row]).unflatten(-1, (self.key_heads, -1)) for w in (own.value, own.key))
+        return tuple(_linear(x, w[row]).unflatten(-1, (self.key_heads, -1)) for w in (own.value, own.key))
 
     def _attention(self, view: View, site: Site) -> Tensor:
         """The softmax over the states, (..., Hkv, G, S)."""
         x = view.state.x
         assert x is not None
         heads = (self.key_heads, -1, self.head_width)
-        q = F.linear(x, view.state.own.query[self.rows[site.index]]).unflatten(-1, heads)
+        q = _linear(x, view.state.own.query[self.rows[site.index]]).unflatten(-1, heads)
         keys = [source.also[0] for source in view.kept]
         return (source_dots(q, keys) * self.head_width**-0.5).softmax(-1)
 
@@ -183,11 +184,9 @@ class DepthAttention(HistoryStream):
 
     def enter(self, way: str, read: Tensor, view: View, site: Site) -> Tensor:
         """z through its output projection, added to the state or in its place."""
-        read = F.linear(read, view.state.own.output[self.rows[site.index]])
-        if self.config.inject == "replace":
-            return read
-        assert view.state.x is not None
-        return view.state.x + read
+        read, x = _linear(read, view.state.own.output[self.rows[site.index]]), view.state.x
+        assert x is not None
+        return cast(read, x.dtype) if self.config.inject == "replace" else x + read
 
     def _weights(self, value: History, site: Site) -> Tensor | None:
         if site.index not in self.rows:
@@ -235,3 +234,8 @@ class DepthAttention(HistoryStream):
             if site.kind != OUT:
                 x = (h if config.inject == "add" else x) + apply(site, Seen(h)).y
         return h
+
+
+def _linear(x: Tensor, weight: Tensor) -> Tensor:
+    """A projection in the dtype of the state, which may be wider than the model's."""
+    return F.linear(x, cast(weight, x.dtype))

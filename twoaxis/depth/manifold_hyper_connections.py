@@ -76,12 +76,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from twoaxis.base.method import Neutral, Normal, Quantity, Start, parallel_card
+from twoaxis.base.method import Neutral, Normal, Quantity, parallel_card
 from twoaxis.base.options import NotNegative, Options, Positive, between
 from twoaxis.depth.parallel import ParallelStreams, Projection, Route, Streams
 from twoaxis.depth.site import Site
@@ -153,6 +153,34 @@ _LEADER = 0.75  # how much of a neutral read comes from one stream
 _OFF = -8.0  # comb's logits off the diagonal where it starts near the identity
 
 
+class Biases(NamedTuple):
+    """A start: base, [pre | post | comb] of every site, as the option `start` describes it."""
+
+    config: ManifoldHyperConnectionsConfig
+    leads: list[int]  # by site: the stream that is read most
+    start: str | None
+
+    def __call__(self, base: Tensor, generator: torch.Generator | None) -> None:
+        """Fill a parameter."""
+        (config, leads, start), n = self, self.config.streams
+        rows, pre_eps, post_eps = range(len(leads)), config.pre_eps or 0.0, config.post_eps or 0.0
+        pre, post, comb = base.zero_().tensor_split((n, 2 * n), dim=1)
+        if config.mix == "orthogonal":
+            comb[:, ::4] = 1.0  # both quaternions one
+        elif start in ("neutral", "lite") and comb.numel():
+            comb.fill_(_OFF)[:, :: n + 1] = 0.0
+        if start == "neutral":
+            post.fill_(_logit((1.0 - post_eps) / config.post_scale))
+        if start == "neutral" and n > 1:
+            pre.fill_(_logit((1.0 - _LEADER) / (n - 1) - pre_eps))
+            pre[rows, leads] = _logit(_LEADER - pre_eps)
+        elif start == "lite":
+            for gate in (pre, post):
+                gate.fill_(-1.0)[rows, leads] = 1.0
+        elif start == "hy_v4":
+            pre.fill_(-math.log(max(n - 1, 1)))
+
+
 class ManifoldHyperConnections(ParallelStreams):
     """Reads, doubly stochastic mixes and writes of n streams."""
 
@@ -193,9 +221,9 @@ class ManifoldHyperConnections(ParallelStreams):
         scale = 1.0 if config.start == "deepseek" else 0.01
         even = _logit(1.0 / n - self.pre_eps) if n > 1 else 0.0  # of the head: the mean of the streams
         starts = {"neutral": even, "hy_v4": -math.log(max(n - 1, 1))}
-        parameter = self.parameter
+        biases, parameter = Biases(config, [site.index % n for site in self.used], config.start), self.parameter
         parameter("fn", count, comb + 2 * n, wide, **fn)
-        parameter("base", count, comb + 2 * n, start=self._biases(config.start), neutral=self._biases("neutral"))
+        parameter("base", count, comb + 2 * n, start=biases, neutral=biases._replace(start="neutral"))
         parameter("scale", count, 3 if comb else 2, start=scale)
         parameter("norm_weight", count, wide, start=1.0, needed=config.norm_weight)
         parameter("head_fn", n, wide, needed=head, **fn)
@@ -203,30 +231,6 @@ class ManifoldHyperConnections(ParallelStreams):
         parameter("head_scale", 1, start=scale, needed=head)
         parameter("head_norm_weight", wide, start=1.0, needed=head and config.norm_weight)
         self.neutral = self._neutral()
-
-    def _biases(self, start: str | None) -> Start:
-        """What base is filled with: [pre | post | comb] of every site, as the option `start` describes it."""
-        config, n, leads = self.config, self.streams, [site.index % self.streams for site in self.used]
-
-        def fill(base: Tensor, generator: torch.Generator | None) -> None:
-            pre, post, comb = base.zero_().split((n, n, self.comb), dim=1)
-            rows = range(len(leads))
-            if config.mix == "orthogonal":
-                comb[:, ::4] = 1.0  # both quaternions one
-            elif start in ("neutral", "lite") and self.comb:
-                comb.fill_(_OFF)[:, :: n + 1] = 0.0
-            if start == "neutral":
-                post.fill_(_logit((1.0 - self.post_eps) / config.post_scale))
-            if start == "neutral" and n > 1:
-                pre.fill_(_logit((1.0 - _LEADER) / (n - 1) - self.pre_eps))
-                pre[rows, leads] = _logit(_LEADER - self.pre_eps)
-            elif start == "lite":
-                for gate in (pre, post):
-                    gate.fill_(-1.0)[rows, leads] = 1.0
-            elif start == "hy_v4":
-                pre.fill_(-math.log(max(n - 1, 1)))
-
-        return fill
 
     def _neutral(self) -> Neutral:
         """Rounding where biases make pre sum to one; scale with one stream or a summed read-out; none with epsilons."""

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -178,8 +179,7 @@ class Scaled(RowStream):
     def _falling(self, first: float, last: float) -> Start:
         """A start that falls evenly from the first block to the last."""
         steps = max(self.layout.blocks - 1, 1)
-        rows = [[first + (last - first) * site.block / steps] for site in self.used]
-        return lambda t, _: t.copy_(torch.tensor(rows, dtype=t.dtype))
+        return partial(_numbers, [[first + (last - first) * site.block / steps] for site in self.used])
 
     def tables(self) -> dict[str, Tensor]:
         """a and b, made of what they are parametrised by, and the other parameters as they are."""
@@ -302,6 +302,11 @@ class Scaled(RowStream):
         if self.config.form == "deepnorm" and self.used:
             return "form='deepnorm' goes on from the normalised read, which in a blend is a mixture with the plain one"
         return None
+
+
+def _numbers(rows: list[list[float]], t: Tensor, generator: torch.Generator | None) -> None:
+    """What is known beforehand."""
+    t.copy_(torch.tensor(rows, dtype=t.dtype))
 
 
 def _columns(down: Tensor, generator: torch.Generator | None) -> None:

@@ -105,7 +105,8 @@ class SlotMix(HistoryStream):
         """The block's running value: begun anew without its input where the skip is dropped."""
         i, (given, lead) = site.index, h.inside or Inside()
         if i in self.drops:
-            x, given = y, seen.x
+            # a sub-layer may answer in a narrower dtype than the stream's, in which it goes on
+            x, given = y.to(torch.promote_types(y.dtype, seen.x.dtype)), seen.x
         else:
             before = seen.x if i in self.plan.reads else h.x
             assert before is not None

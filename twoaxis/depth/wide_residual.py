@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -86,10 +87,7 @@ class WideResidual(ParallelStreams):
         count, k, even = len(self.used), config.streams, -math.log(config.streams - 1)
         forgets = (1.0 - config.retention_start) / config.forget
         keeps = math.log((1.0 - forgets) / forgets) if config.retention else 0.0
-
-        def spaced(b: Tensor, generator: torch.Generator | None) -> None:
-            b.copy_(torch.linspace(-config.spread, config.spread, k, dtype=b.dtype))
-
+        spaced = partial(_spaced, config.spread)
         self.parameter("read_logits", count, k, start=even, neutral=even)
         self.parameter("write_logits", count, k, start=spaced, neutral=spaced)
         self.parameter("retain_logits", count, k, start=keeps, needed=config.retention)
@@ -134,3 +132,8 @@ class WideResidual(ParallelStreams):
         per_site = (5 if self.config.retention else 4) * each
         head = 2 * each if self.exit_logits is not None else 0
         return len(self.used) * per_site + head + self.plain_flops() + self.readout_flops()
+
+
+def _spaced(spread: float, b: Tensor, generator: torch.Generator | None) -> None:
+    """Evenly from minus `spread` to `spread`."""
+    b.copy_(torch.linspace(-spread, spread, b.shape[-1], dtype=b.dtype))

@@ -4,7 +4,8 @@
     j in sight of i:           0 <= i - j < window   and   i - j <= reach_i
 
 A position that a query does not see has no part in its output, whatever it holds: a key or a value that is no number
-spoils the queries that see it and no others.
+spoils the queries that see it and no others. Torch's own kernels, which take the full prefix without a mask, multiply
+values by weights of zero: there one that is no number spoils earlier queries too.
 
 The forms, in the order in which they are tried:
 

@@ -1,7 +1,8 @@
-"""What every stream of the history family promises, written once and run on all of their variants."""
+"""What every stream promises beside the claims of `twoaxis check`, written once and run on all of their variants."""
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 import twoaxis
 from tests.support.numbers import close, randn
 from twoaxis.base.registry import spell
-from twoaxis.depth.history import HistoryStream
 from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.registry import STREAMS, stream_names
 from twoaxis.depth.stream import Apply, Layout, Seen, State, Stream
@@ -29,17 +29,16 @@ from twoaxis.kernels.operator import using
 
 WIDTH, BLOCKS = 16, 4
 PLAIN_BLOCK, MIXED_BLOCK = ("attention", "mlp"), ("mixer", "attention", "mlp")
-FAMILY = [
+VARIANTS = [
     pytest.param(name, options, id=spell(name, dict(options)))
     for name in stream_names()
-    if issubclass(STREAMS.find(name), HistoryStream)
     for options in STREAMS.find(name).variants
 ]
-every_stream = pytest.mark.parametrize(("name", "options"), FAMILY)
-every_method = pytest.mark.parametrize("name", dict.fromkeys(each.values[0] for each in FAMILY))
+every_stream = pytest.mark.parametrize(("name", "options"), VARIANTS)
+every_method = pytest.mark.parametrize("name", stream_names())
 
 
-def make(name: str, options: Any, kinds: Sequence[str] = PLAIN_BLOCK, **more: Any) -> HistoryStream:
+def make(name: str, options: Any, kinds: Sequence[str] = PLAIN_BLOCK, **more: Any) -> Any:
     """A stream with parameters off their start."""
     stream = twoaxis.stream(name, blocks=BLOCKS, width=WIDTH, kinds=kinds, **options, **more).double()
     generator = torch.Generator().manual_seed(5)
@@ -47,7 +46,6 @@ def make(name: str, options: Any, kinds: Sequence[str] = PLAIN_BLOCK, **more: An
     with torch.no_grad():
         for parameter in stream.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    assert isinstance(stream, HistoryStream)
     return stream
 
 
@@ -175,7 +173,7 @@ def test_a_residual_is_scaled_between_layers(name: str, options: Any) -> None:
             state = of.rescale(visit(of, state, of.sites_of(block), acting(of)), 0.7)
         return of.close(state)
 
-    if stream.neutral in ("bitwise", "rounding"):
+    if stream.neutral in ("bitwise", "rounding") and stream.normed(stream.sites[0]):
         stream.neutral_()
         close(scaled(stream), scaled(plain))
     else:
@@ -200,6 +198,18 @@ def test_placement_decides_per_way(name: str) -> None:
     assert {len(read.ways) for read in make(name, {}, ("mlp",)).plan.reads.values()} == {1}
 
 
+@every_stream
+def test_a_stream_can_be_pickled(name: str, options: Any) -> None:
+    """Whole, as `torch.save` of a model and processes that are started with one do; it can be started anew."""
+    stream = make(name, options)
+    again = pickle.loads(pickle.dumps(stream))
+    for each in (stream, again):
+        each.reset_parameters(torch.Generator().manual_seed(1))
+        each.neutral_() if each.neutral != "none" else None
+    x = randn(2, 3, WIDTH)
+    assert torch.equal(run(stream, x), run(again, x))
+
+
 # Gradients are autograd's own.
 
 
@@ -213,7 +223,7 @@ def test_every_parameter_is_in_the_graph(name: str) -> None:
 
 @every_stream
 def test_second_derivatives_and_forward_mode(name: str, options: Any) -> None:
-    """Of the fast form against its reference, and against the ordinary backward pass; depth_kv's attention has none."""
+    """Of the fast form against its reference, and against the ordinary backward pass where there are parameters."""
     stream, x, probe = make(name, options), randn(1, 2, WIDTH, grad=True), randn(1, 2, WIDTH, seed=8)
     whole, leaves = Whole(stream), [x, *stream.parameters()]
 
@@ -229,7 +239,7 @@ def test_second_derivatives_and_forward_mode(name: str, options: Any) -> None:
     largest = max(b.abs().max().item() for b in theirs)  # the small ones are differences of large ones
     for a, b in zip(ours, theirs, strict=True):
         close(a, b, least=0.01 * largest)
-    if name != "depth_kv":
+    if len(leaves) > 1:
         own = {n: p.detach() for n, p in whole.named_parameters()}
         moved = {n: randn(*p.shape, seed=3) for n, p in own.items()}
         slope = torch.func.jvp(lambda own: (functional_call(whole, own, (x,)) * probe).sum(), (own,), (moved,))[1]
