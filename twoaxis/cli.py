@@ -95,7 +95,9 @@ def _run(argv: list[str]) -> int:
 
         use(*common.use)
     result = command(**arguments)
-    if os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks
+    from twoaxis.training.engines.processes import rank
+
+    if rank() == 0:  # of several processes the first one speaks
         if common.json:
             print(json_text(result.to_dict()), end="")
         elif common.markdown:

@@ -28,6 +28,12 @@ def test_write_replaces_whole_files(tmp_path: Path) -> None:
     assert files.read_json(path) == {"x": [1.5, "ü"]}
 
 
+def test_names_that_are_no_text_are_kept_in_json(tmp_path: Path) -> None:
+    name = os.fsdecode(b"\xff \\ud800")
+    files.write_json(tmp_path / "a.json", [name])
+    assert files.read_json(tmp_path / "a.json") == json.loads((tmp_path / "a.json").read_text("utf-8")) == [name]
+
+
 def _fill_beyond_the_limit(path: str) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))

@@ -27,7 +27,7 @@ def test_hardware_and_versions() -> None:
 def test_cores_and_devices() -> None:
     assert 1 <= physical_cores() <= len(os.sched_getaffinity(0))
     assert pick_device("cpu") == torch.device("cpu")
-    for name in ("gpu", "", "cuda:99", "x" * 1000):
+    for name in ("gpu", "", "meta", "cuda:99", "x" * 1000):
         with pytest.raises(ValueError, match=r"(cannot be used .*|finds no GPU here); give cpu,"):
             pick_device(name)
 

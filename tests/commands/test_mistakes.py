@@ -69,6 +69,12 @@ MISTAKES: list[tuple[str, str] | tuple[str, str, str]] = [
     ("train --data none.txt", "none.txt"),
     ("train --out ''", "it names no folder"),
     ("train --data ''", "data names nothing"),
+    ("train --data ~nobodyatall/text", "there is no file or folder ~nobodyatall/text"),
+    ("train --from ~nobodyatall/model", "there is no folder or file ~nobodyatall/model"),
+    ("cost --shape ~nobodyatall/model", "there is no configuration file ~nobodyatall/model"),
+    ("train --data /dev/zero", "/dev/zero is no regular file, and data is read several times"),
+    ("train --device meta", "device 'meta' cannot be used"),
+    ("train --use exits.py", "exits.py cannot be imported: SystemExit: 0"),
     ("probe nowhere --out out", "there is no folder or file nowhere"),
     ("compare --out out --file none.toml --stream deep_delta --task recall", "none.toml cannot be read"),
     ("train --stream short_conv", "'short_conv' is a mixer, not a stream: give it as --mixer"),
@@ -217,6 +223,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "max_position_embeddings": 64}
     save_decoder(place / "saved", Decoder(preset("nano", vocab_size=260, **shape)))
     write(place / "text" / "a.txt", "some text")
+    (place / "exits.py").write_text("raise SystemExit(0)")
     write(place / "hf" / "config.json", {"model_type": "llama"})
     write(place / "compared" / "compare.json", {})
     write(place / "compared" / "runs" / "a" / "model" / "config.json", {"model_type": "twoaxis"})

@@ -120,6 +120,7 @@ def test_records_that_are_broken(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     cases = {
         '{"text": "a"}\n{"text": ': "r.jsonl, line 2, is not a JSON record",
+        "[" * 100_000: "r.jsonl, line 1, is not a JSON record",
         '["text"]\n': "r.jsonl, line 1, is list, not a record with fields",
         '{"text": "a"}\n{}\n': "line 2, has no field 'text'; its fields are none",
     }

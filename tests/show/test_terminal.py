@@ -32,6 +32,11 @@ def test_everything_fits_and_says_the_same_words_at_every_width(width: int) -> N
         assert cell.text in shown
 
 
+@pytest.mark.parametrize("width", [1, 10, 20])
+def test_a_page_narrower_than_its_names_has_an_end(width: int) -> None:
+    assert CONTENDERS[0] in "".join(terminal.render(everything(), width).split())
+
+
 def test_a_path_can_be_copied_and_other_long_words_fold() -> None:
     path = "runs/" + "a-long-folder/" * 6 + "model"
     facts = Facts((("model", path), ("next", f"twoaxis generate {path} --prompt Hello"), ("key", "x" * 100)))

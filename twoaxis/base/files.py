@@ -13,6 +13,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -59,6 +60,11 @@ def file_errors(path: str | Path, doing: str = "written") -> Iterator[None]:
         raise FileError(f"{error.filename or path} cannot be {doing}: {reason}") from error
 
 
+def user_path(given: str | Path) -> Path:
+    """A path as people write it, with ~ for a home folder; where nobody is called so, ~name is a name like others."""
+    return Path(os.path.expanduser(given))
+
+
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Write a file whole: after a crash there is the old one or the new one."""
     path = Path(path)
@@ -89,7 +95,9 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def json_text(value: Any) -> str:
     """A JSON document as this program writes it everywhere."""
-    return json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)
+    # bytes of a file's name that are no UTF-8, which JSON can spell
+    return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
 
 
 def read_json(path: str | Path) -> Any:

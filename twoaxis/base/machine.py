@@ -87,7 +87,9 @@ def pick_device(name: str | None) -> torch.device:
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(0, device=name).device
+        device = torch.zeros(1, device=name)
+        device.item()  # meta tensors have no numbers
+        return device.device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         if name.partition(":")[0] == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device {name!r}: torch finds no GPU here; give cpu, or leave the device out") from error

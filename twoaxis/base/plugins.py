@@ -96,7 +96,7 @@ def use(*paths: str | Path) -> None:
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             del sys.modules[name]
             raise ValueError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
 

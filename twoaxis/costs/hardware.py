@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from twoaxis.base.files import read_json, write_json
+from twoaxis.base.files import read_json, user_path, write_json
 from twoaxis.base.options import NotNegative, Positive, at_least, check_type
 from twoaxis.base.registry import did_you_mean
 
@@ -91,7 +91,7 @@ def find_profile(given: str) -> Profile:
         from twoaxis.costs.this_machine import measure
 
         return measure()
-    path = Path(given).expanduser()
+    path = user_path(given)
     if path.is_file():
         return _make(path.stem, str(path), read_json(path))
     if path.suffix == ".json":

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from twoaxis.base.files import atomic_folder, claim, file_sha256, remove_partial, short_hash, write_json
+from twoaxis.base.files import atomic_folder, claim, file_sha256, remove_partial, short_hash, user_path, write_json
 from twoaxis.base.machine import versions
 from twoaxis.data.options import bpe_size
 from twoaxis.data.survey import Entry, Findings, Memory, Survey, Watch, read_sealed, sealed, survey
@@ -73,7 +73,7 @@ class Corpus(NamedTuple):
 def cache_folder(given: str | None) -> Path:
     """The folder of tokenised data: as given, or `twoaxis` in the user's cache folder."""
     if given is not None:
-        return Path(given).expanduser()
+        return user_path(given)
     base = os.environ.get("XDG_CACHE_HOME") or ""
     root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     return root / "twoaxis" / "data"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from twoaxis.base.files import file_errors
+from twoaxis.base.files import file_errors, user_path
 from twoaxis.base.machine import needs, quiet_logger
 from twoaxis.base.registry import did_you_mean
 
@@ -84,7 +84,7 @@ def source_name(spec: str) -> str:
     """What tables call a source: `stdlib`, `hf:...`, `file notes.txt` or `folder notes`."""
     if spec == "stdlib" or spec.startswith(("hf:", "task:")):
         return spec
-    path = Path(spec).expanduser()
+    path = user_path(spec)
     return f"{'folder' if path.is_dir() else 'file'} {path.resolve().name}"
 
 
@@ -99,7 +99,7 @@ def _files(spec: str, skipped: Skipped) -> tuple[Path | None, list[Path]]:
         root = Path(sysconfig.get_paths()["stdlib"])
         enter = lambda name: name not in NOT_LIBRARY and not name.startswith("config-")  # noqa: E731
         return root, [file for file in _walk(root, Counter(), enter) if file.suffix == ".py"]
-    path = Path(spec).expanduser()
+    path = user_path(spec)
     if path.is_dir():
         return path, _walk(path, skipped)
     if not path.exists():
@@ -109,6 +109,8 @@ def _files(spec: str, skipped: Skipped) -> tuple[Path | None, list[Path]]:
         raise ValueError(
             f"there is no file or folder {spec}{near or '; data is stdlib, files, folders, hf:DATASET or task:NAME'}"
         )
+    if not path.is_file():
+        raise ValueError(f"{spec} is no regular file, and data is read several times: write it into one")
     return None, [path]
 
 
@@ -181,7 +183,7 @@ def _jsonl(path: Path, text_field: str) -> Rows:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}, is not a JSON record: {error}") from error
             if not isinstance(record, dict):
                 raise ValueError(f"{path}, line {number}, is {type(record).__name__}, not a record with fields")

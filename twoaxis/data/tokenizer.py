@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from twoaxis.base.files import read_json
+from twoaxis.base.files import read_json, user_path
 from twoaxis.base.machine import needs
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def has_tokenizer(folder: str | Path) -> bool:
 
 def trained_on_bytes(folder: str | Path) -> bool:
     """Whether a model's folder without a tokenizer stands in that of a run whose tokens were bytes."""
-    path = Path(folder).expanduser().resolve()
+    path = user_path(folder).resolve()
     run = path.parent / "run.json"
     config = read_json(run).get("config") if path.is_dir() and run.is_file() and not has_tokenizer(path) else None
     return isinstance(config, dict) and config.get("tokenizer") == "bytes"
@@ -74,7 +74,7 @@ def trained_on_bytes(folder: str | Path) -> bool:
 
 def gguf_file(place: str | Path) -> Path | None:
     """The GGUF file that a place is, or the only one in a folder that has no model of another kind."""
-    path = Path(place).expanduser()
+    path = user_path(place)
     if path.is_file():
         return path if path.suffix.lower() == ".gguf" else None
     found = [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
@@ -94,7 +94,7 @@ def _load_pretrained(spec: str | Path) -> Any:
     need_transformers()
     from transformers import AutoTokenizer, PreTrainedConfig
 
-    path = Path(spec).expanduser()
+    path = user_path(spec)
     file, local = gguf_file(path), path.is_dir()
     if local and not has_tokenizer(path):
         raise ValueError(
@@ -125,7 +125,7 @@ def _from_gguf(file: Path, changed: int) -> Any:
 def _model_type(folder: Path) -> str | None:
     try:
         return json.loads((folder / "config.json").read_bytes())["model_type"]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

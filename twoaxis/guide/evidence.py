@@ -41,7 +41,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from twoaxis.base.files import read_json
+from twoaxis.base.files import read_json, user_path
 from twoaxis.base.options import Count, Options, Positive
 from twoaxis.base.registry import parse
 from twoaxis.show.numbers import si
@@ -292,7 +292,7 @@ class Evidence(NamedTuple):
 
 def read_evidence(path: str | Path | None = None) -> Evidence:
     """Read and check a file of records; None is the one that comes along, which is read once."""
-    return _own() if path is None else _read(Path(path).expanduser())
+    return _own() if path is None else _read(user_path(path))
 
 
 @cache

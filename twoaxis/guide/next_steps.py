@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from twoaxis.base.files import user_path
 from twoaxis.guide.suggest import Place
 from twoaxis.model.deployment import Deployment
 from twoaxis.model.presets import find_shape, preset_fields
@@ -80,7 +80,7 @@ def comparison_seconds(methods: int) -> float:
 
 def _source(shape: str) -> str:
     """The trained model, where the shape was read from its folder."""
-    path = Path(shape).expanduser()
+    path = user_path(shape)
     return "MODEL" if not path.exists() else str(path.parent if path.is_file() else path)
 
 

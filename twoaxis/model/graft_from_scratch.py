@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from twoaxis.base.files import read_json
+from twoaxis.base.files import read_json, user_path
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import SHORT, Methods, ModelConfig
 from twoaxis.model.graft import TwoAxisForCausalLM
@@ -163,7 +163,7 @@ def read_family(given: str) -> tuple[str, dict[str, Any]]:
 
     Lists with an entry for each layer that follow from the other fields are left out: they follow the depth.
     """
-    path = Path(given).expanduser()
+    path = user_path(given)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise ValueError(f"there is no configuration file {path}")

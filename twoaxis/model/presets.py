@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from twoaxis.base.files import read_json
+from twoaxis.base.files import read_json, user_path
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder_as_graft import GRAFT
@@ -132,7 +132,7 @@ def find_shape(given: str) -> ModelConfig | TwoAxisConfig:
     name = ALSO.get(given.lower(), given.lower())
     if name in PRESETS:
         return preset(name)
-    path = Path(given).expanduser()
+    path = user_path(given)
     if path.is_dir():
         path = path / "config.json"
     if path.is_file():

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.base.files import file_sha256, read_json
+from twoaxis.base.files import file_sha256, read_json, user_path
 from twoaxis.base.machine import quietly
 from twoaxis.base.registry import did_you_mean
 from twoaxis.model.load import KINDS
@@ -34,7 +34,7 @@ FIELDS = ("placement", "blend", "mixer_blocks", "lora")
 
 def is_ours(source: str) -> bool:
     """Whether a source is a folder with a model of ours, which training goes on with, and not one to retrofit."""
-    place = Path(source).expanduser()
+    place = user_path(source)
     if not (place / "config.json").is_file() and (place / "model").is_dir():  # a run
         place = place / "model"
     if not (place / "config.json").is_file():
@@ -157,7 +157,7 @@ def _open(source: str, signature: str) -> Source:
 
 def _signature(source: str) -> str:
     """Changes when a file of a source does; of a name on the hub, whose files do not, it is empty."""
-    path = Path(source).expanduser()
+    path = user_path(source)
     files = sorted(path.glob("*")) if path.is_dir() else [path] if path.exists() else []
     stats = [(file.name, file.stat()) for file in files if file.is_file()]
     return ";".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)

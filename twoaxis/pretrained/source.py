@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.base.files import file_sha256
+from twoaxis.base.files import file_sha256, user_path
 from twoaxis.base.machine import needs
 from twoaxis.data.tokenizer import has_tokenizer
 from twoaxis.model.decoder_as_graft import GRAFT
@@ -128,7 +128,7 @@ def open_source(given: str | Path | PreTrainedModel) -> Source:
     """
     if not isinstance(given, str | Path):
         return _at_hand(given)
-    name, path = str(given), Path(given).expanduser()
+    name, path = str(given), user_path(given)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ValueError(f"{path} is a file but no .gguf; give a folder with config.json and safetensors")

@@ -125,6 +125,7 @@ def _starts(text: str, width: int) -> list[int]:
     An option and its value, `--prompt TEXT`, are one word if they fit into a line.
     """
     starts, start = [], 0
+    width = max(width, READABLE)  # names may take all of a narrow page
     pair = rf"--[a-z-]+ (?=[^-\s]\S*)\S{{1,{max(1, width - 12)}}}(?!\S)|\S+"
     for word in re.finditer(pair, text):
         if start < word.start() and word.end() - start > width:
@@ -214,7 +215,7 @@ def _share(natural: list[int], needed: list[int], amount: list[int], width: int)
     """
     free = width - GAP * (len(natural) - 1)
     if sum(needed) > free:  # one column beside the first
-        first = min(needed[0], max(free // 2, free - needed[-1]))
+        first = max(1, min(needed[0], max(free // 2, free - needed[-1])))
         return [first, *(max(free - first, 1) for _ in natural[1:])]
     widths = list(needed)
     while sum(widths) < free and widths != natural:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twoaxis.base.files import user_path
 from twoaxis.base.registry import Registry, parse, spell, spell_value
 from twoaxis.depth.registry import STREAMS
 from twoaxis.model.variant import make_contender
@@ -41,7 +41,7 @@ def resolve(run: TrainConfig) -> TrainConfig:
     if not run.tokenizer.startswith("bpe:") or run.data[0].startswith("task:"):
         return run
     on_bytes = trained_on_bytes(source)
-    if Path(source).expanduser().exists() and not on_bytes and not has_tokenizer(source):
+    if user_path(source).exists() and not on_bytes and not has_tokenizer(source):
         raise ValueError(f"{run.source} has no tokenizer; name the one its model was trained with, such as bytes")
     if run.tokenizer != TrainConfig.tokenizer:
         raise ValueError(

@@ -118,6 +118,13 @@ def test_bag_numbers_by_counting_every_case(stated: int, values: int) -> None:
     assert bag_entropy(stated, values) == pytest.approx(entropy, rel=1e-12, abs=1e-15)
 
 
+def test_bag_numbers_of_many_values_are_those_of_a_normal_distribution() -> None:
+    stated = 4096  # of heads and tails
+    assert bag_accuracy(stated, 2) == pytest.approx(0.5 + math.sqrt(1 / (2 * math.pi * stated)), rel=1e-6)
+    assert bag_entropy(stated, 2) == pytest.approx(math.log(2) - 1 / (2 * stated), rel=1e-6)
+    assert bag_accuracy(stated, 2**20) == pytest.approx((2 - math.exp(-(stated**2) / 2**21)) / stated, rel=0.01)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_neither_the_last_token_nor_any_lag_tells_the_answer(name: str) -> None:
     """The best table from (lag, token) to answer, learnt on other examples, stays at chance: nothing leaks.
@@ -203,6 +210,9 @@ def test_examples_are_what_they_were(name: str) -> None:
         ({"name": "recall", "context": 13}, "recall with these options needs a context of at least 14 tokens, got 13"),
         ({"name": "recall", "context": "32"}, "context must be an integer, got '32'"),
         ({"name": "induction", "length": 3, "order": 3}, "length (3) must be more than order (3)"),
+        ({"name": "recall", "context": 2**20}, "the context of a task is at most 65,536 tokens, got 1,048,576"),
+        ({"name": "induction", "length": 9000, "context": 50_000}, "would compare 40,999 questions with 9,000 tokens"),
+        ({"name": "local", "window": 8, "symbols": 2**20}, "is 9,437,184 numbers, more than 4,194,304: give a smaller"),
         ({"name": "multi_hop", "start": "last"}, "unknown start 'last'; it is one of any, first"),
     ],
 )

@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 from twoaxis.base.options import Count, at_least
 from twoaxis.data.tasks.task import UNSCORED, Several, Task, Tokens
 
+MOST_NUMBERS = 2**22
+"""Numbers that a function of tokens may consist of."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Task):
@@ -37,6 +40,15 @@ class Local(Task):
     """Different tokens, and answers."""
     rule: Annotated[int, at_least(0)] = 0
     """Seed of the function, the same for all examples."""
+
+    def validate(self) -> None:
+        """Refuse a function of more numbers than can be drawn."""
+        if (numbers := (self.window + 1) * self.symbols) > MOST_NUMBERS:
+            raise ValueError(
+                f"a window of {self.window} over {self.symbols} symbols is {numbers:,} numbers, more than "
+                f"{MOST_NUMBERS:,}: give a smaller one"
+            )
+        super().validate()
 
     @property
     def shortest(self) -> int:

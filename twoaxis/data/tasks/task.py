@@ -39,6 +39,10 @@ Several = Annotated[int, between(2, 2**20)]
 
 UNSCORED = -100
 """Label where nothing is scored, the one transformers ignores."""
+MOST_CONTEXT = 2**16
+"""Tokens of an example; a chunk of them is in memory several times."""
+MOST_COMPARED = 2**24
+"""Questions times the tokens that each is compared with, in an example."""
 CHUNK = 64
 """Examples made at a time. Part of what the examples are: another number makes others."""
 END = 0
@@ -69,7 +73,9 @@ class Task(Options, ABC):
     """T, the tokens of an example."""
 
     def validate(self) -> None:
-        """Refuse a context in which nothing is asked."""
+        """Refuse a context in which nothing is asked, or more than can be made."""
+        if self.context > MOST_CONTEXT:
+            raise ValueError(f"the context of a task is at most {MOST_CONTEXT:,} tokens, got {self.context:,}")
         if self.context < self.shortest:
             raise ValueError(
                 f"{self.name} with these options needs a context of at least {self.shortest} tokens, got {self.context}"
@@ -188,6 +194,15 @@ class Lookup(Task):
     end: ClassVar[int] = 1
     """How many tokens fill what follows the last question: `END` alone."""
 
+    def validate(self) -> None:
+        """Refuse more than can be solved."""
+        super().validate()
+        if (compared := self.questions * self.plan.facts) > MOST_COMPARED:
+            raise ValueError(
+                f"{self.name} would compare {self.questions:,} questions with {self.plan.facts:,} tokens, which is "
+                f"{compared:,}, more than {MOST_COMPARED:,}: give a smaller context"
+            )
+
     @property
     @abstractmethod
     def plan(self) -> Plan:
@@ -268,26 +283,35 @@ def shuffled(generator: np.random.Generator, count: int, deck: NDArray[Any]) -> 
 
 @lru_cache(maxsize=64)
 def bag_accuracy(stated: int, values: int) -> float:
-    """Expected share of the most frequent of `values` among `stated` independent uniform ones."""
+    """Expected share of the most frequent of `values` among `stated` independent uniform ones.
 
-    def ways(most: int) -> int:
-        """In how many of all `values ** stated` cases no value comes more than `most` times."""
-        cases = [1] + [0] * stated  # of each number of draws, one value after the other
-        for _ in range(values):
-            cases = [
-                sum(math.comb(drawn, times) * cases[drawn - times] for times in range(min(most, drawn) + 1))
-                for drawn in range(stated + 1)
-            ]
-        return cases[stated]
+    The mean of a count is the sum over n of the probability that it is more than n. How often each value is stated is
+    distributed as independent Poisson numbers are whose sum happens to be `stated`, and the distribution of a sum is a
+    product of Fourier transforms; these are long enough for sums that would come around to be out of the question.
+    """
+    length = max(256, 4 * stated)
+    single, whole = _poisson(stated, stated / values), _poisson(stated, stated)[stated]
+    mean = least = -(-stated // values)  # fewer of each do not make up the sum
+    for most in range(least, stated):
+        more = 1 - np.fft.irfft(np.fft.rfft(single[: most + 1], length) ** values, length)[stated] / whole
+        if more < 1e-15:
+            break
+        mean += more
+    return float(mean / stated)
 
-    # The mean of a count is the sum over n of the probability that it is more than n.
-    return 1 - sum(ways(most) / values**stated for most in range(stated)) / stated
 
-
+@lru_cache(maxsize=64)
 def bag_entropy(stated: int, values: int) -> float:
     """Expected entropy, in nats, of the frequencies of `stated` independent uniform values."""
-    entropy = 0.0
-    for times in range(1, stated + 1):
-        chance = math.comb(stated, times) * (1 / values) ** times * (1 - 1 / values) ** (stated - times)
-        entropy -= values * chance * times / stated * math.log(times / stated)
-    return entropy
+    # given all others, how often a value is stated is binomial: a Poisson number, given that the rest make up the sum
+    single, rest = _poisson(stated, stated / values), _poisson(stated, stated - stated / values)[::-1]
+    times = np.arange(1, stated + 1)
+    chances = (single * rest)[1:] / _poisson(stated, stated)[stated]
+    return float(-values * (chances * times / stated * np.log(times / stated)).sum())
+
+
+def _poisson(most: int, mean: float) -> NDArray[np.float64]:
+    """The probabilities of 0 to `most` under a Poisson distribution."""
+    times = np.arange(most + 1)
+    factorials = np.concatenate([np.zeros(1), np.cumsum(np.log(times[1:]))])
+    return np.exp(times * math.log(mean) - mean - factorials)
