@@ -111,6 +111,8 @@ def test_costs(
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
+        # a sub-layer whose output starts at zero has no length to divide by
+        *((name, {"eps": 0.0}, "eps must be positive, got 0.0") for name in ("attention_residuals", "muddformer")),
         ("attention_residuals", {"heads": 3}, r"heads \(3\) must divide the width \(8\)"),
         ("attention_residuals", {"evaluation": "two_phase", "window": 3}, "two_phase needs window=None.*got window=3"),
         (

@@ -71,6 +71,14 @@ def test_any_shape(
         assert (got - want).abs().max() <= 1e-12 * max(1.0, want.abs().max().item())
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_no_queries(window: int | None) -> None:
+    """An empty chunk, also by the reference, which runs alone under the transforms of torch."""
+    q, k, v = randn(2, 4, 0, 4), randn(2, 2, 5, 4), randn(2, 2, 5, 3)
+    for run in (attention, attention.reference):
+        assert run(q, k, v, None, None, None, window=window, scale=0.7).shape == (2, 4, 0, 3)
+
+
 FORMS = [("flash", None), ("tiles", 5), ("tiles", 20), ("gather", 5), ("blocked", 5), ("blocked", None)]
 
 

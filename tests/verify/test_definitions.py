@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
 from tests.verify.streams import Gain
-from twoaxis.base.registry import spell
+from twoaxis.base.options import field_types
 from twoaxis.depth.registry import STREAMS, stream_names
 from twoaxis.depth.stream import Stream
 from twoaxis.sequence.registry import MIXERS, mixer_names
@@ -16,131 +18,69 @@ from twoaxis.show import terminal
 from twoaxis.verify import check
 from twoaxis.verify.claim import disagreement
 from twoaxis.verify.definition import BOUND, PERTURB, from_definition, given, watching
-from twoaxis.verify.subject import LAYOUTS, MixerSubject, StreamSubject
+from twoaxis.verify.subject import LAYOUTS, MixerSubject, StreamSubject, Subject
 
 MIXERS_ANYWHERE = (("mixer", "mixer", "attention", "mlp"), ("attention", "mixer", "mlp"), ("mixer",) * 3)
 """Beside the layouts of the kit: several mixers ahead, one inside a block, a block of nothing else."""
 
-FURTHER: dict[str, list[dict[str, Any]]] = {
-    "depth_attention": [
-        {"window": window, "heads": heads, "kv_heads": kv_heads, "head_width": 4, "inject": inject, "shared": shared}
-        for (window, inject, shared), (heads, kv_heads) in zip(
-            itertools.product((None, 1, 3), ("add", "replace"), (True, False)),
-            itertools.cycle([(1, 1), (2, 2), (4, 2)]),
-            strict=False,
-        )
-    ],
-    "denseformer": [{"dilation": 3}, {"period": 2}],
-    "attention_residuals": [
-        *({"block_size": size} for size in (4, 5, 7, 20)),
-        {"block_size": 4, "evaluation": "two_phase", "group": 8},
-        {"window": 1, "overflow": "sum", "scale": 0.25},
-        {"window": 1, "keep_first": False, "eps": 0.3},
-        {"query": "input", "key_norm": False, "window": 2, "overflow": "sum", "heads": 4},
-        {"weighting": "sigmoid", "heads": 2, "block_size": 2},
-        {"query": "none", "weighting": "sigmoid", "window": 3},
-    ],
-    "delta_attention_residuals": [
-        *({"block_size": 5}, {"block_size": 3, "delta": "recursive", "null": True, "heads": 2}),
-        {"heads": 4, "gate": "zero", "eps": 0.3},
-    ],
-    "lime": [
-        *({"every": "sublayer", "normaliser": "softmax"}, {"every": "sublayer", "ways": "x", "weights": "token"}),
-        *({"over": "heads", "kv_heads": 4}, {"weights": "token", "normaliser": "relu", "eps": 0.3}),
-    ],
-    "depth_kv": [{"stride": 3}, {"window": 2}],
-    "deep_delta": [
-        {"value_channels": 4, "map": "v", "gate": "two_layer", "gate_hidden": 3, "value": "linear"},
-        {"value_channels": 3, "compress": "token", "token_taps": 7, "expand": "conv", "expand_taps": 2},
-        {"value_channels": 5, "update": "write", "value_scale": 1.5, "k_eps": 0.3},
-    ],
-    "hyper_connections": [
-        {"streams": 3, **options}
-        for options in (
-            *({"tanh": False}, {"norm": "rms", "affine": False}, {"norm": "none"}, {"affine": False}, {"eps": 0.5}),
-            *({"dynamic": False}, {"frozen": "width"}, {"frozen": "depth"}, {"frozen": "both"}),
-        )
-    ]
-    + [
-        {"streams": 3, "fractions": 2, "frozen": "depth", "write": "all"},
-        {"streams": 1, "fractions": 2, "write": "all", "tanh": False, "affine": False},
-        {"streams": 2, "fractions": 4, "frozen": "width", "norm": "none", "readout": "mean"},
-    ],
-    "manifold_hyper_connections": [
-        {"form": "deepseek", "norm_weight": True, "pre_eps": 0.1, "sinkhorn_eps": 0.05, "norm_eps": 0.3, "streams": 3},
-        {"iterations": 1},
-        {"iterations": 3, "order": "columns_last", "sinkhorn_eps": 0.05},
-        {"post_scale": 1.0, "readout": "mean", "streams": 2},
-        {"streams": 1, "readout": "head"},
-        {"mix": "orthogonal", "form": "deepseek", "norm_weight": True, "start": "lite"},
-        {"mix": "identity", "pre_eps": 0.1, "post_eps": 0.2, "post_scale": 0.5, "streams": 2, "norm_weight": True},
-    ],
-    "gated_streams": [{"streams": 2, "rank": 1, "eps": 0.3}],
-    "wide_residual": [{"retention": True, "forget": 0.9, "retention_start": 0.5, "readout": "mean"}],
-    "scaled": [
-        {"form": "laurel", "rank": 20, "post_norm": True},
-        {"form": "affine", "post_norm": True, "eps": 0.3},
-        {"form": "schedule", "eps": 0.1},
-        {"form": "variance", "temperature": 2.0, "post_norm": False},
-    ],
-    "elc_bert": [{"variant": "normalized", "eps": 0.5}],
-    "vertical_attention": [
-        {"norm": norm, "inner_residual": inner, "eps": eps}
-        for norm, inner, eps in itertools.product(("l2", "rms"), (True, False), (0.0, 0.3))
-    ],
-    "deep_cross_attention": [
-        {"version": version, "ways": ways, "window": window}
-        for version, ways, window in itertools.product((1, 2, 3), ("qkv", "single"), (None, 1, 2, 99))
-    ],
-    "muddformer": [
-        {"expand_last": True},
-        {"ways": "one", "expand_last": True, "round64": True},
-        {"prenorm": True, "postnorm": True, "gelu": "tanh", "eps": 0.3, "generator_eps": 0.01},
-        {"postnorm": True, "eps": 0.1, "ways": "one", "generator_scale": True},
-        {"prenorm": True, "postnorm": True, "dynamic": False},
-        {"prenorm": True, "generator_scale": False, "first_norms": "separate"},
-    ],
-    "short_swa": [
-        {"window": window, **options}
-        for window in (2, 5, 100)
-        for options in (
-            {"heads": 4, "kv_heads": 1, "sink": True},
-            {"heads": 2, "rope": False, "head_width": 3},
-            {"heads": 2, "head_width": 4, "where": "branch", "rope_theta": 100.0},
-            {"heads": 4, "kv_heads": 2, "head_width": 6, "sink": True, "qk_norm": True, "where": "branch"},
-        )
-    ],
-    "short_conv": [
-        {"kernel": kernel, **options}
-        for kernel in (1, 2, 7)
-        for options in ({"bias": True}, {"where": "branch"}, {"where": "qkv", "residual": True, "bias": True})
-    ],
-    "canon": [{"kernel": 6, "activation": True, "residual": False}],
-    "dynamic_conv": [{"kernel": 7, "heads": 2}, {"kernel": 2, "rank": 40, "static": False, "residual": False}],
-}
-"""Options beside the variants of a method, so that every option has met most others."""
+NUMBERS = (None, True, False, 0, 1, 2, 3, 4, 20, 0.05, 0.3, 1.7)
 
 
-def cases(names: tuple[str, ...]) -> list[Any]:
-    """One parameter set per method and further options; its variants are measured with the claims."""
-    pairs = [(name, options) for name in names for options in FURTHER.get(name, [])]
-    return [pytest.param(name, dict(options), id=spell(name, dict(options))) for name, options in pairs]
+def choices(hint: Any) -> list[Any]:
+    """What the literals in an annotation allow."""
+    return [c for part in get_args(hint) for c in ([part] if get_origin(hint) is Literal else choices(part))]
 
 
-@pytest.mark.parametrize(("name", "options"), cases(stream_names()))
-def test_a_stream_equals_its_definition(name: str, options: dict[str, Any]) -> None:
-    subject = StreamSubject(name, options, seed=1)
-    runs = [subject.run(layout, perturb=PERTURB, width=8) for layout in (*LAYOUTS, MIXERS_ANYWHERE)]
-    found = {run.where: from_definition(run) for run in runs}
-    assert {layout: error for layout, error in found.items() if not error <= BOUND} == {}
+def accepts(config: type[Any], options: dict[str, Any]) -> bool:
+    """Whether options are of the right types and go together."""
+    try:
+        config(**options)
+    except ValueError:
+        return False
+    return True
 
 
-@pytest.mark.parametrize(("name", "options"), cases(mixer_names()))
-def test_an_operator_equals_its_definition(name: str, options: dict[str, Any]) -> None:
-    for run in MixerSubject(name, options, seed=1).runs(perturb=PERTURB):
-        for time in (1, 2, 24, 60):  # a short window over many tokens is computed in a band
-            x = run.input(time=time, grad=True)
-            assert disagreement(run(x), run.definition(x), run.leaves(x), 1) <= BOUND
+def drawn(config: type[Any], draw: random.Random) -> dict[str, Any]:
+    """About half of a method's options, each with another value than its default."""
+    found: dict[str, Any] = {}
+    for name, hint in field_types(config).items():
+        others = [value for value in (*NUMBERS, *choices(hint)) if value != getattr(config, name)]
+        fitting = [value for value in others if accepts(config, found | {name: value})]
+        if fitting and draw.random() < 0.5:
+            found[name] = draw.choice(fitting)
+    return found
+
+
+def at_random(subject: type[Subject], name: str, count: int) -> Iterator[tuple[Subject, random.Random]]:
+    """A method with random options that go together."""
+    draw = random.Random(name)
+    while count:
+        one = subject(name, drawn(subject.registry.find(name).Config, draw), draw.randrange(1000))
+        with contextlib.suppress(ValueError):  # refused, mostly for what does not divide the width
+            next(one.runs(width=8))
+            yield one, draw
+            count -= 1
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", stream_names())
+def test_a_stream_equals_its_definition(name: str, count: int) -> None:
+    """With any options in any layout; the variants in the usual ones are measured with the claims."""
+    for subject, draw in at_random(StreamSubject, name, count):
+        assert isinstance(subject, StreamSubject)
+        run = subject.run(draw.choice([*LAYOUTS.values(), MIXERS_ANYWHERE]), perturb=PERTURB, width=8)
+        assert from_definition(run) <= BOUND, (subject, run.where)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", mixer_names())
+def test_an_operator_equals_its_definition(name: str, count: int) -> None:
+    for subject, _ in at_random(MixerSubject, name, count):
+        for run in subject.runs(perturb=PERTURB):
+            for time in (1, 2, 24, 60):  # a short window over many tokens is computed in a band
+                x = run.input(time=time, grad=True)
+                error = disagreement(run(x), run.definition(x), run.leaves(x), 1)
+                assert error <= BOUND, (subject, run.where, time)
 
 
 @pytest.mark.parametrize("name", stream_names())

@@ -51,7 +51,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.base.method import Suggestion, history_card
-from twoaxis.base.options import Count, NotNegative, Options
+from twoaxis.base.options import Count, Options, Positive
 from twoaxis.depth.history import Softmax, View, Weights
 from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import Site
@@ -91,7 +91,7 @@ class AttentionResidualsConfig(Options):
     """Of the logits, the inverse of a constant temperature; the papers have none."""
     temperature: Literal["fixed", "learned"] = "fixed"
     """Whether each site and head also learns a temperature of its softmax."""
-    eps: NotNegative = 1e-6
+    eps: Positive = 1e-6
     """Inside the keys' mean square; Kimi-K3 uses 1e-5."""
 
     def validate(self) -> None:

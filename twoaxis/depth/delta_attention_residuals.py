@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.base.method import Suggestion, history_card
-from twoaxis.base.options import Count, NotNegative, Options
+from twoaxis.base.options import Count, Options, Positive
 from twoaxis.depth.history import History, Softmax, View
 from twoaxis.depth.plan import Plan, Read
 from twoaxis.depth.site import OUT, Site
@@ -65,7 +65,7 @@ class DeltaAttentionResidualsConfig(Options):
     """Channel groups with weights of their own."""
     scale: float = 1.0
     """Of the logits, the inverse of a temperature."""
-    eps: NotNegative = 1e-6
+    eps: Positive = 1e-6
     """Inside the keys' mean square."""
 
 

@@ -48,7 +48,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.base.method import history_card
-from twoaxis.base.options import NotNegative, Options
+from twoaxis.base.options import Options, Positive
 from twoaxis.depth.slot_mix import SlotMix
 from twoaxis.depth.stream import Apply, Layout, Seen
 from twoaxis.kernels.precision import widen
@@ -60,7 +60,7 @@ class ElcBertConfig(Options):
 
     variant: Literal["base", "zero", "normalized", "weighted_output"] = "zero"
     """Form of the block, start of the logits and read of the head; see the module's docstring."""
-    eps: NotNegative = 1e-7
+    eps: Positive = 1e-7
     """Of the LayerNorm of `normalized`."""
 
 

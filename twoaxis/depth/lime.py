@@ -37,7 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.base.method import OneAt, Suggestion, Uniform, history_card
-from twoaxis.base.options import Count, NotNegative, Options
+from twoaxis.base.options import Count, NotNegative, Options, Positive
 from twoaxis.depth.history import Exchanged, HistoryStream, View, Weights
 from twoaxis.depth.plan import Plan, Read, attention_plan, qkv_ways
 from twoaxis.depth.site import Site
@@ -66,7 +66,7 @@ class LimeConfig(Options):
     """Whether attentions alone mix and are remembered, or all sub-layers."""
     start: NotNegative = 4.0
     """Initial logit of the newest state under a static softmax."""
-    eps: NotNegative = 1e-12
+    eps: Positive = 1e-12
     """Inside the mean square of the state that makes weights per token."""
 
     def validate(self) -> None:

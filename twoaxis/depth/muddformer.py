@@ -47,7 +47,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.base.method import Normal, OneAt, Suggestion, history_card
-from twoaxis.base.options import NotNegative, Options
+from twoaxis.base.options import Options, Positive
 from twoaxis.depth.history import HistoryStream, View, Weights, defined_block
 from twoaxis.depth.plan import Plan, Read, qkv_ways
 from twoaxis.depth.site import Site
@@ -77,11 +77,11 @@ class MuddFormerConfig(Options):
     """Add the mix to the newest slot, normalised in the residual way."""
     gelu: Literal["erf", "tanh"] = "erf"
     """Exact as in the PyTorch code, or the approximation the JAX code trains with."""
-    eps: NotNegative = 1e-6
+    eps: Positive = 1e-6
     """Inside every mean square."""
     generator_scale: bool | None = None
     """The generator's norm learns a scale, as in the JAX code; None is as prenorm."""
-    generator_eps: NotNegative | None = None
+    generator_eps: Positive | None = None
     """Inside the generator's mean square; None is eps. The JAX code has 1e-6 there whatever its eps."""
     first_norms: Literal["shared", "separate"] = "shared"
     """Block 0, whose ways are equal: one pre-norm scale as in the PyTorch code, or one per way as in the JAX code."""

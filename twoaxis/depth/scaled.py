@@ -140,7 +140,7 @@ class Scaled(RowStream):
 
     def __init__(self, config: ScaledConfig, layout: Layout) -> None:
         super().__init__(config, layout)
-        form, width, blocks = config.form, layout.width, layout.blocks
+        form, width, blocks, acts = config.form, layout.width, layout.blocks, bool(self.used)
         if form == "x0":  # its rows are blocks
             self.used = [site for site in self.used if site.first]
             self.rows = {site.index: row for row, site in enumerate(self.used)}
@@ -171,7 +171,7 @@ class Scaled(RowStream):
         self.parameter("carry", count, 1, start=self._falling(1.15, 1.05), neutral=1.0, needed=form == "x0")
         self.parameter("skip", count, 1, start=self._falling(0.20, 0.05), neutral=0.0, needed=form == "x0")
         self.parameter("back_out", 1, start=0.2, neutral=0.0, needed=self.middle is not None)
-        if not (self.used and (form in FREE or config.post_norm)):  # a factor of one and a term of zero are exact
+        if not (acts and (form in FREE or config.post_norm)):  # a factor of one and a term of zero are exact
             self.neutral = "bitwise"
         if form == "deepnorm" and self.used:
             self.output_scale = (8.0 * blocks) ** -0.25
@@ -210,7 +210,7 @@ class Scaled(RowStream):
         return Seen(x if out is None else out.to(x.dtype))
 
     def _write(self, value: Scales, site: Site, y: Tensor, seen: Seen, c: Seen) -> Scales:
-        if site.index not in self.rows:
+        if not self.uses(site):
             x = seen.x + y
         else:
             x = self._sum(c.x if self.config.form == "deepnorm" else seen.x, y, self._weights_of(value, site))
@@ -218,8 +218,9 @@ class Scaled(RowStream):
         return Scales(x, value.rows, x0, x if site.index == self.middle else value.mid)
 
     def _weights_of(self, value: Scales, site: Site) -> dict[str, Any]:
-        """What a site has of the tables and the constants."""
-        row = self.rows[site.index]
+        """What a site has of the tables and the constants; of x0's none but the first of a block."""
+        if (row := self.rows.get(site.index)) is None:
+            return {}
         return {**self.row_of(site, value.rows), **{name: each[row] for name, each in self.fixed.items()}}
 
     def _sum(self, x: Tensor, y: Tensor, p: Mapping[str, Any]) -> Tensor:
@@ -255,8 +256,6 @@ class Scaled(RowStream):
         self, value: Scales, site: Site, y: Tensor | None, seen: Seen, c: Seen | None
     ) -> dict[str, Quantity]:
         """The weights of a site, one number or one per channel."""
-        if site.index not in self.rows:
-            return {}
         p = {name: torch.as_tensor(weight) for name, weight in self._weights_of(value, site).items()}
         names = {"carry": "residual", "skip": "embedding", "keep": "residual", "gain": "increment"}
         found = {name: p[key].squeeze() if p[key].numel() == 1 else p[key] for key, name in names.items() if key in p}

@@ -62,14 +62,14 @@ def attention(
     wide, n, by_key_head = routing_dtype(q.dtype), q.shape[-2], (k.shape[-3], q.shape[-3] // k.shape[-3])
     keys, values = unspoilt(k.to(wide), v.to(wide))
     q_g = q.to(wide).unflatten(-3, by_key_head).flatten(-3, -2)  # (..., Hkv, G*N, D)
-    logits = (q_g @ keys.mT * scale).unflatten(-2, (-1, n)).flatten(-4, -3)  # (..., H, N, M)
+    logits = (q_g @ keys.mT * scale).unflatten(-2, (by_key_head[1], n)).flatten(-4, -3)  # (..., H, N, M)
     if bias is not None:
         logits = logits + bias.to(wide)
     lag = lags(n, k.shape[-2], q.device)
     logits = logits.masked_fill(~in_sight(lag, window, None if reach is None else reach[..., None, :, None]), -math.inf)
     weights, _ = sink_softmax(logits, None if sink is None else sink[:, None, None])
     weights = weights.unflatten(-3, by_key_head).flatten(-3, -2)  # (..., Hkv, G*N, M)
-    return (weights @ values).unflatten(-2, (-1, n)).flatten(-4, -3).to(q.dtype)
+    return (weights @ values).unflatten(-2, (by_key_head[1], n)).flatten(-4, -3).to(q.dtype)
 
 
 def lags(n: int, m: int, device: torch.device) -> Tensor:
