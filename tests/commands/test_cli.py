@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 import twoaxis
 from tests.support.commands import run, run_child, run_line
+from twoaxis.commands.models import read_prompt
 
 HELP = """
 import sys
@@ -109,6 +111,15 @@ def test_of_several_processes_the_first_one_speaks() -> None:
     ):
         done = run("methods", "standard", env=env)
         assert (done.code, bool(done.out), done.err) == (0, speaks, "")
+
+
+def test_closed_streams_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    from twoaxis import cli
+
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert cli.run(["methods", "standard"]) == 0
+    assert read_prompt("-") == ""
 
 
 @pytest.mark.parametrize(

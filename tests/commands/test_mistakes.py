@@ -73,6 +73,8 @@ MISTAKES: list[tuple[str, str] | tuple[str, str, str]] = [
     ("train --from ~nobodyatall/model", "there is no folder or file ~nobodyatall/model"),
     ("cost --shape ~nobodyatall/model", "there is no configuration file ~nobodyatall/model"),
     ("train --data /dev/zero", "/dev/zero is no regular file, and data is read several times"),
+    ("train --data . --tokenizer bytes", "the run out lies in ., whose files are the data: choose another folder"),
+    ("data --data text --cache text/cache", "the cache text/cache lies in text, whose files are the data"),
     ("train --device meta", "device 'meta' cannot be used"),
     ("train --use exits.py", "exits.py cannot be imported: SystemExit: 0"),
     ("probe nowhere --out out", "there is no folder or file nowhere"),

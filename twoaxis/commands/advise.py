@@ -53,28 +53,25 @@ def advise(
         return _records(evidence, records)
     names = ("goal", "start", "shape", "serving", "max_overhead", "headroom", "kernels")
     given = locals()
-    said = {name: given[name] for name in names if given[name] is not None}
-    return _advise(said | {"deployment": deployment}, evidence, top, ask=not said and deployment is ONE_DEVICE)
-
-
-def _advise(said: dict[str, Any], evidence: str | None, top: int, *, ask: bool) -> Showable:
-    """Answer a question, of which the rest is asked for if somebody is there."""
+    said: dict[str, Any] = {name: given[name] for name in names if given[name] is not None}
     from twoaxis.costs.hardware import find_profile
 
-    if said["deployment"].hardware.lower() != "here":
-        find_profile(said["deployment"].hardware)  # a wrong name is refused before anything heavy is loaded
+    if deployment.hardware.lower() != "here":
+        find_profile(deployment.hardware)  # a wrong name is refused before anything heavy is loaded
     from twoaxis.base.progress import Progress
-    from twoaxis.guide.advise import Question, advise
+    from twoaxis.guide.advise import Question
+    from twoaxis.guide.advise import advise as answer
     from twoaxis.guide.evidence import read_evidence
     from twoaxis.guide.suggest import candidates
 
-    question, found = Question(**said), read_evidence(evidence)
-    if ask and all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
+    question, found = Question(**said, deployment=deployment), read_evidence(evidence)
+    alone = not said and deployment is ONE_DEVICE  # nothing is said: the rest is asked for if somebody is there
+    if alone and all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
         from twoaxis.guide.ask import ask as ask_for
 
         question = ask_for(question)
     with Progress("advise", len(candidates(question.goal)), "methods") as bar:
-        return advise(question, found, top=top, tick=lambda label: bar.advance(1, label))
+        return answer(question, found, top=top, tick=lambda label: bar.advance(1, label))
 
 
 def _records(evidence: str | None, names: tuple[str, ...]) -> Showable:

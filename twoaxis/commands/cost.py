@@ -58,26 +58,10 @@ def cost(
         raise ValueError("--grid pairs streams with mixers; give at least one --stream and one --mixer")
     if save is not None and deployment.hardware.lower() != "here":
         raise ValueError(f"--save keeps times of this machine: give --hardware here, got {deployment.hardware!r}")
-    pairs: list[Pair] = [(None, None), *((s, None) for s in stream), *((None, m) for m in mixer)]
+    pairs: list[tuple[str | None, str | None]]
+    pairs = [(None, None), *((s, None) for s in stream), *((None, m) for m in mixer)]
     pairs += [(s, m) for s in stream for m in mixer] if grid else []
-    return _predict(shape, list(dict.fromkeys(pairs)), deployment, sites=sites, plot=plot, html=html, save=save)
-
-
-Pair = tuple[str | None, str | None]
-"""A stream and a mixer."""
-
-
-def _predict(
-    shape: str,
-    pairs: list[Pair],
-    deployment: Deployment,
-    *,
-    sites: bool,
-    plot: str | None,
-    html: str | None,
-    save: str | None,
-) -> Showable:
-    """Costs of every pair."""
+    pairs = list(dict.fromkeys(pairs))
     from twoaxis.costs.hardware import find_profile, save_profile
 
     if deployment.hardware.lower() != "here":

@@ -30,6 +30,7 @@ import numpy as np
 from twoaxis.base.files import atomic_folder, claim, file_sha256, remove_partial, short_hash, user_path, write_json
 from twoaxis.base.machine import versions
 from twoaxis.data.options import bpe_size
+from twoaxis.data.sources import check_outside
 from twoaxis.data.survey import Entry, Findings, Memory, Survey, Watch, read_sealed, sealed, survey
 from twoaxis.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
 
@@ -90,6 +91,7 @@ def open_corpus(options: DataOptions, *, watch: Watch | None = None, check: bool
     trained = f"{options.tokenizer} tokenizers {versions()['tokenizers']}"
     recipe = trained if tokenizer is None else tokenizer.key
     root = cache_folder(options.cache)
+    check_outside(root, options.data, "the cache")
 
     def place(findings: Findings) -> Path:
         return root / short_hash({"format": FORMAT, "text": findings.text_hash, "tokenizer": recipe})

@@ -80,6 +80,16 @@ def list_sources(specs: Iterable[str]) -> list[Any]:
     return listed
 
 
+def check_outside(place: str | Path, specs: Iterable[str], what: str) -> None:
+    """Refuse to write into a folder whose files are the data: they would be other data when they are read again."""
+    written = Path(place).resolve()
+    for folder in (user_path(spec) for spec in specs if not spec.startswith(("hf:", "task:"))):
+        if folder.is_dir() and written.is_relative_to(folder.resolve()):
+            between = written.relative_to(folder.resolve()).parts
+            if not any(part.startswith(".") for part in between):  # what is hidden is not read
+                raise ValueError(f"{what} {place} lies in {folder}, whose files are the data: choose another folder")
+
+
 def source_name(spec: str) -> str:
     """What tables call a source: `stdlib`, `hf:...`, `file notes.txt` or `folder notes`."""
     if spec == "stdlib" or spec.startswith(("hf:", "task:")):

@@ -74,7 +74,9 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
         stack.enter_context(quietly())
         if data is None:
             from twoaxis.data.load import bars, load_data
+            from twoaxis.data.sources import check_outside
 
+            check_outside(out, run.data, "the run")
             with bars() if place.rank == 0 else contextlib.nullcontext() as watch:  # one process shows them
                 data = load_data(run, watch=watch)
         check(run, data.vocab_size)  # before there is a folder
