@@ -79,6 +79,7 @@ MISTAKES: list[tuple[str, str] | tuple[str, str, str]] = [
     ("train --use exits.py", "exits.py cannot be imported: SystemExit: 0"),
     ("probe nowhere --out out", "there is no folder or file nowhere"),
     ("compare --out out --file none.toml --stream deep_delta --task recall", "none.toml cannot be read"),
+    ("probe saved --out out", "saved is a model of twoaxis, which twoaxis train --from goes on with"),
     ("train --stream short_conv", "'short_conv' is a mixer, not a stream: give it as --mixer"),
     ("train --mixer mhc", "'mhc' is a stream, not a mixer: give it as --stream"),
     ("train --from compared", "compared is a comparison; name the model of one of its runs, such as"),

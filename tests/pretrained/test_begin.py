@@ -109,6 +109,10 @@ def test_checkpoints_hold_what_learns_and_runs_go_on_to_the_same_bits(
     assert set(load_file(newest / "model.safetensors")) == learns < set(dict(model.named_parameters()))
     again = train(asked, tmp_path / "parts")
     assert (again.weights, again.loss, again.row_losses) == (whole.weights, whole.loss, whole.row_losses)
+    run, inside = (
+        model_for_training.source_digest(str(place)) for place in (tmp_path / "whole", tmp_path / "whole/model")
+    )
+    assert run == inside
     saved = load_model(tmp_path / "whole" / "model", "cpu")
     assert sum(NAME in name for name, _ in saved.named_parameters()) == 0
     record = read_record(tmp_path / "whole" / "model")

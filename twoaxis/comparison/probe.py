@@ -23,6 +23,7 @@ from twoaxis.comparison.plan import Plan
 from twoaxis.comparison.results import Comparison
 from twoaxis.comparison.run import compare
 from twoaxis.comparison.runner.launchers import Launcher
+from twoaxis.pretrained.model_for_training import is_ours
 
 BASELINE = "standard:label=norms"
 STREAMS, MIXERS = ("depth_attention:heads=3,head_width=16",), ("short_swa:heads=3,head_width=16",)
@@ -51,6 +52,11 @@ def probe(
     place, said = Path(out), dict(options)
     if not isinstance(source, str | Path):
         said, source = {"tokenizer": "bytes"} | said, _save(source, place / AT_HAND)
+    elif is_ours(str(source)):
+        raise ValueError(
+            f"{source} is a model of twoaxis, which twoaxis train --from goes on with; a probe takes a model of "
+            "transformers: a folder with safetensors, a GGUF file or a name on the hub"
+        )
     command = command_line(out, None, options, ["probe", str(source)])
     asked = said | {"source": str(source), "controls": True}
     if Plan.load(place) is None:

@@ -96,8 +96,9 @@ def _verdicts(section: Section, *, several: bool) -> str:
     if rest := [_open(entry, difference) for entry, difference in still_open]:
         known = any(difference.detectable and not difference.diverged for _, difference in still_open)
         goal = "half of it" if section.plan.margin is None else "the margin"
-        brackets = f" (in brackets: what would have been, with {POWER:.0%} probability, and what {goal} needs)"
-        parts.append(f"not resolved at this scale and with these seeds{brackets if known else ''}: {', '.join(rest)}")
+        found = f"in brackets: the difference that is resolved with a probability of {POWER:.0%}, and what {goal} takes"
+        brackets = f" ({found})" if known else ""
+        parts.append(f"not resolved at this scale and with these seeds{brackets}: {', '.join(rest)}")
     if not parts:
         return f"{where}there is nothing but {base} to compare."
     for axis, name in NAMES.items():

@@ -158,10 +158,9 @@ def verdict(row: Costs) -> str:
     )
     if row.deployment.pipeline_stages > 1:
         pipeline, bare = row.pipeline, plain.pipeline.whole
-        line += (
-            f"Pipeline traffic is {pipeline.cached / bare:.3g} times the plain residual's when cached, "
-            f"{pipeline.whole / bare:.3g} times when forwarded whole. "
-        )
+        cached, whole = (f"{sent / bare:.3g} times" for sent in (pipeline.cached, pipeline.whole))
+        split = "" if cached == whole else f" when cached, {whole} when forwarded whole"
+        line += f"Pipeline traffic is {cached} the plain residual's{split}. "
     if row.fits:
         return f"{line}It fits: {room}; the plain residual takes {si(plain.memory.total)}."
     also = f"the plain residual {'does' if plain.fits else 'does not either'} ({si(plain.memory.total)})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.base.files import read_json
+from twoaxis.base.files import read_json, user_path
 from twoaxis.base.machine import pick_device, quietly
 from twoaxis.base.plugins import check_origins
 from twoaxis.depth.registry import STREAMS
@@ -56,6 +56,13 @@ def _load_graft(path: Path) -> Any:
         raise ValueError(f"{path} holds no model such as its config.json says: {line}") from error
 
 
+def model_folder(folder: str | Path) -> Path:
+    """The folder of a model, which a run has in `model`."""
+    path = user_path(folder)
+    inside = not (path / "config.json").is_file() and (path / "model" / "config.json").is_file()
+    return path / "model" if inside else path
+
+
 def check_folder(folder: str | Path) -> Path:
     """The folder of a model, or of a run, which has it in `model`; what is no model of ours is refused.
 
@@ -66,8 +73,7 @@ def check_folder(folder: str | Path) -> Path:
         raise ValueError(f"there is no folder {path}; give that of a saved model, or the --out of twoaxis train")
     if not path.is_dir():
         raise ValueError(f"{path} is a file; give the folder that has config.json and the weights")
-    if not (path / "config.json").is_file() and (path / "model").is_dir():
-        path = path / "model"
+    path = model_folder(path)
     config = path / "config.json"
     if not config.is_file():
         raise ValueError(no_model(path))

@@ -12,13 +12,12 @@ import copy
 import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.base.files import file_sha256, read_json, user_path
+from twoaxis.base.files import file_sha256, read_json
 from twoaxis.base.machine import quietly
 from twoaxis.base.registry import did_you_mean
-from twoaxis.model.load import KINDS
+from twoaxis.model.load import KINDS, model_folder
 from twoaxis.pretrained.choose_start import Start, choose, read_method
 from twoaxis.pretrained.record import Begun
 
@@ -34,9 +33,7 @@ FIELDS = ("placement", "blend", "mixer_blocks", "lora")
 
 def is_ours(source: str) -> bool:
     """Whether a source is a folder with a model of ours, which training goes on with, and not one to retrofit."""
-    place = user_path(source)
-    if not (place / "config.json").is_file() and (place / "model").is_dir():  # a run
-        place = place / "model"
+    place = model_folder(source)
     if not (place / "config.json").is_file():
         return False
     document = read_json(place / "config.json")
@@ -138,7 +135,8 @@ def source_digest(source: str) -> str:
 @lru_cache(maxsize=4)
 def _digest(source: str, signature: str) -> str:
     if is_ours(source):
-        names = sorted([*Path(source).glob("*.safetensors"), Path(source) / "config.json"])
+        place = model_folder(source)
+        names = sorted([*place.glob("*.safetensors"), place / "config.json"])
         files = {path.name: file_sha256(path) for path in names}
     else:
         files = _open(source, signature).digest()
@@ -157,7 +155,7 @@ def _open(source: str, signature: str) -> Source:
 
 def _signature(source: str) -> str:
     """Changes when a file of a source does; of a name on the hub, whose files do not, it is empty."""
-    path = user_path(source)
+    path = model_folder(source)
     files = sorted(path.glob("*")) if path.is_dir() else [path] if path.exists() else []
     stats = [(file.name, file.stat()) for file in files if file.is_file()]
     return ";".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)

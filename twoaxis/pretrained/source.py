@@ -18,7 +18,7 @@ from twoaxis.base.machine import needs
 from twoaxis.data.tokenizer import has_tokenizer
 from twoaxis.model.decoder_as_graft import GRAFT
 from twoaxis.model.graft_survey import first_line
-from twoaxis.model.load import KINDS, no_model, weight_files
+from twoaxis.model.load import KINDS, model_folder, no_model, weight_files
 from twoaxis.model.save import check_keys
 
 if TYPE_CHECKING:
@@ -134,9 +134,8 @@ def open_source(given: str | Path | PreTrainedModel) -> Source:
             raise ValueError(f"{path} is a file but no .gguf; give a folder with config.json and safetensors")
         return _gguf(name, path)
     if path.is_dir():
+        path = model_folder(path)
         if not (path / "config.json").is_file():
-            if (path / "model" / "config.json").is_file():  # a run
-                return _folder(name, path / "model", "folder")
             found = sorted(path.glob("*.gguf"))
             if len(found) == 1:
                 return _gguf(name, found[0])

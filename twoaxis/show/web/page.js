@@ -149,3 +149,10 @@ for (const { section, offered } of grids) {
   section.querySelector(".scroll").before(bar);
 }
 fillAll();
+
+// A table that is wider than the page fades out on the side where it goes on.
+for (const box of document.querySelectorAll(".scroll")) {
+  const mark = () => box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+  box.addEventListener("scroll", mark, { passive: true });
+  new ResizeObserver(mark).observe(box);
+}
