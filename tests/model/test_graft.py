@@ -223,11 +223,12 @@ def test_masks_wait_for_no_number_that_the_family_does_not_wait_for() -> None:
     for reach in (find_reach(device, None, given, 0), find_reach(None, device, given, 0)):
         assert reach is not None
         assert reach.shape == (2, 13)
-    check_packed(device, None, cached=False, packs=True, where="")
+    assert check_packed(device, None, cached=False, packs=True, where="") is False
 
 
 def test_packed_documents_are_refused_with_a_cache() -> None:
     model = grafted("llama", "denseformer")
+    assert model(tokens(), position_ids=torch.arange(13).expand(2, -1)).past_key_values.get_seq_length() == 13
     places = torch.cat([torch.arange(6), torch.arange(7)]).expand(2, -1)
     with pytest.raises(ValueError, match="would see each other with a cache"):
         model(tokens(), position_ids=places, use_cache=True)

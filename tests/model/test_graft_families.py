@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("transformers")
 
+import transformers
+from transformers import AutoConfig, AutoModelForImageTextToText
+
 from tests.model.graft_helpers import METHODS, gradients
-from tests.model.tiny_families import causal_types, limit, tiny
+from tests.model.tiny_families import causal_types, limit, tiny, tiny_config
 from twoaxis.model.graft import Refused, graft
 from twoaxis.model.graft_survey import difference, sample
 
@@ -83,6 +87,68 @@ def test_what_cannot_carry_a_stream_is_refused_by_the_layers_name(family: str) -
     kind, why = compare(family)
     assert kind == "refused"
     assert why.startswith(REFUSED[family])
+
+
+def seeing(name: str) -> Any:
+    """A tiny model that sees images, as many layers in its encoder as in its decoder, and a call with two images."""
+    text: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "vocab_size": 99}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 2, "head_dim": 8}
+    given = torch.randint(3, 90, (2, 12), generator=torch.Generator().manual_seed(1))
+    given[:, 2:6] = 95
+    eye: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "patch_size": 4}
+    fields: dict[str, Any] = {"image_token_id": 95}
+    if name == "llava":
+        eye |= {"num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 8, "projection_dim": 16}
+        fields |= {"text_config": {"model_type": "llama", **text}, "vision_feature_layer": -1}
+        call = {"pixel_values": torch.randn(2, 3, 8, 8)}
+    else:
+        eye |= {"depth": 3, "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 16}
+        eye |= {"window_size": 16, "fullatt_block_indexes": [1]} if name == "qwen2_5_vl" else {}
+        eye |= {"deepstack_visual_indexes": [0, 1]} if name == "qwen3_vl" else {}
+        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+        fields |= {"text_config": {**text, "rope_parameters": rope}, "vision_start_token_id": 94}
+        fields |= {"vision_end_token_id": 93}
+        call = {"pixel_values": torch.randn(32, 96), "image_grid_thw": torch.tensor([[1, 4, 4]] * 2)}
+        call["mm_token_type_ids"] = (given == 95).long()
+    model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(name, vision_config=eye, **fields))
+    return model.eval(), {"input_ids": given, **call}
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
+def test_a_model_that_sees_images_is_the_same_with_them(name: str) -> None:
+    torch.manual_seed(0)
+    model, call = seeing(name)
+    made: Any = graft(copy.deepcopy(model), "hyper_connections:readout=mean", mixer="short_swa:window=3,heads=2")
+    with torch.no_grad():
+        assert torch.equal(made(**call).logits, model(**call).logits)
+    for beams in (1, 2):  # positions in images are no documents, and features of images follow their rows
+        made_text, text = (
+            m.generate(**call, max_new_tokens=5, num_beams=beams, do_sample=False) for m in (made, model)
+        )
+        assert torch.equal(made_text, text)
+
+
+def test_features_of_images_between_layers_are_refused_by_name() -> None:
+    model, call = seeing("qwen3_vl")
+    made = graft(copy.deepcopy(model))  # an encoder of images with as many layers is not taken for the decoder
+    with torch.no_grad():
+        assert torch.equal(made(call["input_ids"] % 90).logits, model(call["input_ids"] % 90).logits)
+        with pytest.raises(Refused, match="copied to be changed in place"):
+            made(**call)
+
+
+def test_what_is_no_causal_language_model_is_refused_before_it_is_touched() -> None:
+    tiny_t5 = transformers.T5Config(d_model=16, d_kv=4, d_ff=16, num_layers=3, num_heads=2, vocab_size=32)
+    with pytest.raises(Refused, match="T5ForConditionalGeneration is an encoder with a decoder"):
+        graft(transformers.T5ForConditionalGeneration(tiny_t5))
+    llama: Any = tiny_config("llama")
+    for kind in (transformers.LlamaModel, transformers.LlamaForSequenceClassification):
+        with pytest.raises(ValueError, match=f"takes a causal language model of transformers, got {kind.__name__}"):
+            graft(kind(llama))
+    model = tiny("bert").train()
+    with pytest.raises(Refused):
+        graft(model)
+    assert model.training
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ from twoaxis.base.plugins import write_origins
 from twoaxis.depth.stream import Stream
 from twoaxis.model import graft_layers, graft_residual
 from twoaxis.model.config import Methods
-from twoaxis.model.graft_cache import add_rings, check_packed, find_reach, nbytes_by_part, rings_of
+from twoaxis.model.graft_cache import add_rings, check_packed, find_reach, nbytes_by_part, rings_of, text_positions
 from twoaxis.model.graft_config import TwoAxisConfig, as_fields
 from twoaxis.model.graft_modules import check_attention, furnish, narrow_new_, take_norms
 from twoaxis.model.graft_residual import Refused, Residual
@@ -44,6 +44,7 @@ from twoaxis.model.graft_survey import (
     difference,
     digest,
     examine,
+    first_line,
     kind_of,
     prove,
     prove_cached,
@@ -220,16 +221,17 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
     def _run(self, module: nn.Module, call: dict[str, Any], output_depth_weights: bool, return_dict: Any) -> Any:
         """`module`, the backbone or its base model, with its additions taken over."""
         given = call["input_ids"] if call.get("inputs_embeds") is None else call["inputs_embeds"]
-        mask, positions, cache = call["attention_mask"], call["position_ids"], call.pop("past_key_values")
+        mask, cache = call["attention_mask"], call.pop("past_key_values")
+        positions = text_positions(call["position_ids"])
         tokens = call.pop("token_mask", mask)
         if given.is_meta and mask is None:  # families look at numbers to make a mask, and there are none
             seen = 0 if cache is None else cache.get_seq_length()
             shape = (len(given), 1, given.shape[1], seen + given.shape[1])
             call["attention_mask"] = torch.ones(shape, dtype=torch.bool, device="meta")
-        if call["use_cache"] is None and positions is not None and mask is None and cache is None:
-            call["use_cache"] = False  # a cache keeps families from telling packed documents apart
-        remembers = cache is not None or bool(call["use_cache"])
-        check_packed(positions, mask, remembers, self._packs, type(self.backbone).__name__)
+        cached = call["use_cache"] if cache is None else True
+        cached = check_packed(positions, mask, cached, self._packs, type(self.backbone).__name__)
+        if cache is None:
+            call["use_cache"] = cached
         ring = None
         if self.mixes_tokens:
             wanted = getattr(self.config.get_text_config(), "use_cache", True)
@@ -386,8 +388,17 @@ class TwoAxisForCausalLM(TwoAxisPreTrainedModel, GenerationMixin):
             if generation_config.is_assistant:
                 ring.activate_past_recording()
 
-    def _supports_default_dynamic_cache(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return cast(Any, self.backbone)._supports_default_dynamic_cache()
+    def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
+        """The family's: it may take images or sound, which our own signature does not name."""
+        ours = inspect.signature(TwoAxisForCausalLM.forward).parameters
+        cast(Any, self.backbone)._validate_model_kwargs({k: v for k, v in model_kwargs.items() if k not in ours})
+
+    _supports_default_dynamic_cache = _familys("_supports_default_dynamic_cache")
+    # features of images are made before the first pass, and repeated for beams where a row's image tokens stand
+    _maybe_prepare_encoder_kwargs_for_generation = _familys("_maybe_prepare_encoder_kwargs_for_generation")
+    _expand_inputs_for_generation = _familys("_expand_inputs_for_generation")
+    _prepare_position_ids_for_generation = _familys("_prepare_position_ids_for_generation")
+    _update_model_kwargs_for_generation = _familys("_update_model_kwargs_for_generation")
 
 
 @torch.no_grad()
@@ -416,8 +427,11 @@ def graft(
         seed: of the new parameters that start at random.
         start: neutral computes what `model` computes, which is proved; paper starts as the method's paper does.
     """
-    if not isinstance(model, PreTrainedModel) or isinstance(model, TwoAxisPreTrainedModel):
-        raise ValueError(f"graft takes a causal language model of transformers, got {type(model).__name__}")
+    kind = type(model).__name__
+    if not isinstance(model, PreTrainedModel) or isinstance(model, TwoAxisPreTrainedModel) or not model.can_generate():
+        raise ValueError(f"graft takes a causal language model of transformers, got {kind}")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise Refused(f"{kind} is an encoder with a decoder; graft takes a causal language model, which has one stack")
     if start not in ("neutral", "paper"):
         raise ValueError(f"start is neutral or paper, got {start!r}")
     spelled: dict[str, Any] = {"stream": stream, "mixer": mixer, "placement": placement, "blend": blend, "init": init}
@@ -427,8 +441,15 @@ def graft(
     if placed or any(parameter.is_meta for parameter in model.parameters()):
         raise Refused(f"{type(model).__name__} is spread by a device map; graft first, load the saved folder with it")
     tokens, was = sample(model), model.training
-    before = model.eval()(tokens, use_cache=False).logits
-    found = examine(model, before)
+    try:
+        try:
+            before = model.eval()(tokens, use_cache=False).logits
+        except Exception as error:  # a family that wants images or sound beside the tokens
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise Refused(f"{kind} gives no logits for tokens alone ({why})") from error
+        found = examine(model, before)
+    finally:
+        model.train(was)
     config = TwoAxisConfig(
         # a copy: a live configuration would get this one's choices handed down
         text_config=copy.deepcopy(model.config),

@@ -148,15 +148,28 @@ def nbytes_by_part(cache: Cache) -> dict[str, int]:
 HOLE = "attention_mask has a hole: padding may stand on the left or on the right, not inside a row"
 
 
-def check_packed(positions: Tensor | None, mask: Any, cached: bool, packs: bool, where: str) -> None:
-    """Refuse packed documents, which positions that begin anew tell apart, where they would see each other."""
-    if positions is None or mask is not None or positions.shape[-1] < 2 or torch.compiler.is_compiling():
-        return
-    if packs and not cached:
-        return
-    if bool((positions.diff(dim=-1) != 1).any()):
+def text_positions(positions: Tensor | None) -> Tensor | None:
+    """Those along the text: of four rows, three of them in images, the first; three tell nothing of documents."""
+    if positions is None or positions.dim() < 3:
+        return positions
+    return positions[0] if len(positions) > 3 else None
+
+
+def check_packed(positions: Tensor | None, mask: Any, cached: bool | None, packs: bool, where: str) -> bool | None:
+    """Whether a pass is cached: as given, and None becomes False for packed documents, whom a cache would join.
+
+    Positions that begin anew tell documents apart; where they would see each other all the same, they are refused.
+    """
+    if positions is None or mask is not None or positions.shape[-1] < 2 or (packs and cached is False):
+        return cached
+    if torch.compiler.is_compiling():  # which cannot look at numbers
+        return bool(cached)
+    if bool((positions.diff(dim=-1) == 1).all()):
+        return cached
+    if cached or not packs:
         why = "with a cache" if packs else f"in {where}"
         raise ValueError(f"packed documents (positions that begin anew) would see each other {why}; give them apart")
+    return False
 
 
 def find_reach(mask: Any, positions: Tensor | None, given: Tensor, seen: int) -> Tensor | None:

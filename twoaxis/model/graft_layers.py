@@ -297,9 +297,13 @@ def find_layers(model: nn.Module) -> nn.ModuleList:
     config: Any = model.config
     text = config.get_text_config(decoder=True)
     counts = {getattr(text, name, None) for name in COUNTS} - {None}
-    lists = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) in counts]
-    found = [(name, m) for name, m in lists if name.split(".")[-1] in LAYER_LISTS]
-    if not found:
+    # an encoder of images or sound may have a list as long, and stands outside of what transformers calls the decoder
+    decoder: Any = getattr(model, "get_decoder", lambda: model)()
+    for part in (decoder, model):
+        lists = [(name, m) for name, m in part.named_modules() if isinstance(m, nn.ModuleList) and len(m) in counts]
+        if found := [(name, m) for name, m in lists if name.split(".")[-1] in LAYER_LISTS]:
+            break
+    else:
         raise Refused(f"{type(model).__name__} has no list of as many decoder layers as its configuration says")
     return min(found, key=lambda pair: pair[0].count("."))[1]
 

@@ -138,6 +138,10 @@ class Residual(Carried):
         """Itself: every read is."""
         return self
 
+    def clone(self) -> Any:
+        """Refused: whoever copies it changes the copy in place, as for features of images between two layers."""
+        raise Refused("the residual is copied to be changed in place, and no addition that a stream could carry")
+
     def size(self, dim: int | None = None) -> Any:
         """Of the read."""
         return self.x.shape if dim is None else self.x.shape[dim]
