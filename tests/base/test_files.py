@@ -82,7 +82,10 @@ def test_new_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with files.atomic_folder(place, replace=True) as made:
         (made / "other").write_text("3")
     assert os.listdir(place) == ["other"]
-    assert os.listdir(tmp_path) == ["model"]
+    (tmp_path / "file").touch()
+    with files.atomic_folder(tmp_path / "file", replace=True):
+        pass
+    assert sorted(os.listdir(tmp_path)) == ["file", "model"]
 
 
 def test_sweep_removes_what_a_killed_process_left(tmp_path: Path) -> None:
@@ -142,6 +145,17 @@ def test_the_place_of_a_folder_is_claimed_beside_it(tmp_path: Path) -> None:
         with files.atomic_folder(place) as made:
             (made / "whole").write_text("2")
     assert sorted(os.listdir(tmp_path)) == [f".other{files.PARTIAL}1", "model"]
+
+
+@pytest.mark.parametrize("torn", [b"", b"\xff\0", b"pid=1\n"])
+def test_a_lease_that_names_nobody_ends(torn: bytes, tmp_path: Path) -> None:
+    """As after a loss of power: a fresh one may be half written, an old one is nobody's."""
+    (tmp_path / files.LEASE).write_bytes(torn)
+    with pytest.raises(files.Claimed, match=f"if there is none, remove {tmp_path}"), files.claim(tmp_path):
+        pass
+    os.utime(tmp_path / files.LEASE, (1, 1))
+    with files.claim(tmp_path):
+        assert f"pid={os.getpid()}\n" in (tmp_path / files.LEASE).read_text()
 
 
 def test_a_lost_lease_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

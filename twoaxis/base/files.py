@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
                 os.fsync(file.fileno())
             os.replace(partial, path)
         finally:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+            _remove(partial)
         _sync(path.parent)
 
 
@@ -129,10 +129,10 @@ def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
             if path.exists():
                 os.replace(path, old)
             os.replace(partial, path)
-            shutil.rmtree(old, ignore_errors=True)
+            _remove(old)
             _sync(path.parent)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
 
 
 def check_empty(path: Path) -> None:
@@ -155,10 +155,7 @@ def check_contents(folder: Path, own: str) -> None:
 def remove_partial(folder: str | Path, of: str = "") -> None:
     """Remove what a killed process left unfinished, `of` one name or of all, in a folder that this one has claimed."""
     for left in Path(folder).glob(f".{glob.escape(of) or '*'}{PARTIAL}*"):
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
+        _remove(left)
 
 
 @contextlib.contextmanager
@@ -181,12 +178,16 @@ def claim(folder: str | Path, *, wait: bool = False, beside: bool = False) -> It
     with file_errors(folder):
         lease.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.SoftFileLease(lease, lease_duration=LEASE_SECONDS, thread_local=False)
+        with contextlib.suppress(OSError):  # one that names nobody, as after a loss of power, would never end
+            if lock.owner is None and time.time() - lease.stat().st_mtime > LEASE_SECONDS:
+                lease.unlink()
         # A dead holder is recognised at the second look, so even a claim that does not wait looks for a second.
         try:
             lock.acquire(timeout=-1 if wait else 1.0)
         except filelock.Timeout as error:
             found = lock.owner
-            holder = "unknown" if found is None else f"process {found.pid} on {found.hostname}"
+            nobody = f"unknown; if there is none, remove {lease}"
+            holder = nobody if found is None else f"process {found.pid} on {found.hostname}"
             raise Claimed(f"{folder} is in use by another process ({holder})") from error
 
     def check() -> None:
@@ -239,6 +240,13 @@ def short_hash(value: Any) -> str:
     """Twelve hexadecimal digits that stand for a JSON value, whatever the order of its keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder if it is there."""
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:
