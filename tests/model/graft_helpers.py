@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from typing import Any
 
 import torch
@@ -42,15 +44,20 @@ def tokens(rows: int = 2, length: int = TOKENS) -> Tensor:
     return torch.randint(3, 99, (rows, length), generator=torch.Generator().manual_seed(3))
 
 
-def grafted(family: str, method: str = "plain", *, active: bool = True, **changes: Any) -> Any:
+def grafted(family: str, method: str = "plain", **changes: Any) -> Any:
     """A tiny model of a family with a method, whose new parameters are off their neutral values."""
+    torch.manual_seed(0)
+    return copy.deepcopy(_grafted(family, method, **changes))
+
+
+@functools.cache
+def _grafted(family: str, method: str, **changes: Any) -> Any:
     model = graft(tiny(family, **changes), **METHODS[method])
-    if active:
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.startswith("stream.") or "twoaxis_" in name:
-                    parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("stream.") or "twoaxis_" in name:
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
     return model
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from tests.model.graft_helpers import grafted, logits, to_family, tokens
 from tests.model.test_family import BASE, SHAPES, TOKENS
+from tests.support.foreign import byte_llama, save
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.decoder_as_graft import graft_document
@@ -31,6 +33,7 @@ from twoaxis.model.graft_survey import difference, examine
 from twoaxis.model.load import load_model
 from twoaxis.model.presets import find_shape
 from twoaxis.model.save import save_decoder, why_no_graft
+from twoaxis.pretrained.source import open_source
 
 
 def decoder(**changes: Any) -> Decoder:
@@ -165,6 +168,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_decoder(made / "parallel", decoder(parallel_block=True).bfloat16())
     grafted("llama", "denseformer").save_pretrained(made / "graft", max_shard_size="20KB")
     grafted("gemma3_text", "two axes").save_pretrained(made / "gemma")
+    save(byte_llama(), made / "source")
     return made
 
 
@@ -191,10 +195,19 @@ def places(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
 
 
 WRONG = (None, True, -1, 0, 3, 2**70, 1.5, 1e300, math.nan, math.inf, "x", "", [], {}, [1], [None], {"a": 1}, ...)
+WRONG = (*WRONG, "a\nb", "\ud800", "../x", {"quant_method": 3}, {"AutoModelForCausalLM": "other/code--evil.Model"})
+
+
+def read_source(folder: str) -> None:
+    """All that a retrofit reads."""
+    found = open_source(folder)
+    found.shape()
+    found.tokenizer()
+    found.load(None)
 
 
 @pytest.mark.parametrize("times", [40, pytest.param(700, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["decoder", "parallel", "graft", "gemma"])
+@pytest.mark.parametrize("kind", ["decoder", "parallel", "graft", "gemma", "source"])
 def test_whatever_is_changed_a_folder_loads_or_is_named(kind: str, times: int, folders: Path, tmp_path: Path) -> None:
     """Any field of any of its JSON files with any wrong value, or a file that is cut off: never another error."""
     shutil.copytree(folders / kind, tmp_path, dirs_exist_ok=True)
@@ -210,10 +223,10 @@ def test_whatever_is_changed_a_folder_loads_or_is_named(kind: str, times: int, f
         else:
             change = (file.name, draw.randrange(len(before)))
             file.write_bytes(before[: change[1]])
-        for read in (lambda: load_model(tmp_path, "cpu"), lambda: find_shape(str(tmp_path))):
+        for read in (read_source if kind == "source" else load_model, find_shape):
             said = str(tmp_path)
             try:
-                read()
+                read(said)
             except ValueError as error:
                 said = str(error)
             except Exception as error:
@@ -268,13 +281,21 @@ INDEX = "model.safetensors.index.json"
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": "gone"}}']
+    ("text", "why"),
+    [
+        *((text, re.escape(INDEX)) for text in ("{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}')),
+        ('{"weight_map": {"a": "gone"}}', "lacks 1 of 1 files of weights: 'gone'"),
+        ('{"weight_map": {"a": "b\\nc"}}', r"'b\\nc'"),
+        ('{"weight_map": {"a": "../decoder/model.safetensors"}}', r"lacks .* '\.\./decoder"),  # there, but elsewhere
+    ],
 )
-def test_a_damaged_index_is_refused_by_name(text: str, folders: Path, tmp_path: Path) -> None:
-    shutil.copytree(folders / "graft", tmp_path, dirs_exist_ok=True)
-    (tmp_path / INDEX).write_text(text)
-    with pytest.raises(ValueError, match=INDEX.replace(".", r"\.") if "gone" not in text else "gone"):
-        load_model(tmp_path, "cpu")
+def test_a_damaged_index_is_refused_by_name(text: str, why: str, folders: Path, tmp_path: Path) -> None:
+    shutil.copytree(folders / "graft", tmp_path / "graft")
+    shutil.copytree(folders / "decoder", tmp_path / "decoder")
+    (tmp_path / "graft" / INDEX).write_text(text)
+    with pytest.raises(ValueError, match=why) as caught:
+        load_model(tmp_path / "graft", "cpu")
+    assert "\n" not in str(caught.value)
 
 
 def test_weights_that_are_cut_off_or_only_in_a_pickle_are_refused(tmp_path: Path) -> None:

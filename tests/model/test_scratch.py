@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("transformers")
 
 from tests.model.graft_helpers import to_family
-from tests.model.tiny_families import tiny
+from tests.model.tiny_families import tiny, tiny_config
 from twoaxis.model.config import Methods, ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.decoder_as_graft import family_fields, graft_key
@@ -22,6 +22,7 @@ from twoaxis.model.graft import TwoAxisForCausalLM
 from twoaxis.model.graft_config import TwoAxisConfig, as_fields
 from twoaxis.model.graft_from_scratch import from_scratch, on_meta, read_family, scratch_config
 from twoaxis.model.graft_survey import difference, examine, narrow, survey_of
+from twoaxis.model.variant import make_contender, with_method
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 DATA = {"vocab_size": 61, "max_position_embeddings": 64, "eos_token_id": 7}
@@ -101,6 +102,9 @@ def test_a_configuration_file_gives_the_family_and_its_fields(tmp_path: Path) ->
         ({"hidden_size": 64}, "has no model_type"),
         ({"model_type": "llama", "hiden_size": 64}, r"no field 'hiden_size' \(did you mean 'hidden_size'\?\)"),
         ({"model_type": "llama", "hidden_size": "64"}, "hidden_size must be an integer"),
+        ({"model_type": "llama", "dtype": [[]]}, "dtype must be the name of a dtype"),
+        ({"model_type": "llama", "rope_parameters": {"dtype": []}}, "is no configuration of llama: list index out"),
+        ({"model_type": "1"}, "no family '1' of causal language models"),
     ],
 )
 def test_a_wrong_configuration_file_is_named(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
@@ -129,6 +133,19 @@ def test_a_large_configuration_needs_no_weights() -> None:
     assert sum(p.numel() for p in inside.parameters()) == 4 * 3 * 32 * 128  # four taps on every projected channel
     with torch.device("meta"):
         assert model(torch.zeros(1, 16, dtype=torch.long), use_cache=False).logits.shape == (1, 16, config.vocab_size)
+
+
+def test_a_family_is_changed_in_depth_and_in_its_methods() -> None:
+    shape = TwoAxisConfig(text_config=tiny_config("gemma3_text", num_hidden_layers=6))
+    deeper = with_method(shape, make_contender("denseformer:model.num_hidden_layers=12"))
+    text: Any = deeper.text_config
+    assert [n for n, kind in enumerate(text.layer_types) if kind == "full_attention"] == [5, 11]
+    assert (deeper.num_hidden_layers, len(deeper.make_stream().layout.sites)) == (12, 25)
+    other = with_method(deeper, make_contender("muddformer", "canon"))
+    assert other.survey is deeper.survey  # nothing is run again
+    assert (other.stream, other.mixer, deeper.mixer) == ("muddformer", "canon", None)
+    with pytest.raises(ValueError, match=r"gemma3_text has no field 'hiden_size' \(did you mean 'hidden_size'\?\)"):
+        with_method(shape, make_contender("standard:model.hiden_size=3"))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from twoaxis.base.method import Quantity
 from twoaxis.depth.site import OUT, Site
 from twoaxis.depth.stream import Seen, State, Stream
 from twoaxis.inspection.measure import cosine, effective_sources, norm
+from twoaxis.model.groups import outer_streams
 from twoaxis.model.sublayers import POINTS
 from twoaxis.sequence.mixer import LocalOperator
 
@@ -134,17 +135,15 @@ def trace(model: nn.Module, *, tokens: Tokens = None) -> Iterator[Trace]:
 
 
 def find_stream(model: nn.Module) -> Stream:
-    """The one stream of a model; a stream inside a stream, as in `Blend`, is the outer one's business."""
+    """The one stream of a model."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"trace needs a model, got {type(model).__name__}")
     if any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) for m in model.modules()):
         raise ValueError("a compiled model cannot be traced, its sites are fused; trace the model before torch.compile")
-    streams = [m for m in model.modules() if isinstance(m, Stream)]
-    inside = {id(m) for s in streams for m in s.modules() if m is not s}
-    outer = [s for s in streams if id(s) not in inside]
-    if len(outer) != 1:
-        raise ValueError(f"trace needs a model with one residual stream, {type(model).__name__} has {len(outer)}")
-    return outer[0]
+    streams = outer_streams(model)
+    if len(streams) != 1:
+        raise ValueError(f"trace needs a model with one residual stream, {type(model).__name__} has {len(streams)}")
+    return streams[0][1]
 
 
 class _Recorder:

@@ -196,7 +196,8 @@ def evaluate(
     if size == 0:
         raise ValueError(f"the {tokens} counted tokens stand for no bytes; give a longer text")
     bits = total / math.log(2) / size
-    return Evaluation(total / tokens, _exp(total / tokens), bits, tokens, size, len(counted), context, stride, seconds)
+    perplexity = torch.tensor(total / tokens, dtype=torch.float64).exp().item()  # infinite where it is beyond a float
+    return Evaluation(total / tokens, perplexity, bits, tokens, size, len(counted), context, stride, seconds)
 
 
 def batches(made: Iterator[tuple[int, Window]], batch: int) -> Iterator[list[tuple[int, Window]]]:
@@ -245,10 +246,3 @@ def logits_in_parts(model: Model, ids: Tensor) -> Iterator[Tensor]:
         cache = model.make_cache()
         for part in ids.split(size, dim=1):
             yield model(input_ids=part, past_key_values=cache, use_cache=True).logits
-
-
-def _exp(loss: float) -> float:
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf

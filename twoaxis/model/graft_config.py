@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -201,6 +202,9 @@ def family_config(document: dict[str, Any]) -> PreTrainedConfig:
     for name in COUNTS:
         if fields.get(name) is not None:
             check_type(f"text_config.{name}", fields[name], Annotated[int, between(1, 2**40)])
+    for name in ("dtype", "torch_dtype"):
+        if not isinstance(fields.get(name), str | torch.dtype | None):
+            raise ValueError(f"text_config.{name} must be the name of a dtype, got {fields[name]!r}")
     rope = fields.get("rope_parameters")
     for part in [rope, *rope.values()] if isinstance(rope, dict) else []:  # some have one for each kind of layer
         if isinstance(part, dict):
@@ -208,7 +212,9 @@ def family_config(document: dict[str, Any]) -> PreTrainedConfig:
             if (kind := part.get("rope_type", "default")) not in (known := ["default", *ROPE_INIT_FUNCTIONS]):
                 raise ValueError(f"text_config.rope_parameters has rope_type {kind!r}; it is one of {', '.join(known)}")
     try:
-        return AutoConfig.for_model(family, **fields)
+        made = AutoConfig.for_model(family, **fields)
+        made.to_dict()  # which a field of a wrong type may end as well
+        return made
     except Exception as error:  # strict dataclasses raise kinds of their own
         lines = " ".join(str(error).split())
         raise ValueError(f"text_config is no configuration of {family}: {lines}") from error

@@ -21,8 +21,9 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,8 @@ LAYER_LISTS = ("layers", "h", "blocks", "block", "layer", "decoder")
 COUNTS = ("num_hidden_layers", "decoder_layers", "num_decoder_layers", "num_layers", "n_layer")
 
 
-class Joint(NamedTuple):
+@dataclass(eq=False)
+class Joint:
     """What a grafted layer or child knows of itself.
 
     Attributes:
@@ -281,7 +283,7 @@ def become(module: nn.Module, mixin: type, joint: Joint) -> None:
         if (mixin, cls) not in _CLASSES:
             _CLASSES[mixin, cls] = type(cls.__name__, (mixin, cls), {"__module__": cls.__module__})
         module.__class__ = _CLASSES[mixin, cls]
-    object.__setattr__(module, "joint", joint)
+    cast(Any, module).joint = joint
 
 
 def original_class(module: nn.Module) -> type:

@@ -111,14 +111,13 @@ def _project(layer: nn.Module, branch: Branch, kind: str, where: str, what: str)
     if not found:
         shape = "fused or latent" if kind != "mlp" else "inside experts"
         raise Refused(f"{where}: {branch.child} has no projections of its own for {what}: they are {shape}")
-    object.__setattr__(sublayer, "joint", cast(Any, sublayer).joint._replace(projections=tuple(found)))
+    cast(Any, sublayer).joint.projections = tuple(found)
     return sum(found.values())
 
 
 def _wrap(layer: nn.Module, branch: Branch) -> None:
     if branch.norm:
-        norm: Any = layer.get_submodule(branch.norm)
-        object.__setattr__(norm, "joint", norm.joint._replace(wraps=True))
+        cast(Any, layer.get_submodule(branch.norm)).joint.wraps = True
 
 
 def _copy_norm(layer: nn.Module, branch: Branch, ways: tuple[str, ...]) -> None:

@@ -38,7 +38,7 @@ FLOAT32: tuple[Role, ...] = ("router",)
 
 def roles(model: nn.Module) -> dict[str, Role]:
     """The role of every parameter, by name."""
-    streams = [path for path, _ in _streams(model)]
+    streams = [path for path, _ in outer_streams(model)]
     known: dict[str, Role] = {}
     seen: set[int] = set()
     for path, module in model.named_modules():
@@ -69,12 +69,14 @@ def _role(module: nn.Module, name: str, dimensions: int, routes: bool) -> Role:
     return "taps" if "conv" in kind.lower() else "other"
 
 
-def _streams(model: nn.Module) -> list[tuple[str, Stream]]:
-    """Streams of a model with their paths; what a stream wraps is part of it."""
+def outer_streams(model: nn.Module) -> list[tuple[str, Stream]]:
+    """Streams of a model with their paths; what a stream wraps, as `Blend` does, is part of it."""
+    inside: set[nn.Module] = set()
     streams: list[tuple[str, Stream]] = []
-    for path, module in model.named_modules():
-        if isinstance(module, Stream) and not any(path.startswith(f"{outer}.") for outer, _ in streams):
+    for path, module in model.named_modules():  # what is outside comes first
+        if isinstance(module, Stream) and module not in inside:
             streams.append((path, module))
+            inside |= {*module.modules()}
     return streams
 
 
@@ -99,7 +101,7 @@ def group_parameters(model: nn.Module, rates: Mapping[str, float] | None = None)
 def _stream_treatment(model: nn.Module, known: Mapping[str, Role]) -> dict[str, tuple[bool, float, bool]]:
     """Decay, rate and float32 of streams' parameters, as their methods say."""
     treated: dict[str, tuple[bool, float, bool]] = {}
-    for path, stream in _streams(model):
+    for path, stream in outer_streams(model):
         for group in stream.parameter_groups():
             for name in (f"{path}.{name}" for name in group.names):
                 if name in treated:

@@ -111,8 +111,9 @@ def weight_files(path: Path) -> list[Path]:
         if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
             raise ValueError(f"{index} has no weight_map, which says by key in which file each tensor is")
         names = sorted(set(found.values()))
-        if missing := [name for name in names if not (path / name).is_file()]:
-            raise ValueError(f"{path} lacks {len(missing)} of {len(names)} files of weights: {', '.join(missing[:3])}")
+        if missing := [name for name in names if Path(name).name != name or not (path / name).is_file()]:
+            listed = ", ".join(map(repr, missing[:3]))
+            raise ValueError(f"{path} lacks {len(missing)} of {len(names)} files of weights: {listed}")
         return [path / name for name in names]
     if pickles := [file.name for pattern in PICKLES for file in path.glob(pattern)]:
         raise ValueError(
