@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -18,6 +19,13 @@ def workers_are_forked() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launchers, "subprocess", like)
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports that a test writes have none: they take seconds and are drawn in test_figures.py, and once for a module
+    in test_report.py."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from twoaxis.model.presets import PRESETS
 from twoaxis.model.variant import make_contender
 from twoaxis.training.config import SharedFields, TrainConfig
 from twoaxis.training.result import Result
-from twoaxis.training.setup import make_model, model_config
+from twoaxis.training.setup import model_config
 
 BASE: dict[str, Any] = {"batch": 4, "context": 32, "tokenizer": "bytes", "model": TINY, "steps": 100}
 
@@ -307,22 +307,6 @@ def test_nearest(slope: int, start: int, goal: int, first: int) -> None:
     found = contenders.nearest(lambda n: start + slope * n, goal, first)
     off = abs(start + slope * found - goal)
     assert all(off <= abs(start + slope * n - goal) for n in range(1, 5002))
-
-
-@pytest.mark.parametrize("family", ["gemma3_text", "mixtral"])
-def test_families_have_sizes_and_are_made_wider_and_deeper(family: str) -> None:
-    streams = ["standard", "hyper_connections:streams=8,label=HC", "standard:wider=HC", "standard:deeper=HC"]
-    options: dict[str, Any] = {"sizes": "width=64:blocks=6:heads=4", "tokenizer": "bpe:2048"}
-    options |= {"model": {"num_local_experts": 2} if family == "mixtral" else {}}
-    made = make(make_plan(*streams, family=family, **options))
-    for size in made.sizes:
-        rows: Any = {made.contender(row.contender).label: row for row in made.rows if row.size == size.label}
-        wide, deep, goal = rows["standard:wider=HC"], rows["standard:deeper=HC"], rows["HC"].parameters
-        assert abs(wide.parameters - goal) < 0.01 * goal
-        assert abs(deep.parameters - goal) < rows["standard"].parameters / size.model["num_hidden_layers"]
-        assert wide.model["intermediate_size"] > size.model["intermediate_size"]
-        run = next(r for r in made.runs() if r.row == wide)
-        assert sum(p.numel() for p in make_model(made.config(run), 256).parameters()) == wide.parameters
 
 
 def test_a_comparison_takes_the_shape_of_a_configuration_file(tmp_path: Path) -> None:

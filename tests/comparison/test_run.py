@@ -208,6 +208,7 @@ def test_crashes_and_divergence_leave_the_others_alone(whole: Path, options: dic
     assert found["standard"].weights == found["shaky"].weights == plain
     failed, missing = ended.failed
     assert missing.startswith("broken, ")
+    assert ended.exit_code == 1
     assert failed.startswith(f"{missing}: crashed with SIGSEGV\n    Fatal Python error: Segmentation fault")
     (diverged,) = ended.diverged_runs
     assert re.fullmatch(r"hot, .*seed 1: the .* is (nan|inf).*", diverged)
@@ -223,27 +224,6 @@ def test_crashes_and_divergence_leave_the_others_alone(whole: Path, options: dic
             here(out, {"use": [own]})
     finally:
         (place / "fragile.py").write_text(FRAGILE)
-
-
-@pytest.mark.slow
-def test_the_command_ends_with_one_when_a_run_failed(options: dict[str, Any], place: Path) -> None:
-    out, own = place / "command", str(place / "fragile.py")
-    asked = options | {"stream": ["fragile:how=raise,label=broken", "denseformer"], "use": [own], "seeds": 1}
-    process = start("--out", str(out), *arguments(asked), "--json")
-    said, errors = process.communicate(timeout=300)
-    assert process.returncode == 1, errors
-    assert re.search("twoaxis: failed: broken, .*seed 0: RuntimeError: fragile streams break\n", errors)
-    assert re.search("twoaxis: missing: broken, .*seed 0\n", errors)
-    document = json.loads(said)
-    entries = {entry["label"]: entry for entry in document["tables"][0]["contenders"]}
-    assert document["missing_runs"] == 1
-    assert entries["broken"]["missing"] == [0]
-    assert entries["denseformer"]["finished"] == [0]
-    process = start("--out", str(out), "--batch", "3", "--use", own)
-    said, errors = process.communicate(timeout=300)
-    assert (process.returncode, said) == (2, "")
-    assert errors.startswith("twoaxis: the folder holds a comparison with other settings (batch: 2 -> 3)")
-    assert len(errors.splitlines()) == 1
 
 
 def test_a_dry_run_counts_and_writes_nothing(whole: Path, options: dict[str, Any]) -> None:
@@ -276,7 +256,7 @@ def test_contenders_that_differ_in_their_training_are_counted_and_timed_once(
     options: dict[str, Any], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "_COUNTS", {})
-    many, timed = [f"denseformer:train.weight_decay={n / 1000}" for n in range(200)], []
+    many, timed = [f"denseformer:train.weight_decay={n / 1000}" for n in range(100)], []
 
     def speeds(configs: Any, words: int) -> dict[str, Throughput]:
         timed.append(len(configs))
@@ -284,7 +264,7 @@ def test_contenders_that_differ_in_their_training_are_counted_and_timed_once(
 
     plan = prepare(options | {"stream": many}, place / "many")
     found = forecast(plan, place / "many", 2, speeds)
-    assert (len(plan.rows), len(found.lines), len(budget._COUNTS), timed) == (201, 201, 2, [2])
+    assert (len(plan.rows), len(found.lines), len(budget._COUNTS), timed) == (101, 101, 2, [2])
 
 
 @pytest.mark.slow
@@ -323,20 +303,6 @@ def test_until_resolved_runs_what_its_looks_ask_for(options: dict[str, Any], pla
     before = stamps(out)
     here(out, {})
     assert stamps(out) == before
-
-
-@pytest.mark.slow
-def test_time_and_flops_are_matched_in_real_runs(options: dict[str, Any], place: Path) -> None:
-    timed: Any = done(place / "timed", options | {"match": "time", "seeds": 1, "steps": 40})[0]
-    base, other = timed.rows
-    assert base.steps == 40
-    assert other.steps == round(40 * other.tokens_per_second / base.tokens_per_second)
-    assert done(place / "timed", {})[0].rows == timed.rows
-    asked = {"match": "flops", "seeds": 1, "steps": 120, "stream": ["deep_delta:value_channels=2"], "controls": True}
-    done(place / "matched", options | asked)
-    spent = [result.flops for result in results(place / "matched").values()]
-    assert len(spent) >= 4
-    assert max(spent) / min(spent) < 1.0202
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,15 @@ from twoaxis.comparison.statistics import (
 from twoaxis.training.config import TrainConfig
 from twoaxis.training.train import train
 
+Losses = Sequence[float | None]
+"""By seed; None where a run diverged."""
 
-def by_seed(values: list[float]) -> Sample:
+
+def by_seed(values: Losses) -> Sample:
     return Sample(dict(enumerate(values)))
 
 
-def one(baseline: list[float], contender: list[float], others: int = 0, **options: Any) -> Any:
+def one(baseline: Losses, contender: Losses, others: int = 0, **options: Any) -> Any:
     """The first of several contenders; the others only count for the correction."""
     names = {"it": by_seed(contender), **{f"other {i}": Sample({}) for i in range(others)}}
     return judge(by_seed(baseline), names, **options)["it"]
@@ -134,45 +138,49 @@ def test_what_is_simulated_is_what_is_done(looks: tuple[Look, ...], contenders: 
         assert [each.wanted for each in made.values()] == count.tolist()
 
 
-def test_few_pairs_resolve_little() -> None:
-    none = judge(Sample({0: 4.0}), {"a": Sample({1: 3.0})})["a"]
-    assert (none.mean, none.verdict, none.missing) == (None, OPEN, (0, 1))
-    single = one([4.0], [1.0])
-    assert (single.mean, single.low, single.high, single.p, single.verdict) == (-3.0, None, None, None, OPEN)
-    assert "one seed: no interval" in single.note
-    two = one([4.0, 4.0], [3.9, 3.8])
-    assert (two.low, two.verdict) == (pytest.approx(-0.15 - 12.7062047 * 0.05, abs=1e-6), OPEN)
-    found = judge(Sample({0: 4.0, 1: 4.1, 3: 4.3}), {"a": Sample({0: 3.9, 1: 4.01, 2: 2.0})}, seeds=(0, 1, 2, 3))["a"]
-    assert found.seeds == (0, 1)
+FOUR, GOOD, BAD = [4.0, 4.1, 4.2, 4.3], [3.0, 3.11, 3.2, None], [5.0, 5.11, 5.2, None]
+NEAR, HALF = [0.001, -0.001, 0.002, -0.002], [0.5, 0.5]
+UP = {"lower_is_better": False}
+STEP = UP | {"step": 1 / 64}
+CASES: dict[str, tuple[Losses, Losses, dict[str, Any], str, dict[str, Any]]] = {
+    "no pair": ([4.0], [], {}, OPEN, {"mean": None, "missing": (0,), "note": "1 of 1 seeds not finished"}),
+    "one pair": ([4.0], [1.0], {}, OPEN, {"mean": -3.0, "low": None, "high": None, "p": None, "note": "one seed: no"}),
+    "two pairs": ([4.0] * 2, [3.9, 3.8], {}, OPEN, {"low": -0.15 - 12.7062047 * 0.05}),
+    "diverged, the rest better": (FOUR, GOOD, {}, OPEN, {"diverged": (3,), "note": "diverged at 1 of 4 seeds"}),
+    "which flatters it": (FOUR, GOOD, {}, OPEN, {"note": "no fair sample"}),
+    "diverging would not have helped": (FOUR, BAD, {}, WORSE, {"diverged": (3,)}),
+    "a worse baseline diverged": (BAD, FOUR, {}, BETTER, {"diverged": ()}),
+    "a better baseline diverged": (GOOD, FOUR, {}, OPEN, {"note": "the baseline diverged at 1 of 4 seeds"}),
+    "every run diverged": (FOUR, [None] * 4, {}, OPEN, {"mean": None, "diverged": (0, 1, 2, 3)}),
+    "the same": (FOUR, FOUR, {}, OPEN, {"low": 0.0, "high": 0.0, "p": 1.0, "note": "the same at every seed"}),
+    "without variance": ([4.0] * 2, [5.0] * 2, {}, WORSE, {"p": 0.0}),
+    "inside a margin": ([0.0] * 4, NEAR, {"margin": 0.01}, EQUIVALENT, {}),
+    "outside a margin": ([0.0] * 4, NEAR, {"margin": 0.001}, OPEN, {}),
+    "small, and there": ([0.0] * 4, [each + 0.005 for each in NEAR], {"margin": 0.05}, WORSE, {}),
+    "inside, one diverged": ([0.0] * 5, [*NEAR, None], {"margin": 0.01}, OPEN, {}),
+    # Accuracies of 64 answers: one more right at both seeds says little, 60 more say much.
+    "one answer more": (HALF, [0.5 + 1 / 64] * 2, STEP, OPEN, {}),
+    "sixty answers more": ([0.0] * 2, [60 / 64] * 2, STEP, BETTER, {}),
+    "as much without steps": (HALF, [0.5 + 1 / 64] * 2, UP, BETTER, {}),
+}
+"""Losses of baseline and contender by seed, options, the verdict, and what else is found."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_verdicts_of_few_diverged_equal_and_rounded_runs(name: str) -> None:
+    baseline, contender, options, verdict, expected = CASES[name]
+    found = one(baseline, contender, **options)
+    assert found.verdict == verdict
+    for field, value in expected.items():
+        known = getattr(found, field)
+        assert value in known if field == "note" else known == value or known == pytest.approx(value, abs=1e-6)
+
+
+def test_pairs_are_made_of_the_seeds_that_both_have() -> None:
+    samples = Sample({0: 4.0, 1: 4.1, 3: 4.3}), {"a": Sample({0: 3.9, 1: 4.01, 2: 2.0})}
+    found = judge(*samples, seeds=(0, 1, 2, 3))["a"]
+    assert (found.seeds, found.missing, found.note) == ((0, 1), (2, 3), "2 of 4 seeds not finished")
     assert found.mean == pytest.approx(-0.095)
-    assert found.missing == (2, 3)
-    assert "2 of 4 seeds not finished" in found.note
-
-
-def test_diverged_runs_are_flagged_and_never_flatter() -> None:
-    baseline = by_seed([4.0, 4.1, 4.2, 4.3])
-    good = Sample({0: 3.0, 1: 3.11, 2: 3.2, 3: None})
-    found: Any = judge(baseline, {"a": good})["a"]
-    assert found.high < 0
-    assert (found.verdict, found.diverged) == (OPEN, (3,))
-    assert "diverged at 1 of 4 seeds" in found.note
-    assert "no fair sample" in found.note
-    bad = Sample({0: 5.0, 1: 5.11, 2: 5.2, 3: None})
-    assert judge(baseline, {"a": bad})["a"].verdict == WORSE  # diverging would not have helped
-    assert judge(bad, {"a": baseline})["a"].verdict == BETTER
-    fallen = judge(good, {"a": baseline})["a"]
-    assert (fallen.verdict, fallen.diverged) == (OPEN, ())
-    assert "the baseline diverged at 1 of 4 seeds" in fallen.note
-    every = judge(baseline, {"a": Sample(dict.fromkeys(range(4)))})["a"]
-    assert (every.mean, every.verdict, every.diverged) == (None, OPEN, (0, 1, 2, 3))
-
-
-def test_no_variance() -> None:
-    same = one([4.0, 4.1, 4.2], [4.0, 4.1, 4.2])
-    assert (same.mean, same.low, same.high, same.p, same.verdict) == (0.0, 0.0, 0.0, 1.0, OPEN)
-    assert "the same at every seed" in same.note
-    apart = one([4.0, 4.0], [5.0, 5.0])
-    assert (apart.p, apart.verdict) == (0.0, WORSE)
 
 
 def test_the_error_over_held_out_rows_is_in_the_interval() -> None:
@@ -203,6 +211,8 @@ def test_planned_looks_share_alpha_and_added_ones_spend_more() -> None:
         assert planned_looks(most) == (Look(4, 0.5), Look(8, 0.25), Look(most, 0.25))
     assert planned_looks(3) == one_look(3)
     assert added_looks((6, 12, 24)) == (Look(6, 1.0), Look(12, 0.5), Look(24, 0.25))
+    naive = tuple(Look(n, 1.0) for n in range(4, 17))
+    assert wrong("normal", 2, naive, 2000) > 0.1  # what looks are for
 
 
 def test_a_look_counts_when_all_it_is_about_have_ended() -> None:
@@ -234,18 +244,6 @@ def test_looks_that_contradict_each_other_resolve_nothing() -> None:
     (it,) = tables(apart, (Look(4, 0.5), Look(64, 0.5))).values()
     assert it.verdict == OPEN
     assert "the looks contradict each other" in it.note
-
-
-def test_equivalence_is_an_interval_inside_the_margin() -> None:
-    near = [0.001, -0.001, 0.002, -0.002]
-    for values, margin, verdict in (
-        (near, 0.01, EQUIVALENT),
-        (near, 0.001, OPEN),
-        ([each + 0.005 for each in near], 0.05, WORSE),  # small, and there
-    ):
-        assert one([0.0] * 4, values, margin=margin).verdict == verdict
-    gone = judge(by_seed([0.0] * 5), {"a": Sample(dict(enumerate([*near, None])))}, margin=0.01)["a"]
-    assert gone.verdict == OPEN
 
 
 @given(freedom=st.integers(1, 40), alpha=st.floats(1e-3, 0.2), effect=st.floats(0.1, 5))
@@ -294,16 +292,8 @@ def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert one([4.0], [4.0]).mean == 0  # one seed has no interval
 
 
-def test_equal_rounded_values_are_no_certainty() -> None:
-    # Accuracies of 64 answers: one more right at both seeds says little, 60 more say much.
-    half, more = [0.5, 0.5], [0.5 + 1 / 64] * 2
-    assert one(half, more, lower_is_better=False, step=1 / 64).verdict == OPEN
-    assert one([0.0, 0.0], [60 / 64] * 2, lower_is_better=False, step=1 / 64).verdict == BETTER
-    assert one(half, more, lower_is_better=False).verdict == BETTER
-
-
 @pytest.mark.parametrize("noise", NOISE)
-@pytest.mark.parametrize("contenders", [1, 2, 5, 10])
+@pytest.mark.parametrize("contenders", [1, 3, 10])
 def test_equals_are_told_apart_at_the_nominal_rate(noise: str, contenders: int) -> None:
     trials = 2000
     error = math.sqrt(0.05 * 0.95 / trials)
@@ -312,8 +302,6 @@ def test_equals_are_told_apart_at_the_nominal_rate(noise: str, contenders: int) 
     assert rates[2] >= 0.01  # valid, and not by never saying anything
     rates = [wrong(noise, contenders, one_look(4), trials, ratio=ratio) for ratio in (0.25, 1.0, 4.0, 16.0)]
     assert max(rates) <= 0.05 + (0.015 if noise == "plateau" else 0) + 3 * error, rates
-    naive = tuple(Look(n, 1.0) for n in range(4, 17))
-    assert wrong("normal", 2, naive, trials) > 0.1  # what looks are for
 
 
 def test_a_planted_difference_is_resolved_with_its_sign() -> None:

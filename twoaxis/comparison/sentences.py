@@ -259,33 +259,16 @@ def initial_weights(found: Comparison) -> list[str]:
 
 
 def matched(found: Comparison) -> list[str]:
-    """What was the same for all contenders."""
-    if found.plan.match == "time":
-        return [
-            f"Contenders were matched by time, by a throughput measured once before the runs, {CLOCK}; where it "
-            "differs from the baseline's by less than it varied, it counts as equal."
-        ]
-    if found.plan.match == "flops":
-        return ["Contenders were matched by training operations, within the rounding to whole steps."]
-    return ["Contenders were matched by training tokens; what they cost besides is in the tables."]
-
-
-def speed_up_needs(found: Comparison) -> list[str]:
-    """What is missing to express a difference as a speed-up."""
-    if found.plan.base.source is not None or any(scaling.law is not None for scaling in found.laws.values()):
+    """How time was made the same for all contenders."""
+    if found.plan.match != "time":
         return []
-    if any(entry.worth for entry in found.entries):
-        return []
-    return ["The effective speed-up needs --exchange, --sizes (three or more), or a law given by --l-inf and --alpha."]
+    return [
+        f"Contenders were matched by time, by a throughput measured once before the runs, {CLOCK}; where it "
+        "differs from the baseline's by less than it varied, it counts as equal."
+    ]
 
 
-def diverged(found: Comparison) -> list[str]:
-    """How many runs diverged."""
-    runs = sum(len(entry.diverged) for entry in found.entries)
-    return [f"{_count(runs, 'run')} diverged."] if runs else []
-
-
-CONDITIONS = (source, recipe, rates, initial_weights, matched, speed_up_needs, diverged)
+CONDITIONS = (source, recipe, rates, initial_weights, matched)
 
 
 def unsigned(value: float) -> str:
