@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import twoaxis
 from tests.support.numbers import close, randn
@@ -35,6 +37,7 @@ VARIANTS = [
     for options in STREAMS.find(name).variants
 ]
 every_stream = pytest.mark.parametrize(("name", "options"), VARIANTS)
+some_streams = pytest.mark.parametrize(("name", "options"), VARIANTS[::4])
 every_method = pytest.mark.parametrize("name", stream_names())
 
 
@@ -246,6 +249,67 @@ def test_second_derivatives_and_forward_mode(name: str, options: Any) -> None:
         grads = torch.autograd.grad((whole(x) * probe).sum(), list(whole.parameters()), allow_unused=True)
         along = torch.stack([(g * moved[n]).sum() for n, g in zip(own, grads, strict=True) if g is not None])
         close(slope, along.sum(), 1e-10, least=along.abs().sum().item())
+
+
+def gradients(out: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Of a random cotangent in what is not frozen, zero where it is not used."""
+    learning = [leaf for leaf in leaves if leaf.requires_grad]
+    if not out.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in learning]
+    found = torch.autograd.grad(out, learning, randn(*out.shape, seed=6), allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(learning, found, strict=True)]
+
+
+def by_stages(stream: Stream, x: Tensor, around: Callable[..., tuple[Tensor, ...]]) -> Tensor:
+    """The pass with each block behind `around`, between `unpack` and `pack`."""
+
+    def stage(number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        sites = stream.sites_of(number)
+        return stream.pack(visit(stream, stream.unpack(tensors, sites[0]), sites, acting(stream)))
+
+    tensors = stream.pack(stream.open(x))
+    for number in range(BLOCKS):
+        tensors = around(stage, number, *tensors)
+    return stream.close(stream.unpack(tensors, stream.layout.out))
+
+
+@some_streams
+def test_recomputed_and_offloaded(name: str, options: Any) -> None:
+    """Blocks recomputed in a pass that is recomputed, by both kinds of checkpoints, and saved tensors elsewhere."""
+    stream, x = make(name, options), randn(2, 3, WIDTH, grad=True)
+    leaves, again = [x, *stream.parameters()], partial(checkpoint, use_reentrant=False)
+    with using("reference"):
+        want = gradients(run(stream, x), leaves)
+    with torch.autograd.graph.save_on_cpu():
+        out = run(stream, x)
+    found = [gradients(out, leaves), gradients(again(lambda x: by_stages(stream, x, again), x), leaves)]
+    out = by_stages(stream, x, partial(checkpoint, use_reentrant=True))  # the kind that `autograd.grad` refuses
+    (out * randn(*out.shape, seed=6)).sum().backward()
+    found.append([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
+    least = max(g.abs().max().item() for g in want)
+    for each in found:
+        for a, b in zip(each, want, strict=True):
+            close(a, b, 1e-11, least=least)
+
+
+@some_streams
+def test_what_is_frozen_or_cut_off(name: str, options: Any) -> None:
+    """No, every other and every parameter frozen; an input with and without a gradient; detached between blocks."""
+    stream = make(name, options)
+
+    def cut(stage: Callable[..., tuple[Tensor, ...]], number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return stage(number, *(t.detach() if number == 1 else t for t in tensors))
+
+    for frozen in ((), (0,), (0, 1)):
+        for number, parameter in enumerate(stream.parameters()):
+            parameter.requires_grad_(number % 2 not in frozen)
+        for x in (randn(2, 3, WIDTH), randn(2, 3, WIDTH, grad=True)):
+            leaves = [x, *stream.parameters()]
+            with using("reference"):
+                want = gradients(by_stages(stream, x, cut), leaves)
+            least = max((g.abs().max().item() for g in want), default=0.0)
+            for a, b in zip(gradients(by_stages(stream, x, cut), leaves), want, strict=True):
+                close(a, b, 1e-11, least=max(least, 1e-3))
 
 
 class Whole(nn.Module):
