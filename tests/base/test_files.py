@@ -88,20 +88,6 @@ def test_new_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["file", "model"]
 
 
-def test_sweep_removes_what_a_killed_process_left(tmp_path: Path) -> None:
-    program = (
-        "import os, sys; from twoaxis.base import files\n"
-        f"with files.atomic_folder({str(tmp_path / 'x')!r}) as made:\n"
-        "    (made / 'half').write_text('1'); os.kill(os.getpid(), 9)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], check=False)
-    assert done.returncode == -9
-    assert len(os.listdir(tmp_path)) == 1
-    assert not (tmp_path / "x").exists()
-    files.remove_partial(tmp_path)
-    assert os.listdir(tmp_path) == []
-
-
 def test_log_survives_a_cut_line(tmp_path: Path) -> None:
     log = files.JsonLines(tmp_path / "log.jsonl")
     assert log.read() == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import Done, run
-from twoaxis.base.plugins import fingerprints, load_entry_points, use
+from twoaxis.base.plugins import check_origins, fingerprints, load_entry_points, use, use_options
 
 STRANGE = """
 import twoaxis
@@ -58,6 +58,16 @@ def test_methods_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.Mon
         assert command("generate run --prompt x") == (2, "", missed)
     finally:
         load_entry_points.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "damaged", ["[]", "{}", '{"methods": []}', '{"methods": {"a": 1}}', '{"methods": {"a": {}}}', "["]
+)
+def test_a_damaged_list_of_origins_is_named(damaged: str, tmp_path: Path) -> None:
+    (tmp_path / "methods.json").write_text(damaged)
+    for ask in (lambda: use_options(tmp_path), lambda: check_origins(tmp_path, [])):
+        with pytest.raises(ValueError, match=r"methods\.json is (damaged|not a JSON document): "):
+            ask()
 
 
 def test_files_with_methods_of_ones_own(tmp_path: Path) -> None:

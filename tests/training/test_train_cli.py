@@ -137,6 +137,8 @@ def test_a_result_has_a_page_with_its_losses(tmp_path: Path) -> None:
     assert {file.suffix for file in saved.files} == {".md", ".html", ".json", ".svg", ".png"}
     assert f"{result.loss:.4f} nats per token" in (folder / "report" / "report.html").read_text()
     assert result.exit_code == 0
+    (folder / "log.jsonl").write_text('{"a": 1}\n{"tokens": "x", "loss": 1}\n{"tokens": 1, "loss": "y"}\n')
+    assert result.document().charts == ()
     assert dataclasses.replace(result, status="diverged", message="the loss is nan").exit_code == 1
 
 

@@ -72,7 +72,15 @@ def check_origins(folder: str | Path, known: Iterable[str]) -> None:
 
 def _origins(folder: str | Path) -> dict[str, dict[str, str]]:
     path = Path(folder) / ORIGINS
-    return read_json(path)["methods"] if path.is_file() else {}
+    found = read_json(path) if path.is_file() else {"methods": {}}
+    methods = found.get("methods") if isinstance(found, dict) else None
+    if not isinstance(methods, dict) or not all(_is_origin(where) for where in methods.values()):
+        raise ValueError(f"{path} is damaged: it does not say where methods came from; save the model again")
+    return methods
+
+
+def _is_origin(where: Any) -> bool:
+    return isinstance(where, dict) and any(isinstance(where.get(name), str) for name in ("file", "package"))
 
 
 def use(*paths: str | Path) -> None:

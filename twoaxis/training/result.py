@@ -114,7 +114,8 @@ def loss_chart(log: list[dict[str, Any]]) -> Chart | None:
     """Training and held-out loss against tokens; None where nothing was logged."""
     lines = []
     for label, key in (("training", "loss"), ("held-out", "held_out_loss")):
-        points = [(record["tokens"], record[key]) for record in log if record.get(key) is not None and record["tokens"]]
+        found = [(record.get("tokens"), record.get(key)) for record in log]
+        points: list[Any] = [(x, y) for x, y in found if x and all(isinstance(each, int | float) for each in (x, y))]
         if points:
             lines.append(Line(label, tuple(x for x, _ in points), tuple(y for _, y in points)))
     if not lines:
