@@ -79,6 +79,16 @@ def test_launchers_are_found_by_name_and_refuse_what_they_lack() -> None:
         assert (launcher.ended(), launcher.said) == end
 
 
+def test_runs_share_out_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 5)
+    assert default_jobs(None) == (5, [f"cuda:{number}" for number in range(5)])
+    assert default_jobs("cuda", 2) == (2, ["cuda:0,1", "cuda:2,3"])
+    assert default_jobs("cuda") == (1, ["cuda"])
+    with pytest.raises(ValueError, match="8 processes needs a GPU for each; 5 here"):
+        default_jobs(None, 8)
+
+
 def test_a_folder_that_somebody_works_on_is_joined(place: Path) -> None:
     out, options = place / "together", asked(place, stream=["denseformer"], seeds=1)
     prepare(options, out).save(out)

@@ -5,10 +5,9 @@
 Without --all a few models are taken. Of those that are taken --part has the second, seventh, twelfth, ... alone, so
 that a sweep can be made in slices.
 
-Each line of the first process is a JSON record: what, case, error (largest difference of any gradient as a part of the
-largest gradient, or of the loss), payload (bytes per token over each boundary) and planned; or why it was refused. An
-error above 2e-6 in float32 has its `condition`: how far exact gradients move when weights and activations are rounded
-otherwise.
+Each line of the first process is a JSON record: what, case, error (the largest of the loss and of any gradient, each as
+a part of its own), payload (bytes per token over each boundary) and planned; or why it was refused. In float32
+`roundings` is the largest of the errors above 2e-6 as a multiple of how far one process is off the exact gradient.
 """
 
 from __future__ import annotations
@@ -43,6 +42,8 @@ from twoaxis.sequence.registry import MIXERS, mixer_names
 ROWS, CONTEXT, VOCABULARY = 8, 12, 40
 SINGLE = 2e-6
 """The error that float32 may have."""
+SMALL = 1e-4
+"""Gradients below this part of the largest may be sums that cancel, and nothing but rounding."""
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,
@@ -161,13 +162,13 @@ def alone(fields: str, double: bool = False, nudge: int | None = None) -> tuple[
 
 @torch.no_grad()
 def round_otherwise(model: nn.Module, seed: int) -> None:
-    """Move weights, and what layers are given and return, by up to half a unit in their last place in float32."""
+    """Move weights, and what layers are given and return, by up to half a unit in their last place, and round them."""
     drawn = torch.Generator().manual_seed(seed)
 
     def moved(x: Any) -> Any:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
-        return x * (1.0 + (torch.rand(x.shape, generator=drawn, dtype=torch.float64) * 2.0 - 1.0) * 2.0**-24)
+        return (x * (1.0 + (torch.rand(x.shape, generator=drawn, dtype=torch.float64) * 2.0 - 1.0) * 2.0**-24)).to(x)
 
     for parameter in model.parameters():
         parameter.copy_(moved(parameter))
@@ -178,9 +179,14 @@ def round_otherwise(model: nn.Module, seed: int) -> None:
 
 
 @lru_cache(1)
-def condition(fields: str) -> float:
-    """How far exact gradients and loss of one process move by rounding: those of float32 cannot be expected nearer."""
-    return max(difference(*alone(fields, True, nudge), *alone(fields, True)) for nudge in range(8))
+def inexact(fields: str) -> Mapping[str, float]:
+    """By parameter, how far gradients of one process in float32 may be off the exact ones, as values happen to round.
+
+    Two that compute in float32 cannot be expected to be nearer to each other than both are off.
+    """
+    exact = alone(fields, True)
+    found = [differences(*alone(fields, False, nudge), *exact) for nudge in range(8)]
+    return {name: max(errors[name] for errors in found) for name in found[0]}
 
 
 def against_one(loss: Tensor, grads: Gradients, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,27 +195,29 @@ def against_one(loss: Tensor, grads: Gradients, fields: Mapping[str, Any]) -> di
     if dist.get_rank():
         return {}
     spelled = json.dumps(fields)
-    found = {"error": difference(float(loss), grads, *alone(spelled))}
+    errors = differences(float(loss), grads, *alone(spelled))
+    found = {"error": max(errors.values())}
     if torch.get_default_dtype() == torch.float32:
-        found["condition"] = condition(spelled) if found["error"] > SINGLE else 0.0
+        over = [error / inexact(spelled)[name] for name, error in errors.items() if error > SINGLE]
+        found["roundings"] = max(over, default=0.0)
     return found
 
 
-def difference(loss: float, grads: Gradients, want_loss: float, want: Gradients) -> float:
-    """The largest error; a gradient that is missing or too many is infinitely wrong."""
+def differences(loss: float, grads: Gradients, want_loss: float, want: Gradients) -> dict[str, float]:
+    """Errors of the loss and of gradients by name, each as a part of its own largest number.
+
+    A gradient that is missing or too many is infinitely wrong, and one below a part of the largest is a part of that.
+    """
     largest = max(float(g.abs().max()) for g in want.values() if g is not None)
-    error = abs(loss - want_loss) / abs(want_loss)
+    errors = {"loss": abs(loss - want_loss) / abs(want_loss)}
     for name, g in want.items():
         mine = grads.get(name)
-        if g is None and mine is None:
-            continue
-        if g is None or mine is None:
-            # an engine may give zeros where autograd gives nothing
-            other = mine if g is None else g
-            error = max(error, 0.0 if other is not None and not other.any() else float("inf"))
-            continue
-        error = max(error, float((mine - g).abs().max()) / largest)
-    return error
+        if g is not None and mine is not None:
+            errors[name] = float((mine - g).abs().max()) / max(float(g.abs().max()), SMALL * largest)
+        else:  # an engine may give zeros where autograd gives nothing
+            only = mine if g is None else g
+            errors[name] = 0.0 if only is None or not only.any() else float("inf")
+    return errors
 
 
 def mine(x: Tensor, part: int, parts: int) -> Tensor:

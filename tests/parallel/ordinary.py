@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 from transformers.distributed.configuration_utils import DistributedConfig  # noqa: E402
 
-from tests.parallel.cases import CONTEXT, VOCABULARY, difference, make  # noqa: E402
+from tests.parallel.cases import CONTEXT, VOCABULARY, differences, make  # noqa: E402
 from twoaxis.integrations.trainer import Float32Stream  # noqa: E402
 from twoaxis.model.graft import TwoAxisForCausalLM  # noqa: E402
 from twoaxis.parallel.shard import whole_tensor  # noqa: E402
@@ -137,7 +137,7 @@ def main(folder: Path) -> None:
         records[name] = {
             "loss": float(total) / 2,
             "alone": float(alone),
-            "error": difference(float(total) / 2, grads, float(alone), want),
+            "error": max(differences(float(total) / 2, grads, float(alone), want).values()),
             "units": sum(isinstance(module, FSDPModule) for module in model.modules()),
             "parts": sum(isinstance(p, DTensor) and p.to_local().numel() < p.numel() for p in model.parameters()),
         }

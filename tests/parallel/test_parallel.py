@@ -9,7 +9,7 @@ import sys
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from twoaxis.model.decoder import Decoder
 from twoaxis.model.stages import boundaries, plan
 from twoaxis.parallel.pipeline import Pipeline, check_pipeline
 from twoaxis.parallel.shard import find_blocks
-from twoaxis.parallel.tensor import spread_tensors
+from twoaxis.parallel.tensor import spread_plan
 
 EXACT = 1e-12
 """In float64: what rounding leaves, and far less than any error of an exchange."""
@@ -61,7 +61,7 @@ HIDDEN = "mlp has no projections of its own for hidden: they are inside experts"
 def check(records: list[dict[str, Any]], count: int) -> None:
     """Errors and bytes of all records, of which there are so many.
 
-    Where gradients move by more than half the bound of float32 when a model is rounded otherwise, each side may do so.
+    Where a float32 gradient of one process is off the exact one, two sides may be off.
     """
     assert len(records) == count
     for record in records:
@@ -70,8 +70,7 @@ def check(records: list[dict[str, Any]], count: int) -> None:
         assert (HIDDEN in said) == _needs_hidden_channels(record["case"]), record
         assert not said or MIXED in said or HIDDEN in said, record
         if not said:
-            bound = max(SINGLE, 2.0 * record["condition"]) if "condition" in record else EXACT
-            assert record["error"] < bound, record
+            assert record["error"] < EXACT or record.get("roundings", 2.0) < 2.0, record
             assert record.get("payload") == record.get("planned"), record
             assert not record.get("left"), record
 
@@ -237,7 +236,7 @@ def test_heads_that_a_stream_learns_to_mix_are_not_spread(name: str, methods: di
     shape: Any = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     model = Decoder(ModelConfig(**shape, stream=name, **methods))
     with pytest.raises(ValueError, match=f"{name} learns how to mix keys and values, whose heads tp spreads; use fsdp"):
-        spread_tensors(model, cast(Any, None))
+        spread_plan(model, 2)
 
 
 def test_blocks_are_those_of_a_model_with_a_stream() -> None:

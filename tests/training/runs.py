@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import os
 import signal
@@ -152,15 +153,19 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def processes(config: TrainConfig, folders: Sequence[Path]) -> list[Fork]:
-    """A run in as many processes as there are folders, as torchrun starts them; all folders are one, or should be."""
+def processes(config: TrainConfig, folders: Sequence[Path], **last: Any) -> list[Fork]:
+    """A run in as many processes as there are folders, as torchrun starts them; all folders are one, or should be.
+
+    So are their configurations, of which the last one may have other fields.
+    """
     common = {"WORLD_SIZE": len(folders), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
 
     def environment(rank: int) -> Callable[[], None]:
         own = {name: str(value) for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
         return lambda: os.environ.update(own)
 
-    return [Fork(config, folder, before=environment(rank)) for rank, folder in enumerate(folders)]
+    configs = [config] * (len(folders) - 1) + [dataclasses.replace(config, **last)]
+    return [Fork(configs[rank], folder, before=environment(rank)) for rank, folder in enumerate(folders)]
 
 
 def _child(config: TrainConfig, folder: Path, before: Callable[[], None] | None) -> int:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import signal
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.training.runs import numbers, processes, small
+from twoaxis.base.files import FileError
 from twoaxis.commands.train_plan import plan_training
 from twoaxis.model.load import load_model
-from twoaxis.training.checkpoint import checkpoints, weights, weights_digest
+from twoaxis.training.checkpoint import checkpoints, wait_for_checkpoint, weights, weights_digest
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.engines.processes import Degrees
+from twoaxis.training.engines import distributed
+from twoaxis.training.engines.processes import Degrees, Place, make_engine
 from twoaxis.training.folder import load_log
 from twoaxis.training.result import load_result
-from twoaxis.training.setup import model_config
+from twoaxis.training.setup import make_model, model_config
 from twoaxis.training.train import train
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -151,10 +160,49 @@ def test_a_dry_run_plans_what_each_process_holds() -> None:
     alone = plan_training(config, 40)
     halves = plan_training(dataclasses.replace(config, parallel="fsdp=2"), 40)
     assert (alone.processes, alone.held, alone.memory["gathered"]) == (1, alone.parameters, 0)
-    assert (halves.processes, halves.held) == (2, alone.parameters / 2)
-    assert halves.memory["moments"] == alone.memory["moments"] / 2 == 4 * alone.parameters
+    assert halves.processes == 2
+    assert halves.memory["moments"] == 8 * halves.held
     stages = plan_training(dataclasses.replace(config, parallel="pp=2,virtual=2,micro_batches=4"), 40)
     assert len(stages.boundaries) == 3
-    assert alone.parameters / 2 < stages.held < alone.parameters  # each has the stream, and the ends the embedding
-    with pytest.raises(ValueError, match=r"4 blocks cannot be cut into 3 stages; \[1, 2, 4\] stages can"):
-        plan_training(dataclasses.replace(config, parallel="pp=3"), 40)
+    for parallel, options, said in (
+        ("pp=3", {}, r"4 blocks cannot be cut into 3 stages; \[1, 2, 4\] stages can"),
+        ("tp=2", {"stream": "depth_kv", "model": {**SHAPE, "blend": True}}, "learns how to mix keys and values"),
+        ("tp=2", {"model": {**SHAPE, "intermediate_size": 45}}, "45 hidden channels of the MLP cannot be spread over"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            plan_training(dataclasses.replace(config, parallel=parallel, **options), 40)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "parallel",
+    ["dp=2", "fsdp=4", "dp=2,fsdp=2", "tp=2", "fsdp=3,tp=2", "pp=4", "fsdp=2,pp=2,virtual=2,micro_batches=4"],
+)
+def test_the_fullest_process_holds_what_is_planned(parallel: str, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process in turn, in a group that exchanges nothing, builds its part of the model."""
+    model = RUN["model"] | {"tie_word_embeddings": tied}
+    run = small(**RUN | {"parallel": parallel, "model": model, "batch": 96, "mixer": "canon:set=ABC"})
+    for name, none in (("materialise", lambda *_: None), ("count_parameters", lambda _: None)):
+        monkeypatch.setattr(distributed, name, none)
+    monkeypatch.setattr(dist, "new_group", lambda **_: None)
+    planned, held = plan_training(run, 40), []
+    for rank in range(planned.processes):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=planned.processes)
+        try:
+            degrees = Degrees.read(parallel, planned.processes)
+            engine = make_engine(run, Place(rank, planned.processes, torch.device("cpu")), degrees)
+            local: Any = [
+                getattr(p, "_local_tensor", p) for p in engine.build(lambda: make_model(run, 40)).parameters()
+            ]
+        finally:
+            dist.destroy_process_group()
+        held.append(sum(part.numel() for part in local))
+    assert max(held) == planned.held
+
+
+def test_a_file_that_one_process_cannot_write_is_named_in_a_line(tmp_path: Path) -> None:
+    """torch raises what is no `Exception`, with those of all processes in it."""
+    job: Any = SimpleNamespace(folder=SimpleNamespace(checkpoints=tmp_path), saving=Future())
+    job.saving.set_exception(CheckpointException("", {1: (OSError(errno.EFBIG, "File too large"), None)}))  # type: ignore[dict-item]
+    with pytest.raises(FileError, match=f"{tmp_path} cannot be written: File too large"):
+        wait_for_checkpoint(job)

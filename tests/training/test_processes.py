@@ -42,6 +42,12 @@ def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
     refused = processes(small(**RUN | {"batch": 6}), [tmp_path / "refused"] * 2)
     assert [fork.wait() for fork in refused] == [2, 2]
     assert "accumulate (2) times the 2 processes must divide it" in refused[1].text
+    apart = processes(
+        small(**RUN), [tmp_path / "apart"] * 2, lr=0.5, parallel="fsdp=2"
+    )  # other machines, other commands
+    assert [fork.wait() for fork in apart] == [2, 2]
+    said = "process 1 was started otherwise than process 0: lr is 0.5 there and 0.004 here; parallel is 'fsdp=2' there"
+    assert said in apart[0].text
 
 
 def test_three_processes_repeat_the_same_bits(tmp_path: Path) -> None:

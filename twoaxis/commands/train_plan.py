@@ -30,7 +30,7 @@ class TrainPlan(Showable):
     examples: int  # examples of a micro-batch
     passes: int  # micro-batches of a process and step
     parameters: int  # of the whole model
-    held: float  # numbers that the fullest process holds
+    held: int  # numbers that the fullest process holds
     memory: dict[str, float]  # its bytes, by what they are
     boundaries: tuple[int, ...]  # bytes per token that cross each boundary of a pipeline, forward
 
@@ -111,29 +111,31 @@ def plan_training(run: TrainConfig, vocabulary: int) -> TrainPlan:
     )
 
 
-def _numbers(model: Any, degrees: Degrees) -> tuple[float, float]:
+def _numbers(model: Any, degrees: Degrees) -> tuple[int, int]:
     """Numbers that the fullest process holds, and those that it holds whole for a while."""
-    from twoaxis.model.sublayers import MLP, Attention
+    from twoaxis.parallel.tensor import COLUMNS, ROWS, spread_plan
 
-    def count(module: Any) -> int:
-        return sum(p.numel() for p in module.parameters())
+    styles = spread_plan(model, degrees.tp) if degrees.tp > 1 else {}
 
-    blocks = []
-    for layer in model.layers:
-        hosts = [m for m in layer.modules() if isinstance(m, Attention | MLP) and m.inside is None]
-        spread = sum(p.numel() for m in hosts for n, p in m.named_parameters() if n.endswith("_proj.weight"))
-        blocks.append(count(layer) - spread + spread / degrees.tp)
-    stream, norm = count(model.stream), count(model.norm)
-    embedding, head = count(model.embed_tokens), 0 if model.lm_head is None else count(model.lm_head)
-    per = len(blocks) // (degrees.pp * degrees.virtual)
-    found = []
-    for stage in range(degrees.pp):
-        first, last = stage == 0, stage == degrees.pp - 1
-        own = [
-            n for c in range(stage, degrees.pp * degrees.virtual, degrees.pp) for n in blocks[c * per : (c + 1) * per]
-        ]
-        ends = embedding * (first or (last and not head)) + (head + norm) * last
-        parts = sum(own) + ends + (0 if degrees.pp > 1 else stream)
-        held = parts / degrees.fsdp + (stream if degrees.pp > 1 else 0)
-        found.append((held, ends + stream + 2 * max(own) if degrees.fsdp > 1 else 0.0))
+    def count(parts: int, *names: str) -> int:
+        """Numbers of a part of the parameters whose names begin so; rows that do not divide make one part larger."""
+        total = 0
+        for name, parameter in model.named_parameters():
+            if name.startswith(names):
+                style, rows, rest = styles.get(name.rpartition(".")[0]), len(parameter), parameter[0].numel()
+                rows //= degrees.tp if style == COLUMNS else 1
+                rest //= degrees.tp if style == ROWS and parameter.dim() > 1 else 1
+                total += -(-rows // parts) * rest
+        return total
+
+    blocks, stages, tied = len(model.layers), degrees.pp, model.lm_head is None
+    per, found = blocks // (stages * degrees.virtual), []
+    for stage in range(stages):
+        first, last = stage == 0, stage == stages - 1
+        own = [f"layers.{number}." for number in range(blocks) if number // per % stages == stage]
+        ends = ["embed_tokens."] * (first or (last and tied)) + ["norm.", "lm_head."] * last
+        ends += ["stream."] * (stages == 1)
+        held = count(degrees.fsdp, *own, *ends) + (count(1, "stream.") if stages > 1 else 0)
+        gathered = count(1, *ends) + 2 * max(count(1, block) for block in own)
+        found.append((held, gathered if degrees.fsdp > 1 else 0))
     return max(found)

@@ -1,12 +1,6 @@
 """Our decoder as a model of torchtitan 0.3: its trainer, data, optimiser and checkpoints, our streams and mixers.
 
-    # mine.py; torchrun --nproc-per-node 8 -m torchtitan.train --module mine --config mine
-    from torchtitan.trainer import Trainer
-    from twoaxis.integrations.torchtitan import model_spec
-
-    def mine() -> Trainer.Config:
-        spec = model_spec("mine", stream="attention_residuals", hidden_size=1024, num_hidden_layers=16, ...)
-        return Trainer.Config(model_spec=spec, parallelism=ParallelismConfig(spmd_backend="partial_dtensor"), ...)
+`model_spec` is what torchtitan's `Trainer.Config` takes; docs/howto/scale.md has the file that starts a run.
 
 Data parallelism, replicated and sharded, and pipelines are those of `twoaxis.parallel`, with the degrees of
 torchtitan's configuration; the stream stays float32 whatever blocks compute in. What is not offered is refused by name

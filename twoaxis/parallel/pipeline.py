@@ -200,18 +200,16 @@ class Pipeline:
         """
         losses: list[Tensor] = []
         wanted = {"target": labels, "losses": losses} if self.last else {}
-        more = {} if reach is None else {"reach": reach}
-        self.schedule.step(*[tokens][: self.first], **wanted, **more)
+        self.schedule.step(*[tokens][: self.first], **wanted, reach=reach)
         return torch.stack(losses).sum().detach() if losses else None
 
     @torch.no_grad()
     def logits(self, tokens: Tensor, reach: Tensor | None = None) -> Tensor | None:
         """The logits of a batch, in the process of the last stage."""
-        more = {} if reach is None else {"reach": reach}
         # without losses: the schedule runs forward passes alone
         loss, self.schedule._loss_fn = self.schedule._loss_fn, None
         try:
-            return self.schedule.eval(*[tokens][: self.first], **more)
+            return self.schedule.eval(*[tokens][: self.first], reach=reach)
         finally:
             self.schedule._loss_fn = loss
 

@@ -44,6 +44,17 @@ def spread_tensors(model: Any, mesh: DeviceMesh) -> list[nn.Module]:
     Returns:
         Norms whose gradients are a device's own part: see `add_partial`.
     """
+    modules, styles = dict(model.named_modules()), spread_plan(model, mesh.size())
+    for name, style in styles.items():
+        if style != PARTIAL:
+            parent, _, child = name.rpartition(".")
+            spread = ColwiseParallel() if style == COLUMNS else RowwiseParallel()
+            parallelize_module(modules[parent], mesh, {child: spread})
+    return [modules[name] for name, style in styles.items() if style == PARTIAL]
+
+
+def spread_plan(model: Any, degree: int) -> dict[str, str]:
+    """The modules that so many devices share, by name, and how; what cannot be spread is refused with the numbers."""
     stream: Stream = model.stream
     if any(True for _ in stream.parameters()) and any(stream.changes_kv(site) for site in stream.layout.sites):
         # a device has the gradients of its own heads alone, and adding them would count others twice
@@ -51,23 +62,18 @@ def spread_tensors(model: Any, mesh: DeviceMesh) -> list[nn.Module]:
         raise ValueError(f"{name} learns how to mix keys and values, whose heads tp spreads; use fsdp")
     backbone = getattr(model, "backbone", model)
     plan = PLAN if backbone is model else getattr(backbone.config, "base_model_tp_plan", None) or {}
-    check_heads(backbone.config, mesh.size())
+    check_heads(backbone.config, degree)
     modules = dict(model.named_modules())
-    by_name = {name: style for name in modules if (style := _style(name, plan)) is not None}
-    if not {COLUMNS, ROWS} & set(by_name.values()):
+    styles = {name: style for name in modules if (style := _style(name, plan)) is not None}
+    if not {COLUMNS, ROWS} & set(styles.values()):
         raise ValueError(f"{type(backbone).__name__} has no plan for tensor parallelism; use fsdp")
-    partial: list[nn.Module] = []
-    for name, style in by_name.items():
-        parent, _, child = name.rpartition(".")
-        host, module = modules[parent], modules[name]
+    for name, style in list(styles.items()):
+        host, module = modules[name.rpartition(".")[0]], modules[name]
         if any(host._modules.get(inside) is not None for inside in ("inside", "twoaxis_inside")):
-            continue  # it stays whole
-        if style == PARTIAL:
-            partial.append(module)
-            continue
-        _check(name, int(getattr(module, "out_features" if style == COLUMNS else "in_features")), mesh.size())
-        parallelize_module(host, mesh, {child: ColwiseParallel() if style == COLUMNS else RowwiseParallel()})
-    return partial
+            del styles[name]  # it stays whole
+        elif style != PARTIAL:
+            _check(name, int(getattr(module, "out_features" if style == COLUMNS else "in_features")), degree)
+    return styles
 
 
 def _style(name: str, plan: Mapping[str, str]) -> str | None:

@@ -101,8 +101,14 @@ def _complete(job: Job, place: Path, stack: contextlib.ExitStack, parts: Future[
 def wait_for_checkpoint(job: Job) -> None:
     """Wait until the checkpoint that is being written is there; what went wrong with it is raised here."""
     if job.saving is not None:
+        from torch.distributed.checkpoint.api import CheckpointException
+
         saving, job.saving = job.saving, None
-        saving.result()
+        with file_errors(job.folder.checkpoints):
+            try:
+                saving.result()
+            except CheckpointException as error:  # of torch, and no `Exception`: it lists those of each process
+                raise next(iter(error.failures.values()))[0] from None
 
 
 def load_checkpoint(checkpoint: Checkpoint, job: Job) -> None:

@@ -221,6 +221,12 @@ class TrainConfig(RunningOptions, OptimiserOptions, DataOptions, ModelOptions):
         """Stands for every field that can change the weights."""
         return short_hash({name: value for name, value in self.to_dict().items() if name not in RUNNING})
 
+    def changes(self, other: TrainConfig, *also: str) -> str:
+        """What of another run is not as here, of the fields that change the weights and of some `also`."""
+        here, there = self.to_dict(), other.to_dict()
+        changed = [name for name in here if here[name] != there[name] and (name not in RUNNING or name in also)]
+        return "; ".join(f"{name} is {there[name]!r} there and {here[name]!r} here" for name in changed)
+
 
 class CommonFields(ExampleFields, total=False):
     """Names and types of the fields of `TrainConfig` that all runs of a probe share, for editors and checkers.

@@ -35,7 +35,7 @@ from twoaxis.base.files import (
 )
 from twoaxis.base.options import from_record
 from twoaxis.base.registry import did_you_mean
-from twoaxis.training.config import RUNNING, TrainConfig
+from twoaxis.training.config import TrainConfig
 from twoaxis.training.engines.processes import warn, world
 
 if TYPE_CHECKING:
@@ -93,9 +93,7 @@ class RunFolder:
         """The result of a run that is finished; a folder that holds another run is refused."""
         about = self.about()
         if about is not None and about.config.key != run.key:
-            old, new = about.config.to_dict(), run.to_dict()
-            changed = [name for name in new if old[name] != new[name] and name not in RUNNING]
-            listed = "; ".join(f"{name} is {old[name]!r} there and {new[name]!r} here" for name in changed)
+            listed = run.changes(about.config)
             raise ValueError(f"{self.path} holds another run: {listed}. Choose another folder, or remove it")
         if not (self.path / RESULT).exists():
             return None

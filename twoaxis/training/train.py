@@ -22,6 +22,7 @@ from twoaxis.base.interrupt import Interrupted, StopSignal
 from twoaxis.base.machine import quietly, reproducible
 from twoaxis.training.engines.processes import (
     find_place,
+    gather,
     join_processes,
     lost_processes,
     make_engine,
@@ -85,6 +86,7 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
         stack.enter_context(reproducible(run.threads))
         stack.enter_context(lost_processes())
         join_processes(place)
+        _check_same(gather(run, place.world))
         engine = make_engine(run, place, degrees)
         result, checkpoint = _where(run, folder, engine)
         if result is not None:
@@ -97,6 +99,15 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
     if stop.requested:  # in the last step: there was nothing left to stop, but whoever called may have more to do
         raise Interrupted("stopped; this run was at its end and its result is saved", stop.signal)
     return result
+
+
+def _check_same(runs: list[TrainConfig]) -> None:
+    """Refuse processes that were not all started with the same options, as by other commands on other machines."""
+    for rank, other in enumerate(runs):
+        if changed := runs[0].changes(other, "parallel"):
+            raise ValueError(
+                f"process {rank} was started otherwise than process 0: {changed}; give all the same command"
+            )
 
 
 def _where(run: TrainConfig, folder: RunFolder, engine: Engine) -> tuple[Result | None, Checkpoint | None]:
@@ -315,7 +326,9 @@ def _unmoved(engine: Engine, optimizer: Any) -> tuple[str, ...]:
             moment = optimizer.state.get(parameter, {}).get("exp_avg_sq")
             part = moment.to_local() if hasattr(moment, "to_local") else moment
             moved[name] = part is not None and bool(part.any())
-    return tuple(name for name, found in engine.any(moved).items() if not found)
+    listed = engine.gather(moved)  # of a parameter in parts, one process may have the part that moved
+    names = dict.fromkeys(name for theirs in listed for name in theirs)
+    return tuple(name for name in names if not any(theirs.get(name) for theirs in listed))
 
 
 def _equal_streams(job: Job) -> bool:

@@ -178,12 +178,10 @@ def default_jobs(device: str | None, processes: int = 1) -> tuple[int, list[str 
     """
     import torch
 
-    several = processes > 1 and device == "cuda"
-    if (device is None or several) and torch.cuda.is_available():
-        numbers = range(torch.cuda.device_count() // processes)
-        if not numbers:
-            raise ValueError(f"a run of {processes} processes needs a GPU for each; {torch.cuda.device_count()} here")
-        groups = [range(n * processes, (n + 1) * processes) for n in numbers]
+    if (device is None or (processes > 1 and device == "cuda")) and torch.cuda.is_available():
+        if (here := torch.cuda.device_count()) < processes:
+            raise ValueError(f"a run of {processes} processes needs a GPU for each; {here} here")
+        groups = [range(first, first + processes) for first in range(0, here - processes + 1, processes)]
         return len(groups), ["cuda:" + ",".join(map(str, group)) for group in groups]
     if device is not None and torch.device(device).type != "cpu":
         return 1, [device]

@@ -104,15 +104,18 @@ class ShardedEngine(Engine):
         listed = self.gather({name: (tensor.shape, tensor.dtype) for name, tensor in own.items()})
         for name in dict.fromkeys(name for theirs in listed for name in theirs):
             holder = next(rank for rank, theirs in enumerate(listed) if name in theirs)
-            full = whole_tensor(own[name]).contiguous() if name in own else None
-            if holder and self.rank == 0:
-                shape, dtype = listed[holder][name]
+            shape, dtype = listed[holder][name]
+            if name in own:
+                full = whole_tensor(own[name]).contiguous()
+            elif self.rank == 0:
                 full = torch.empty(shape, dtype=dtype, device=self.device)
                 dist.recv(full, holder)
-            elif holder and self.rank == holder and full is not None:
-                dist.send(full, 0)
-            if self.rank == 0 and full is not None:
+            else:
+                continue
+            if self.rank == 0:
                 gathered[name] = full.to("cpu")
+            elif self.rank == holder:
+                dist.send(full, 0)
         return gathered
 
     def export(self, folder: Path) -> None:

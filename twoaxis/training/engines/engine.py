@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,9 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from twoaxis.model.loss import IGNORED, auxiliary_loss, labelled, logits_of, score, summed_loss
 from twoaxis.training.checkpoint import save_model, weights
 from twoaxis.training.config import TrainConfig
-from twoaxis.training.engines.processes import Place
+from twoaxis.training.engines.processes import Place, Said, gather
 
-Said = TypeVar("Said")
 Batch = dict[str, Tensor]
 """Tensors of a forward pass, and `labels`."""
 
@@ -96,7 +95,7 @@ class Engine:
             self.model.compile()
         self.replica = self.model
         if self.world > 1:
-            self.replica = DistributedDataParallel(self.model, broadcast_buffers=False)
+            self.replica = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         if self.world > 2:
             batches = [load_batch(examples, range(self.size), self.device)]
             self.gradients(batches, self.labelled(batches))
@@ -189,16 +188,7 @@ class Engine:
 
     def gather(self, said: Said) -> list[Said]:
         """What every process says, in all of them."""
-        listed = [said] * self.world
-        if self.world > 1:
-            dist.all_gather_object(listed, said)
-        return listed
-
-    def any(self, found: dict[str, bool]) -> dict[str, bool]:
-        """By name, whether something was found in one of the processes."""
-        listed = self.gather(found)
-        names = dict.fromkeys(name for theirs in listed for name in theirs)
-        return {name: any(theirs.get(name, False) for theirs in listed) for name in names}
+        return gather(said, self.world)
 
     def wait(self) -> None:
         """Wait until all processes are here."""

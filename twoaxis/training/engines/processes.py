@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from twoaxis.base.options import Count, Options
 from twoaxis.base.registry import parse
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from twoaxis.training.config import TrainConfig
     from twoaxis.training.engines.engine import Engine
 
+Said = TypeVar("Said")
 TIMEOUT = datetime.timedelta(minutes=30)
 """How long a process waits for the others before the run fails."""
 FIND = datetime.timedelta(minutes=1)
@@ -98,6 +99,16 @@ def join_processes(place: Place) -> None:
     atexit.register(dist.destroy_process_group)
     if started:
         _end_with_launcher(signal.SIGTERM)  # upon which a run saves and ends
+
+
+def gather(said: Said, world: int) -> list[Said]:
+    """What every one of so many processes says, in all of them."""
+    import torch.distributed as dist
+
+    listed = [said] * world
+    if world > 1:
+        dist.all_gather_object(listed, said)
+    return listed
 
 
 def _end_with_launcher(number: signal.Signals) -> None:
@@ -173,13 +184,11 @@ class Degrees(Options):
 
     def check(self, run: TrainConfig, shape: Any = None) -> None:
         """Refuse what does not fit a run and the shape of its model, where that is known, with the numbers."""
-        if shape is not None and self.tp > 1:
+        if shape is not None and self.tp * self.pp > 1:
+            from twoaxis.parallel.pipeline import check_pipeline
             from twoaxis.parallel.tensor import check_heads
 
             check_heads(shape, self.tp)
-        if shape is not None and self.pp > 1:
-            from twoaxis.parallel.pipeline import check_pipeline
-
             check_pipeline(self.kind, shape.num_hidden_layers, self.pp, self.virtual, self.pieces)
         if run.batch % (run.accumulate * self.shares * self.pieces):
             pieces = f" times {self.pieces} micro-batches" if self.pp > 1 else ""
