@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.model.tiny_families import causal_types, tiny_config
 from tests.support.commands import run
 from twoaxis.base.meter import ATTENTION
 from twoaxis.costs.costs import cost
@@ -106,10 +107,15 @@ def test_the_convention_holds_on_any_family(name: str, methods: dict[str, Any]) 
     assert trace_training(model, B, T, recompute="block").saved < trace.saved
 
 
-def test_a_family_with_a_class_for_each_kernel_spells_its_attention_out() -> None:
-    """Falcon knows its own kernels alone."""
-    found = cost(family("falcon"), "denseformer")
+@pytest.mark.parametrize("name", ["falcon", "dots3_note_text"])
+def test_families_with_habits_of_their_own(name: str) -> None:
+    """One has a class for each kernel that it knows; layers of the other may differ in their heads."""
+    if name not in causal_types():
+        pytest.skip(f"this transformers has no {name}")
+    found = cost(TwoAxisConfig(text_config=tiny_config(name)), "denseformer")
     assert found.parameters.total == found.plain.parameters.total + found.parameters.stream
+    assert (found.shape.num_attention_heads, found.shape.num_hidden_layers) == (4, 3)
+    assert found.training.total > 0
     assert found.unmetered is None
 
 

@@ -315,6 +315,7 @@ def _scores(model: Any, number: int, child: Any, tokens: int) -> int | None:
     if isinstance(child, Attention):
         return 4 * child.o_proj.in_features * min(child.window or tokens, tokens)
     text, name = _text(model), _class_name(child)
+    text = text.per_layer_config[number] if getattr(text, "is_heterogeneous", False) else text
     kinds = getattr(text, "layer_types", None)
     kind = kinds[number] if kinds else None
     if not ATTENDS.search(name) or NO_SOFTMAX.search(name) or kind not in SEEN:

@@ -128,7 +128,7 @@ class TwoAxisConfig(PreTrainedConfig):
     @property
     def kv_heads(self) -> int:
         """Key and value heads."""
-        return getattr(self.get_text_config(), "num_key_value_heads", None) or self.num_attention_heads
+        return getattr(self, "num_key_value_heads", None) or self.num_attention_heads
 
     def hidden_width(self, block: int) -> int:
         """Hidden width of an MLP; of experts that of one."""
@@ -140,7 +140,7 @@ class TwoAxisConfig(PreTrainedConfig):
 
     def hidden_field(self) -> tuple[str, int]:
         """The field that makes MLPs wider, those of experts where there are any, and what it is."""
-        text: Any = self.get_text_config(decoder=True)
+        text: Any = first_layer(self.get_text_config(decoder=True))
         for name in (EXPERTS, "intermediate_size", *ALSO["intermediate_size"]):
             if isinstance(found := getattr(text, name, None), int):
                 return name, found
@@ -164,7 +164,7 @@ class TwoAxisConfig(PreTrainedConfig):
         text = self.__dict__.get("text_config")
         if name not in SHARED or not isinstance(text, PreTrainedConfig):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        inside = text.get_text_config()
+        inside = first_layer(text.get_text_config())
         found = next((each for each in (name, *ALSO.get(name, ())) if hasattr(inside, each)), name)
         if name == "num_attention_heads" and not hasattr(inside, found):
             return 1  # of a family whose layers have another way to mix tokens
@@ -182,6 +182,11 @@ def check_family(family: Any) -> None:
     if not isinstance(family, str) or family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         hint = did_you_mean(str(family), sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
         raise ValueError(f"transformers has no family {family!r} of causal language models{hint}; mend model_type")
+
+
+def first_layer(text: Any) -> Any:
+    """A configuration whose layers differ in their sizes as its first layer has it; any other one as it is."""
+    return text.per_layer_config[0] if getattr(text, "is_heterogeneous", False) else text
 
 
 def derived_lists(document: dict[str, Any]) -> set[str]:
