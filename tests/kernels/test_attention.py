@@ -30,14 +30,14 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(form: str, *inputs: Tensor | None, window: int | None, scale: float = 0.7) -> Tensor:
-    """A form by its name, also one for compilers alone."""
+    """A form by its name."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return _Apply.apply(attention, attention.forms[form], None, {"window": window, "scale": scale}, *inputs)  # type: ignore[no-any-return]
 
 
 @given(
-    form=st.sampled_from(["tiles", "gather", "blocked"]),
+    form=st.sampled_from(["tiles", "blocked"]),
     n=st.integers(1, 150),
     window=st.one_of(st.integers(1, 16), st.sampled_from([20, 33, 64, 100, None])),
     share=st.sampled_from([0.0, 0.4, 1.0]),
@@ -57,8 +57,7 @@ def test_any_shape(
     packed: bool,
     lead: tuple[int, ...],
 ) -> None:
-    if form != "blocked" and (window is None or (form == "gather" and window > 16)):
-        form = "blocked" if window is None else "tiles"
+    form = "blocked" if window is None else form
     m = n + int(share * ((window or 10) - 1))
     q, k, v = (randn(*lead, heads[i > 0], m if i else n, 4 - i // 2, seed=i, grad=True) for i in range(3))
     sinks = randn(heads[0], seed=4, grad=True) if sink else None
@@ -79,7 +78,7 @@ def test_no_queries(window: int | None) -> None:
         assert run(q, k, v, None, None, None, window=window, scale=0.7).shape == (2, 4, 0, 3)
 
 
-FORMS = [("flash", None), ("tiles", 5), ("tiles", 20), ("gather", 5), ("blocked", 5), ("blocked", None)]
+FORMS = [("flash", None), ("tiles", 5), ("tiles", 20), ("blocked", 5), ("blocked", None)]
 
 
 @pytest.mark.parametrize(("form", "window"), FORMS)
@@ -104,7 +103,7 @@ def test_what_is_no_number_spoils_those_who_see_it(form: str, window: int | None
         close(found[[0, 1], [1, 1]], clean[[0, 1], [1, 1]], 1e-13)
 
 
-@pytest.mark.parametrize(("form", "window"), [("tiles", 5), ("gather", 5), ("blocked", None)])
+@pytest.mark.parametrize(("form", "window"), [("tiles", 5), ("blocked", None)])
 @pytest.mark.parametrize("logit", [0.0, -10.0, -20.0, -40.0])
 def test_the_gradient_of_a_small_sink(form: str, window: int | None, logit: float) -> None:
     """In float32: its weight of 1e-18 must not come out as one less the others."""

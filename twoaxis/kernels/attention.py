@@ -12,7 +12,6 @@ The forms, in the order in which they are tried:
     flex      GPUs: a fused kernel that visits the tiles of a mask                                 attention_fused.py
     flash     the full prefix without a mask: torch's fused kernel, on CPUs with its own backward  attention_fused.py
     sdpa      the same through `scaled_dot_product_attention`, on other devices and for compilers  attention_fused.py
-    gather    windows of a few positions, for compilers on a CPU                                   attention_band.py
     tiles     windows on a CPU: time and memory linear in the axis                                 attention_band.py
     blocked   everything, on every device: queries in chunks, memory linear in the axis            attention_blocked.py
 
