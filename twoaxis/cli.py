@@ -132,5 +132,6 @@ def overview() -> str:
     width = max(map(len, COMMANDS)) + 4
     for name in COMMANDS:
         summary = inspect.cleandoc(find(name).__doc__ or "").split("\n")[0].split(". ")[0].rstrip(".")
-        lines += textwrap.wrap(summary, 80, initial_indent=f"  {name}".ljust(width), subsequent_indent=" " * width)
+        head = f"  {name}".ljust(width)  # alone under python -OO, which has no docstrings
+        lines += textwrap.wrap(summary, 80, initial_indent=head, subsequent_indent=" " * width) or [head.rstrip()]
     return "\n".join([*lines, "", "twoaxis COMMAND --help shows the options of a command."])
