@@ -60,7 +60,7 @@ def test_hardware_has_numbers_and_sources() -> None:
     for name in ("a100", "h100", "h200", "b200"):
         profile = find_profile(name.upper())
         assert "data sheet" in profile.source
-        assert profile.matmul["bfloat16"] == 2 * profile.matmul["float32"]
+        assert profile.matmul.bfloat16 == 2 * profile.matmul.float32
         assert 1e12 < profile.bandwidth < 1e13
     assert find_profile("h100").link == 450e9
     assert json.loads(DATA.read_text())["profiles"]["b200"]["memory"] == 180e9

@@ -150,7 +150,7 @@ def test_a_retrofit_starts_equal_and_says_how() -> None:
     blended = next(c for c in advice.ranked if c.candidate.title == "deep_delta (d_v=1)")
     assert any("faded in" in risk for risk in blended.risks)
     plain = next(c for c in asked(goal="shortcut").ranked if c.candidate.title == "deep_delta (d_v=1)")
-    assert blended.costs.traffic.fused > plain.costs.traffic.fused, "the plain stream is carried beside it"
+    assert blended.costs.prefilled.fused > plain.costs.prefilled.fused, "the plain stream is carried beside it"
     dense = next(c for c in advice.ranked if c.candidate.name == "denseformer")
     assert not any("on a trained model" in risk for risk in dense.risks)
 
@@ -305,5 +305,5 @@ def test_on_a_terminal_it_asks() -> None:
     for words in ("unknown shape 'llama-3-9000b'", "Goal: a better shortcut", "pipeline_stages must be at least 1"):
         assert words in " ".join(shown.split()), words
     told = " ".join(out.split())
-    for words in ("Advice for nano", "Wanted: local mixing, from scratch", "context 64", "2 pipeline stages"):
+    for words in ("Advice for nano", "Wanted: local mixing, from scratch", "context 64", "pipeline parallel 2"):
         assert words in told, words

@@ -131,7 +131,7 @@ def test_mistakes_in_a_file(tmp_path: Path, fields: dict[str, Any], message: str
     path = tmp_path / "evidence.json"
     law = {"exponent": 0.05, "typical_loss": 2.0, "source": "a test"}
     path.write_text(json.dumps({"law": law, "records": [{**OWN, "baseline": 2, "value": 1}, {**OWN, **fields}]}))
-    with pytest.raises(ValueError, match="record 1") as raised:
+    with pytest.raises(ValueError, match=r"records\[1\]") as raised:
         read_evidence(path)
     assert message in str(raised.value)
 
@@ -152,13 +152,13 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         ({"law": None}, "it needs law and records"),
         ({"more": []}, "it needs law and records, and may have figures and advice"),
         ({"records": 3}, "records must be a list, got 3"),
-        ({"records": [3]}, "record 0 must be an object, got 3"),
-        ({"figures": [figure]}, r"figure 0 \(standard\): it has no why"),
+        ({"records": [3]}, r"records\[0\] must be an object, got 3"),
+        ({"figures": [figure]}, r"figures\[0\] \(standard\): it has no why"),
         ({"figures": [figure | {"why": "", "value": "x"}]}, "value must be"),
-        ({"law": law | {"exponent": 0}}, "the law: exponent must be positive, got 0"),
-        ({"law": law | {"source": 3}}, "the law: source must be text, got 3"),
-        ({"advice": [fast]}, r"advice 0 \(canon\): unknown goal 'speed'; it is one of shortcut, mixing, retrieval"),
-        ({"advice": [{"goal": "mixing"}]}, "advice 0: it has no method"),
+        ({"law": law | {"exponent": 0}}, "law: exponent must be positive, got 0"),
+        ({"law": law | {"source": 3}}, "law: source must be text, got 3"),
+        ({"advice": [fast]}, r"advice\[0\] \(canon\): unknown goal 'speed'; it is one of shortcut, mixing, retrieval"),
+        ({"advice": [{"goal": "mixing"}]}, r"advice\[0\]: it has no method"),
         ({"advice": [ring]}, "unknown stream"),
     ):
         document = {"law": law, "records": []} | changes

@@ -136,6 +136,8 @@ def from_record(cls: type[T], values: Any, what: str, remedy: str) -> T:
 def _record(hint: Any, value: Any, place: str) -> Any:
     """What a value of a record stands for; an error begins with its place."""
     where = place or "the whole"
+    if value is not None:  # a record that may be missing
+        hint = next((part for part in _parts(hint) if dataclasses.is_dataclass(part)), hint)
     if get_origin(hint) is tuple and isinstance(value, list):
         inner = get_args(hint)[0]
         value = tuple(_record(inner, each, f"{place}[{number}]") for number, each in enumerate(value))

@@ -57,9 +57,9 @@ class Throughput(NamedTuple):
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Garbage is collected before and not inside, where its timing would change what is measured."""
+    """Recent garbage is collected before and not inside, where its timing would change what is measured."""
     collects = gc.isenabled()
-    gc.collect()
+    gc.collect(1)  # what has survived long has little garbage in it, and looking through it may take seconds
     gc.disable()
     try:
         yield

@@ -141,31 +141,16 @@ class Costs:
         return None
 
     @property
-    def traffic(self) -> StepTrace:
-        """Bytes per token that the stream moves in a forward pass, `eager`, `fused` and at each of its `sites`."""
-        return self.prefilled
-
-    @property
     def activations(self) -> int:
         """Bytes a micro-batch leaves for its backward pass over all devices, nothing recomputed."""
         return self.trained.saved
 
     @cached_property
-    def live_numbers(self) -> int:
-        """Numbers per token alive across sites at their most."""
-        return count_live(self.model.stream)
-
-    @property
-    def live_training(self) -> int:
-        """Bytes of them in a training pass."""
-        d = self.deployment
-        return self.live_numbers * SIZES[d.dtype] * d.micro_batch * d.context
-
-    @property
-    def live_prefill(self) -> int:
-        """Bytes of them in a prefill pass of all sequences."""
-        d = self.deployment
-        return self.live_numbers * SIZES[d.dtype] * d.batch * d.chunk_tokens
+    def live(self) -> Live:
+        """What the stream's state holds across sites at its most."""
+        d, numbers = self.deployment, count_live(self.model.stream)
+        tokens = (d.micro_batch * d.context, d.batch * d.chunk_tokens)
+        return Live(numbers, *(numbers * SIZES[d.dtype] * n for n in tokens))
 
     @property
     def kept(self) -> Kept:
@@ -255,7 +240,7 @@ class Costs:
 
     @cached_property
     def prefilled(self) -> StepTrace:
-        """The whole context."""
+        """The whole context; it has what the stream moves per token, `eager`, `fused` and at each of its `sites`."""
         d = self.deployment
         return self._traced(lambda model: trace_step(model, d.batch, d.context, self.device))
 
@@ -270,6 +255,14 @@ class Costs:
         if self.profile.clock is not None:
             return trace(self.model)
         return trace_deep(self.model, self.shape, self.deployment.dtype, trace)
+
+
+class Live(NamedTuple):
+    """What a state holds."""
+
+    numbers: int  # per token
+    training: int  # bytes in a training pass
+    prefill: int  # bytes in a prefill pass of all sequences
 
 
 class Kernels(NamedTuple):

@@ -49,7 +49,7 @@ class CostTable(Showable):
             shown["Time, as a ratio to the plain residual"] = [taken, rests_on]
             if self.sites:
                 shown["Bytes per token at each site, eager / fused"] = [_sites(rows)]
-        about = Prose(_shape_line(plain) + " " + _deployment_line(plain.deployment, plain.profile))
+        about = Prose(_shape_line(plain) + " " + deployment_line(plain.deployment, plain.profile))
         blocks = [block for heading, inside in shown.items() for block in (Heading(heading), *inside)]
         return Document(f"What methods cost on {self.shape}", (about, *blocks))
 
@@ -122,7 +122,8 @@ def _shape_line(plain: Costs) -> str:
     )
 
 
-def _deployment_line(d: Deployment, profile: Profile) -> str:
+def deployment_line(d: Deployment, profile: Profile) -> str:
+    """Devices, precision and batch sizes in a sentence."""
     parts = [profile.title, d.dtype, f"context {d.context:,}", f"micro-batch {d.micro_batch}"]
     for name, count in (("data", d.data_parallel), ("tensor", d.tensor_parallel), ("pipeline", d.pipeline_stages)):
         if count > 1:
@@ -196,11 +197,11 @@ COUNTS: Fields = (
     ("training per token", lambda row: si(row.training.total, "FLOP")),
 )
 BYTES: Fields = (
-    ("stream per token, eager", lambda row: si(row.traffic.eager)),
-    ("fused", lambda row: si(row.traffic.fused)),
+    ("stream per token, eager", lambda row: si(row.prefilled.eager)),
+    ("fused", lambda row: si(row.prefilled.fused)),
     ("activations of a micro-batch", lambda row: si(row.activations)),
-    ("live state, training", lambda row: si(row.live_training)),
-    ("live state, prefill", lambda row: si(row.live_prefill)),
+    ("live state, training", lambda row: si(row.live.training)),
+    ("live state, prefill", lambda row: si(row.live.prefill)),
     ("keys and values", lambda row: si(row.kept.attention)),
     ("rings", lambda row: si(row.kept.local)),
     ("stream's memory", lambda row: si(row.kept.stream)),
@@ -242,12 +243,12 @@ def assumptions(profile: Profile, deployment: Deployment) -> str:
             f"Eager: {len(profile.clock.calls)} distinct calls as {profile.source}{rest}. Fused: at the bandwidth of a "
             f"copy, {profile.bandwidth / 1e9:.3g} GB/s."
         )
-    e = profile.efficiency
+    e, peak = profile.efficiency, getattr(profile.matmul, deployment.dtype)
     transfers = "; transfers between devices are not hidden behind computing" if deployment.chunks > 1 else ""
     return (
-        f"Estimate for {profile.title}: {e['matmul']:.0%} of {profile.matmul[deployment.dtype] / 1e12:,.0f} TFLOPS, "
-        f"{e['bandwidth']:.0%} of {profile.bandwidth / 1e12:.3g} TB/s, {e['link']:.0%} of "
-        f"{profile.link / 1e9:.0f} GB/s between devices, {profile.launch * 1e6:.0f} us per kernel{transfers}. "
+        f"Estimate for {profile.title}: {e.matmul:.0%} of {peak / 1e12:,.0f} TFLOPS, "
+        f"{e.bandwidth:.0%} of {profile.bandwidth / 1e12:.3g} TB/s, {e.link:.0%} of "
+        f"{si(profile.link)}/s between devices, {profile.launch * 1e6:.0f} us per kernel{transfers}. "
         "Eager: every operation of this library is a kernel. Fused: matrix products and one kernel between two of "
         "them. A training pass is forward and backward of one micro-batch, without the optimiser and without pipeline "
         "bubbles, which are the same for all methods."
@@ -256,7 +257,7 @@ def assumptions(profile: Profile, deployment: Deployment) -> str:
 
 def _sites(rows: Sequence[Costs]) -> Table:
     """Sites as rows; a method without a site there has a dash."""
-    by_site = [{(s.block, s.kind): f"{si(s.eager)} / {si(s.fused)}" for s in row.traffic.sites} for row in rows]
+    by_site = [{(s.block, s.kind): f"{si(s.eager)} / {si(s.fused)}" for s in row.prefilled.sites} for row in rows]
     lines = [(f"{at[0]} {at[1]}", *(found.get(at, NOTHING) for found in by_site)) for at in max(by_site, key=len)]
     return table(("site", *(row.label for row in rows)), lines)
 
@@ -291,7 +292,7 @@ def row_json(row: Costs) -> dict[str, Any]:
         "parameters": _summed(row.parameters, added=row.parameters_added),
         "forward_flops": _summed(row.forward),
         "training_flops": _summed(row.training),
-        "live": {"numbers": row.live_numbers, "training": row.live_training, "prefill": row.live_prefill},
+        "live": row.live._asdict(),
         "pipeline": {
             **{name: getattr(pipeline, name) for name in ("stages", "virtual", "whole", "cached")},
             "boundaries": [b._asdict() for b in pipeline.boundaries],
@@ -300,7 +301,7 @@ def row_json(row: Costs) -> dict[str, Any]:
     }
     if row.plain.unmetered:
         return counts
-    moved = row.traffic
+    moved = row.prefilled
     return counts | {
         "traffic": {"eager": moved.eager, "fused": moved.fused, "sites": [site._asdict() for site in moved.sites]},
         "activations": row.activations,

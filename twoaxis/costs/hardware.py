@@ -6,43 +6,34 @@ has besides them the time that each call took there; it describes one machine an
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from twoaxis.base.files import read_json, user_path, write_json
-from twoaxis.base.options import NotNegative, Positive, at_least, check_type
+from twoaxis.base.options import NotNegative, Options, Positive, at_least, check_type, from_record
 from twoaxis.base.registry import did_you_mean
 
 if TYPE_CHECKING:
     from twoaxis.costs.fuse import Kernel
 
 DATA = Path(__file__).parent / "hardware.json"
+REMEDY = f"Copy an entry of {DATA}, or write one by twoaxis cost --hardware here --save FILE."
 Rate = Annotated[float, at_least(1)]
-CHECKED: dict[str, Any] = {
-    "title": str,
-    "kind": Literal["gpu", "cpu"],
-    "source": str,
-    "bandwidth": Rate,
-    "memory": Rate,
-    "launch": NotNegative,
-    "link": Rate,
-    **{f"matmul.{dtype}": Positive for dtype in ("bfloat16", "float16", "float32")},
-    **{f"efficiency.{part}": Positive for part in ("matmul", "bandwidth", "link")},
-}
-"""What a profile must have."""
-TIMED: dict[str, Any] = {"clock.overhead": NotNegative, "clock.view": NotNegative, "clock.calls": dict[str, float]}
-"""What one of a measured machine has besides."""
 
 
-class Clock:
+@dataclass(eq=False)
+class Clock(Options):
     """Seconds of calls on a machine."""
 
-    SAVED = ("overhead", "view", "calls")
+    overhead: NotNegative  # of each call in a model, beyond what it takes by itself
+    view: NotNegative  # of a call that moves nothing by itself
+    calls: dict[str, float]  # of others by themselves, by their spelling
+    unknown: set[str] = field(default_factory=set)  # operators that were asked for and are not there
 
-    def __init__(self, overhead: float, view: float, calls: dict[str, float]) -> None:
-        self.overhead = overhead  # of each call in a model, beyond what it takes by itself
-        self.view, self.calls = view, calls  # of a call that moves nothing by itself, and of others by their spelling
-        self.unknown: set[str] = set()
+    def validate(self) -> None:
+        """Refuse times below zero."""
+        check_type("a time", list(self.calls.values()), tuple[NotNegative, ...])
 
     def seconds(self, kernel: Kernel) -> float | None:
         """One call in a model; None where it is not known, and for kernels that only could be."""
@@ -62,24 +53,43 @@ class Clock:
         return self.calls.get(spelled(signature_of(kernel.number)))
 
 
-class Profile(NamedTuple):
+@dataclass(frozen=True)
+class Rates(Options):
+    """Peak operations per second of matrix products."""
+
+    bfloat16: Positive
+    float16: Positive
+    float32: Positive
+
+
+@dataclass(frozen=True)
+class Efficiency(Options):
+    """The share of each peak that kernels reach."""
+
+    matmul: Positive
+    bandwidth: Positive
+    link: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile(Options):
     """A device."""
 
     name: str  # what `--hardware` calls it
     title: str  # for people
-    kind: str  # gpu or cpu
-    matmul: dict[str, float]  # peak operations per second by dtype
-    bandwidth: float  # of its memory, bytes per second
-    memory: float  # bytes
-    link: float  # to the next device, bytes per second in one direction
-    launch: float  # seconds that a call costs before it does anything
-    efficiency: dict[str, float]  # the share of matmul, bandwidth and link that kernels reach
+    kind: Literal["gpu", "cpu"]
+    matmul: Rates
+    bandwidth: Rate  # of its memory, bytes per second
+    memory: Rate  # bytes
+    link: Rate | None  # to the next device, bytes per second in one direction; None takes no time
+    launch: NotNegative  # seconds that a call costs before it does anything
+    efficiency: Efficiency
     source: str  # where the numbers are from
     clock: Clock | None = None  # measured times; None for data sheets
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, without measured calls."""
-        return {name: value for name, value in self._asdict().items() if name != "clock" and value != float("inf")}
+        return {name: value for name, value in asdict(replace(self, clock=None)).items() if value is not None}
 
 
 def find_profile(given: str) -> Profile:
@@ -110,30 +120,13 @@ def save_profile(path: str | Path, profile: Profile) -> None:
     clock = profile.clock
     if clock is None:
         raise ValueError(f"--save keeps times of this machine: give --hardware here, got {profile.name!r}")
-    write_json(path, {**profile.to_dict(), "clock": {key: getattr(clock, key) for key in Clock.SAVED}})
+    saved = {name: value for name, value in vars(clock).items() if name in ("overhead", "view", "calls")}
+    write_json(path, profile.to_dict() | {"clock": saved})
 
 
 def _make(name: str, where: str, fields: Any) -> Profile:
     """A profile from plain values, every one of them checked."""
-    if not isinstance(fields, dict):
-        raise ValueError(f"{where} is no hardware profile: it must be an object, got {fields!r:.60}")
-    clock = fields.get("clock")
-    links = (fields.get(key) for key in ("nvlink", "pcie", "link", "bandwidth"))
-    fields = fields | {"link": next(filter(None, links), None)}
-    for place, kind in (CHECKED | ({} if clock is None else TIMED)).items():
-        value = fields
-        for key in place.split("."):
-            if not isinstance(value, dict) or key not in value:
-                raise ValueError(
-                    f"{where} is no hardware profile: it has no {place}; copy an entry of {DATA}, or write it by "
-                    "twoaxis cost --hardware here --save"
-                )
-            value = value[key]
-        try:
-            check_type(place, value, kind)
-            if place == "clock.calls":
-                check_type("a time of clock.calls", list(value.values()), tuple[NotNegative, ...])
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
-    taken = {key: fields[key] for key in dict.fromkeys(place.partition(".")[0] for place in CHECKED)}
-    return Profile(name, **taken, clock=None if clock is None else Clock(**{key: clock[key] for key in Clock.SAVED}))
+    if isinstance(fields, dict):
+        links = (fields.get(key) for key in ("nvlink", "pcie", "link", "bandwidth"))
+        fields = fields | {"name": name, "link": next(filter(None, links), None)}
+    return from_record(Profile, fields, f"hardware profile {where}", REMEDY)

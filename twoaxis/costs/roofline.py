@@ -9,6 +9,7 @@ efficiency, and a launch. On a measured machine a call takes what it took there,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -33,8 +34,8 @@ class Seconds(NamedTuple):
 
 def work_seconds(work: Work, profile: Profile, dtype: str, share: int = 1) -> Seconds:
     """The work, spread over `share` devices."""
-    rate = profile.matmul[dtype] * profile.efficiency["matmul"] * share
-    bandwidth = profile.bandwidth * profile.efficiency["bandwidth"] * share
+    rate = getattr(profile.matmul, dtype) * profile.efficiency.matmul * share
+    bandwidth = profile.bandwidth * profile.efficiency.bandwidth * share
 
     def seconds(kernel: Kernel) -> float:
         if profile.clock is not None and (taken := profile.clock.seconds(kernel)) is not None:
@@ -62,7 +63,7 @@ def train_seconds(
     The trace is that of the deployment: where blocks are made anew, it has them.
     """
     tp, stages = deployment.tensor_parallel, deployment.pipeline_stages
-    tokens, link = deployment.micro_batch * deployment.context, profile.link * profile.efficiency["link"]
+    tokens, link = deployment.micro_batch * deployment.context, (profile.link or math.inf) * profile.efficiency.link
     reduced = 2 if deployment.recompute == "none" else 3  # passes with one all-reduce per sub-layer
     vector = tokens * width * SIZES[deployment.dtype]
     gathered = trace.sites / stages * reduced * 2 * (tp - 1) / tp * vector

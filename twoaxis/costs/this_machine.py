@@ -21,7 +21,7 @@ from twoaxis.base.machine import hardware, hardware_line
 from twoaxis.base.meter import ATTENTION, Layout, Plain, Signature, signature_of
 from twoaxis.base.timer import seconds as timed
 from twoaxis.costs.fuse import Kernel
-from twoaxis.costs.hardware import Clock, Profile
+from twoaxis.costs.hardware import Clock, Efficiency, Profile, Rates
 from twoaxis.costs.trace import DTYPES, meta_model, trace_training
 from twoaxis.kernels.attention import attention as windowed
 from twoaxis.model.config import ModelConfig
@@ -159,12 +159,12 @@ def measure() -> Profile:
         name="here",
         title=torch.cuda.get_device_name(0) if gpu else about["cpu"],
         kind="gpu" if gpu else "cpu",
-        matmul={dtype: 2 * size**3 / shortest(lambda x=x: x @ x, device) for dtype, x in squares.items()},
+        matmul=Rates(**{name: 2 * size**3 / shortest(lambda x=x: x @ x, device) for name, x in squares.items()}),
         bandwidth=4 * COLD / shortest(lambda: b.copy_(a), device),
         memory=memory,
-        link=float("inf"),
+        link=None,
         launch=clock.overhead,
-        efficiency={"matmul": 1.0, "bandwidth": 1.0, "link": 1.0},
+        efficiency=Efficiency(matmul=1.0, bandwidth=1.0, link=1.0),
         source=f"measured: {hardware_line()}",
         clock=clock,
     )

@@ -3,17 +3,17 @@
     embedding ─► stream ─► norm ─► sub-layer ─► stream ─► ... ─► norm ─► head          backward: the parts' own nodes
 
 Nothing is computed, so that any size takes seconds, and nothing is stood in for: these are the modules that train and
-decode, in the order in which they run, with the kernels of the device that is asked for. Forward hooks tell the meter
-which part runs; in the backward pass autograd's node numbers do, see `twoaxis.base.meter`.
+decode, in the order in which they run, with the kernels of the device that is asked for. What the stream's methods do
+is the stream's, and whatever else runs belongs to the module that began last; in the backward pass autograd's node
+numbers tell the part, see `twoaxis.base.meter`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
@@ -21,13 +21,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from twoaxis.base.meter import Event, Meter, tensors_in
+from twoaxis.base.meter import Event, Meter
+from twoaxis.base.timer import no_collection
 from twoaxis.costs.fuse import VIEW, Part, Work, highest, total, work_by
 from twoaxis.depth.site import Site
 from twoaxis.kernels.dispatch import target
 from twoaxis.model.config import ModelConfig
 from twoaxis.model.decoder import Decoder
 from twoaxis.ring import Ring
+from twoaxis.sequence.mixer import LocalOperator
 
 if TYPE_CHECKING:
     from twoaxis.model.graft_config import TwoAxisConfig
@@ -139,7 +141,7 @@ def meta_model(config: ModelConfig | TwoAxisConfig, dtype: str) -> Any:
 
 
 class Runner:
-    """How a decoder runs, and which part of it when; `GraftRunner` is the same of a graft."""
+    """How a decoder runs, and where its parts are; `GraftRunner` is the same of a graft."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -169,39 +171,61 @@ class Runner:
         """The memory of a pass as `seen` tokens would have left it."""
         return past.map(lambda ring: longer(ring, seen))._replace(seen=seen)
 
+    def places(self) -> Iterator[tuple[nn.Module, Part]]:
+        """Modules with the part that begins where they run."""
+        model, out = self.model, self.model.stream.layout.out
+        yield model.embed_tokens, Part("embedding")
+        for block in map(model.block, range(model.config.num_hidden_layers)):
+            for site in block.sites:
+                norm, sublayer = block.norm(site), block.sublayer(site)
+                yield from () if norm is None else [(norm, Part("norm", site.block, site.index))]
+                yield sublayer, Part(site.kind, site.block, site.index)
+        yield model.norm, Part("norm", out.block, out.index)
+
     @contextlib.contextmanager
     def following(self, meter: Meter) -> Iterator[None]:
-        """Tell a meter which part of the model runs."""
-        model, hooks = self.model, contextlib.ExitStack()
+        """Tell a meter which part of the model runs: a module's own from its beginning on, or the stream's methods."""
+        stream, undo = self.model.stream, contextlib.ExitStack()
 
-        def around(module: nn.Module, inside: Part, after: Part) -> None:
-            """`inside` while a module runs; what it returns, and what runs next, is part of `after`."""
+        def replace(owner: Any, name: str, made: Callable[..., Any]) -> None:
+            owner.__dict__[name] = made
+            undo.callback(owner.__dict__.pop, name, None)
 
-            def leave(module: nn.Module, given: Any, result: Any) -> None:
-                meter.hand_over(tensors_in((result[0],) if isinstance(result, tuple) else (result,)), after)
-                meter.part = after
-
-            hooks.callback(module.register_forward_pre_hook(lambda *_: setattr(meter, "part", inside)).remove)
-            hooks.callback(module.register_forward_hook(leave).remove)
-
-        out = model.stream.layout.out
-        around(model.embed_tokens, Part("embedding"), Part("stream"))
-        for block in map(model.block, range(model.config.num_hidden_layers)):
-            first = Part("stream", block.number, block.sites[0].index)
-            enter = block.register_forward_pre_hook(lambda *_, first=first: setattr(meter, "part", first))
-            hooks.callback(enter.remove)
-            for site in block.sites:
-                here = Part("stream", site.block, site.index)
-                if (norm := block.norm(site)) is not None:
-                    around(norm, here._replace(kind="norm"), here)
-                around(block.sublayer(site), here._replace(kind=site.kind), here._replace(site=site.index + 1))
-        last = Part("stream", out.block, out.index)
-        final = model.block(model.config.num_hidden_layers - 1)
-        hooks.callback(final.register_forward_hook(lambda *_: setattr(meter, "part", last)).remove)
-        around(model.norm, last._replace(kind="norm"), last)
+        for module, part in self.places():
+            enter = module.register_forward_pre_hook(lambda *_, part=part: setattr(meter, "part", part))
+            undo.callback(enter.remove)
+            if isinstance(module, LocalOperator):  # with its memory it is called by another name than modules are
+                replace(module, "step", _inside(module.step, part, meter))
+        for name in ("open", "read", "write", "rescale", "memory", "close"):
+            replace(stream, name, _watched(stream, name, meter))
         meter.part = Part("embedding")
-        with hooks:
+        with undo:
             yield
+
+
+def _watched(stream: Any, name: str, meter: Meter) -> Callable[..., Any]:
+    """A method of a stream during which the stream runs; what it is given to keep is its own from then on."""
+    method = getattr(stream, name)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before, site = meter.part, None if name == "open" else stream.layout.sites[args[0].index]
+        meter.part = Part("stream") if site is None else Part("stream", site.block, site.index + (name == "write"))
+        meter.hand_over({"open": args[:1], "write": args[2:3]}.get(name, ()), meter.part)
+        made = method(*args, **kwargs)
+        meter.part = before  # not where making a block anew ends inside: the node that wanted it is the stream's
+        return made
+
+    return run
+
+
+def _inside(method: Callable[..., Any], part: Part, meter: Meter) -> Callable[..., Any]:
+    """A method during which a part runs."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        meter.part = part
+        return method(*args, **kwargs)
+
+    return run
 
 
 def runner_of(model: Any) -> Runner:
@@ -213,19 +237,7 @@ def runner_of(model: Any) -> Runner:
     return GraftRunner(model)
 
 
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """What is garbage waits: its collection would change numbers, and visit long lists of events again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@uncollected()
+@no_collection()
 def trace_training(
     model: Any, batch: int, tokens: int, device: str | None = None, recompute: Recompute = "none"
 ) -> TrainTrace:
@@ -256,7 +268,7 @@ def trace_training(
     return TrainTrace(before, after, len(model.stream.sites), alive, extra, peak)
 
 
-@uncollected()
+@no_collection()
 @torch.no_grad()
 def trace_step(model: Any, batch: int, tokens: int, device: str | None = None, past: Any = None) -> StepTrace:
     """The next tokens after `past`, or the first of their sequences, remembered; logits of the last one."""

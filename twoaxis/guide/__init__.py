@@ -1,1 +1,1 @@
-"""The atlas: the map of every method onto the two axes, and a page per method."""
+"""What there is and what to try: the map of methods with a page for each, what is published about them, and advice."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from twoaxis.costs.document import times
+from twoaxis.costs.document import deployment_line, times
 from twoaxis.guide.advise import GOALS, PAYS, Advice, Choice, papers_say
 from twoaxis.guide.evidence import Evidence, Record, sentence
 from twoaxis.guide.next_steps import next_steps
@@ -56,22 +56,15 @@ def _elsewhere(advice: Advice) -> str:
 
 
 def _asked(advice: Advice) -> str:
-    question, deployment = advice.question, advice.question.deployment
-    profile = advice.plain.profile
-    parts = [
-        f"Wanted: {GOALS[question.goal]}, {STARTS[question.start]}, {advice.parameters:,} parameters",
-        f"{profile.title}, context {deployment.context:,}, micro-batch {deployment.micro_batch}, {deployment.dtype}",
-    ]
-    if deployment.pipeline_stages > 1:
-        virtual = f" of {deployment.virtual_stages} virtual ones" if deployment.virtual_stages > 1 else ""
-        parts.append(f"{deployment.pipeline_stages} pipeline stages{virtual}")
+    question, profile = advice.question, advice.plain.profile
+    parts = [f"Wanted: {GOALS[question.goal]}, {STARTS[question.start]}, {advice.parameters:,} parameters"]
     if question.serving:
-        parts.append(f"{question.serving:.0%} of the compute decodes, {deployment.batch} at a time")
+        parts.append(f"{question.serving:.0%} of the compute decodes")
     if question.max_overhead is not None:
         parts.append(f"at most {question.max_overhead:g}% more time")
     if question.headroom is not None:
         parts.append(f"at most {question.headroom:g} GB more on a device")
-    text = "; ".join(parts) + "."
+    text = f"{'; '.join(parts)}. {deployment_line(question.deployment, profile)}"
     if not advice.plain.fits:
         text += (
             f" The plain model itself takes {si(advice.plain.memory.total)} of a device's "

@@ -39,11 +39,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from twoaxis.base.files import read_json, user_path
 from twoaxis.base.options import Count, Options, Positive
 from twoaxis.base.registry import parse
+from twoaxis.depth.registry import STREAMS
+from twoaxis.sequence.registry import MIXERS
 from twoaxis.show.numbers import si
 
 DATA = Path(__file__).parent / "evidence.json"
@@ -306,25 +308,16 @@ def _read(path: Path) -> Evidence:
     found = read_json(path)
     if not isinstance(found, dict) or not {"law", "records"} <= set(found) <= set(Evidence._fields):
         raise ValueError(f"{path} is no evidence file: it needs law and records, and may have figures and advice")
-    for name in ("records", "figures", "advice"):
-        if not isinstance(entries := found.setdefault(name, []), list):
+    lists: dict[str, tuple[Any, ...]] = {}
+    for name, kind in (("records", Record), ("figures", Figure), ("advice", Advised)):
+        if not isinstance(entries := found.get(name, []), list):
             raise ValueError(f"{path}: {name} must be a list, got {entries!r:.60}")
-    return Evidence(
-        _entry(Law, f"{path}: the law", found["law"]),
-        tuple(_entry(Record, f"{path}: record {n}", fields) for n, fields in enumerate(found["records"])),
-        tuple(_entry(Figure, f"{path}: figure {n}", fields) for n, fields in enumerate(found["figures"])),
-        tuple(_entry(Advised, f"{path}: advice {n}", fields) for n, fields in enumerate(found["advice"])),
-    )
+        lists[name] = tuple(_entry(kind, f"{path}: {name}[{n}]", fields) for n, fields in enumerate(entries))
+    return Evidence(_entry(Law, f"{path}: law", found["law"]), **lists)
 
 
-Entry = TypeVar("Entry", Law, Record, Figure, Advised)
-
-
-def _entry(kind: type[Entry], what: str, fields: Any) -> Entry:
+def _entry(kind: type[Law | Record | Figure | Advised], what: str, fields: Any) -> Any:
     """The law, a record, a figure or a piece of advice, its method checked against the library."""
-    from twoaxis.depth.registry import STREAMS
-    from twoaxis.sequence.registry import MIXERS
-
     if not isinstance(fields, dict):
         raise ValueError(f"{what} must be an object, got {fields!r:.60}")
     try:

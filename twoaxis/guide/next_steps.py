@@ -117,14 +117,9 @@ def _methods(chosen: tuple[Choice, ...]) -> list[str]:
 
 def deployment_flags(deployment: Deployment) -> list[str]:
     """The options of `twoaxis cost` that give a deployment, defaults left out."""
-    words: list[str] = []
-    for entry in dataclasses.fields(Deployment):
-        value = getattr(deployment, entry.name)
-        if value == entry.default:
-            continue
-        flag = f"--{entry.name.replace('_', '-')}"
-        words += [flag] if value is True else [flag, str(value)]
-    return words
+    values = ((entry, getattr(deployment, entry.name)) for entry in dataclasses.fields(Deployment))
+    given = {f"--{entry.name.replace('_', '-')}": value for entry, value in values if value != entry.default}
+    return [word for flag, value in given.items() for word in ([flag] if value is True else [flag, str(value)])]
 
 
 def _join(*words: str) -> str:

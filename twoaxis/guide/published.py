@@ -37,13 +37,13 @@ def _vectors(costs: Costs) -> int:
 
 def _moved(costs: Costs) -> float:
     """Vectors per token and sub-layer in fused kernels; the first site and the read-out are left out."""
-    sites = costs.traffic.sites[1:-1]
+    sites = costs.prefilled.sites[1:-1]
     return sum(site.fused for site in sites) / len(sites) / _vectors(costs)
 
 
 METRICS: dict[str, Metric] = {
     "parameters": Metric(lambda c: c.parameters.stream, "{:,.0f}".format),
-    "parameters per site": Metric(lambda c: c.parameters.stream / len(c.traffic.sites[1:]), "{:,.0f}".format),
+    "parameters per site": Metric(lambda c: c.parameters.stream / len(c.prefilled.sites[1:]), "{:,.0f}".format),
     "parameters to 12 L D²": Metric(
         lambda c: c.parameters.stream / (12 * c.shape.num_hidden_layers * c.shape.hidden_size**2), "{:.2%}".format
     ),
@@ -54,7 +54,7 @@ METRICS: dict[str, Metric] = {
     "vectors moved": Metric(_moved, "{:.3g}".format),
     "vectors sent whole": Metric(lambda c: c.pipeline.whole / _vectors(c), "{:.0f}".format),
     "vectors sent cached": Metric(lambda c: c.pipeline.cached / _vectors(c), "{:.0f}".format),
-    "state of a prefill": Metric(lambda c: c.live_prefill, si),
+    "state of a prefill": Metric(lambda c: c.live.prefill, si),
     "activations added": Metric(lambda c: c.activations / c.plain.activations - 1, "{:+.1%}".format),
     "training speed": Metric(lambda c: (1 / c.train.eager, 1 / c.train.fused), "{:.3f}".format),
     "training time added": Metric(lambda c: c.train.fused - 1, "{:+.1%}".format),
