@@ -178,7 +178,7 @@ class Reached(Exception):
 
 
 WORK = {
-    "cost": "twoaxis.commands.cost._predict",
+    "cost": "twoaxis.costs.costs.CostModel",
     "compare": "twoaxis.comparison.run.compare",
     "retrofit": "twoaxis.pretrained.retrofit.retrofit",
     "probe": "twoaxis.comparison.probe.probe",
@@ -213,13 +213,13 @@ def test_next_commands_parse_and_their_methods_exist(monkeypatch: pytest.MonkeyP
     assert ("retrofit" in commands) == (start == "retrofit")
     for step, command in zip(steps, commands, strict=True):
         assert parse(monkeypatch, step.text), command
-    shape, pairs, deployment, *_ = parse(monkeypatch, steps[commands.index("cost")].text)
-    assert (shape, deployment) == ("nano", HERE)
-    words = shlex.split(steps[-1].text)
-    small = [(flag, text) for flag, text in itertools.pairwise(words) if flag in ("--stream", "--mixer")]
-    assert len(pairs) - 1 == len(small) == len(candidates())
-    for pair in pairs:
-        with_method(find_shape("nano"), make_contender(*pair))
+    costs = steps[commands.index("cost")].text
+    assert parse(monkeypatch, costs) == ("nano", HERE)
+    for words in map(shlex.split, (costs, steps[-1].text)):
+        said = [(flag, text) for flag, text in itertools.pairwise(words) if flag in ("--stream", "--mixer")]
+        assert len(said) == len(candidates())
+        for flag, text in said:
+            with_method(find_shape("nano"), make_contender(**{flag[2:]: text}))
 
 
 def test_the_forecast_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,15 +277,17 @@ def test_records_are_printed() -> None:
 def test_without_a_terminal_it_does_not_wait() -> None:
     """Standard input stays open and silent; the command must not read it, and help must not load torch."""
     script = (
-        "import sys\nfrom twoaxis import cli\nfrom twoaxis.commands import advise\n"
-        "from twoaxis.show.document import Document, Shown\n"
-        "advise._advise = lambda said, *rest, ask: print(sorted(said), ask) or Shown({}, Document('', ()))\n"
-        "code = cli.run(['advise']) or cli.run(['advise', '--context', '4096'])\n"
-        "assert 'torch' not in sys.modules\nsys.exit(code)"
+        "import contextlib, sys\nfrom twoaxis import cli\n"
+        "with contextlib.suppress(SystemExit):\n    cli.run(['advise', '--help'])\n"
+        "assert 'torch' not in sys.modules\n"
+        "from twoaxis.guide import advise, ask\nfrom twoaxis.show.document import Document, Shown\n"
+        "advise.advise = lambda asked, *_, **__: print(asked.deployment.context) or Shown({}, Document('', ()))\n"
+        "ask.ask = None\n"
+        "sys.exit(cli.run(['advise']) or cli.run(['advise', '--context', '512']))"
     )
     with processes.start(program=("-c", script), stdin=subprocess.PIPE) as process:
         assert process.wait(timeout=60) == 0
-        assert process.stdout.read().split("\n")[:2] == ["['deployment'] True", "['deployment'] False"]
+        assert process.stdout.read().split()[-2:] == ["4096", "512"]
 
 
 def test_on_a_terminal_it_asks() -> None:
