@@ -265,7 +265,9 @@ def misuse(subject: StreamSubject) -> list[str]:
     step, sites = run.steps(x)[0][0], method.layout.sites
     after = method.write(step.before, sites[0], step.y, step.seen, step.c)
     rest = (step.seen, step.c)
-    found = accepted("the state of another stream", method.read, other.open(x), sites[0])
+    foreign = other.open(x)
+    found = accepted("the state of another stream", method.read, foreign, sites[0])
+    found += accepted("the state of another stream, packed,", method.pack, foreign)
     found += accepted("an embedding of another width", method.open, x[..., :-1])
     found += accepted("an increment of another width", method.write, step.before, sites[0], step.y[..., :-1], *rest)
     found += accepted("a site read before its turn", method.read, step.before, sites[1])
