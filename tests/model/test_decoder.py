@@ -158,6 +158,7 @@ def test_a_stream_may_normalise_its_reads_and_change_values(monkeypatch: pytest.
         ({"stream": "denseformer:dilaton=2"}, "no option 'dilaton'"),
         ({"stream": "denseformer:blend=3"}, "blend must be True or False"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "unknown rope_type 'yarn'"),
+        ({"rope_scaling": {"rope_type": {}}}, "unknown rope_type {}"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor does not fit"),
         ({"mixer_blocks": (1,)}, "no mixer"),
         ({"mixer": "short_swa", "mixer_blocks": (9,)}, "names block 9, the model has blocks 0 to 3"),

@@ -221,7 +221,7 @@ class ModelConfig(Methods):
         if self.rope_scaling is None:
             return
         kind = self.rope_scaling.get("rope_type")
-        if kind not in ROPE_SCALING:
+        if not isinstance(kind, str) or kind not in ROPE_SCALING:
             raise ValueError(f"unknown rope_type {kind!r} in rope_scaling; it is one of {', '.join(ROPE_SCALING)}")
         wanted = {"rope_type", *ROPE_SCALING[kind]}
         if wrong := sorted(wanted ^ set(self.rope_scaling)):
