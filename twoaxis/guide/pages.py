@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 import sys
 import textwrap
@@ -120,7 +119,8 @@ def _default(field: dataclasses.Field[Any]) -> str:
 def notes(cls: type) -> Notes:
     """The docstring of the module that defines `cls`, in parts."""
     module = sys.modules.get(cls.__module__)
-    summary, _, rest = inspect.cleandoc(getattr(module, "__doc__", None) or "").partition("\n")
+    # not cleaned: where all but the first line is an equation, that would take the equation's indentation
+    summary, _, rest = (getattr(module, "__doc__", None) or "").strip().partition("\n")
     body: list[Prose | Code | Items] = []
     for chunk in rest.strip("\n").split("\n\n"):
         if not chunk.strip():
@@ -173,10 +173,10 @@ class MethodPage(Showable):
 def page(entry: Entry, level: int) -> list[Block]:
     """What stands under a method's heading, which has a level."""
     card, said = entry.card, notes(entry.method)
-    blocks: list[Block] = [
-        Prose(f"**{card.title}** ({card.paper}, {card.year}): {card.purpose}."),
-        Prose(f"A {entry.axis} on the {card.axis} axis."),
-    ]
+    source = "" if card.paper == numbers.NOTHING else f" ({card.paper}, {card.year})"
+    purpose = "" if card.purpose == numbers.NOTHING else f": {card.purpose}"
+    blocks: list[Block] = [Prose(f"**{card.title}**{source}{purpose}.")] if source or purpose else []
+    blocks.append(Prose(f"A {entry.axis} on the {card.axis} axis."))
     blocks += [Prose(said.summary), *said.body] if said.summary else []
     blocks += [Heading("On the map", level + 1), _facts(entry)]
     blocks += [Heading("Options", level + 1), *_options(entry)]
