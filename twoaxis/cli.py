@@ -38,6 +38,9 @@ COMMANDS = {
 }
 """Commands in the order of the help, and the modules with a function of that name, or another one behind a colon."""
 
+OF_LAB = ("transformers", "tokenizers", "accelerate", "datasets", "scipy", "matplotlib")
+"""Packages of the extra `lab`, which many parts need and none of which must be there."""
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the `twoaxis` command: exits with 0, 1 for a negative result, 2 for a mistake of the user's."""
@@ -71,6 +74,13 @@ def run(argv: Sequence[str]) -> int:
         if isinstance(error, RuntimeError) and not re.search(r"can't allocate memory|out of memory", first):
             raise
         print(f"twoaxis: not enough memory ({first}); make the model, batch or context smaller", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name not in OF_LAB:
+            raise
+        from twoaxis.base.machine import needs
+
+        print(f"twoaxis: {needs('this', error.name)}", file=sys.stderr)
         return 2
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

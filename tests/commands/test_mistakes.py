@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.commands import run
+from tests.support.commands import run, run_child
 from twoaxis.base.options import field_types
 from twoaxis.base.registry import spell_value
 from twoaxis.costs.hardware import DATA
@@ -265,6 +265,8 @@ def test_a_missing_package_names_the_line_that_installs_it(place: Path) -> None:
         done = run("retrofit", "hf", "--out", "out", folder=place)
     assert done.code == 2
     assert 'pip install -e ".[lab]" (in a clone of twoaxis)' in done.err
+    hidden = "import sys; sys.modules['transformers'] = None; from twoaxis.cli import main; main(sys.argv[1:])"
+    assert run_child("cost", "--shape", str(place / "hf"), program=("-c", hidden)) == done
 
 
 # Random ones.

@@ -19,7 +19,7 @@ from twoaxis.comparison.charts import difference_line, loss_line
 from twoaxis.comparison.decisions import seeds_wanted
 from twoaxis.comparison.plan import Run
 from twoaxis.comparison.results import Comparison
-from twoaxis.comparison.runs import Curve
+from twoaxis.comparison.run_folders import Curve
 from twoaxis.comparison.sections import Entry
 from twoaxis.comparison.statistics import BETTER, OPEN, WORSE
 from twoaxis.show import markdown

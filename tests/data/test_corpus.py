@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from tests.data.text_samples import text, write_folder
 from twoaxis.data import corpus as corpora
-from twoaxis.data import survey as surveys
+from twoaxis.data import split
 from twoaxis.data.corpus import Corpus, cache_folder, open_corpus
 from twoaxis.data.options import DataOptions
-from twoaxis.data.survey import find_cut, sides, split_position, survey
+from twoaxis.data.split import find_cut, sides, split_position, survey
 from twoaxis.data.tokenizer import train_bpe
 
 
@@ -203,7 +203,7 @@ HARM: dict[str, tuple[str, Any]] = {
     "not a table": edited(lambda facts: [facts]),
     "null": edited(lambda facts: None),
     "nested": edited(lambda facts: {"files": {"train.bin": {}}}),
-    "of another corpus": edited(lambda facts: surveys.sealed(without(facts, "seal") | {"name": "0123456789ab"})),
+    "of another corpus": edited(lambda facts: split.sealed(without(facts, "seal") | {"name": "0123456789ab"})),
 }
 
 
@@ -254,8 +254,8 @@ def test_large_arrays_are_hashed_when_asked(
 def test_documents_are_read_again_only_if_a_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, cache = write_folder(tmp_path / "texts", 12, words=40), tmp_path / "cache"
     reads = []
-    read = surveys.read_sources
-    monkeypatch.setattr(surveys, "read_sources", lambda *given: reads.append(1) or read(*given))
+    read = split.read_sources
+    monkeypatch.setattr(split, "read_sources", lambda *given: reads.append(1) or read(*given))
 
     def passes(**changes: Any) -> int:
         reads.clear()
@@ -264,7 +264,7 @@ def test_documents_are_read_again_only_if_a_file_changed(tmp_path: Path, monkeyp
 
     assert passes() == 2  # for the survey and for the tokens
     assert passes() == 1  # the files are so new that another change might not show
-    monkeypatch.setattr(surveys, "SETTLED", -(10**12))
+    monkeypatch.setattr(split, "SETTLED", -(10**12))
     assert [passes(), passes(), passes(check=True), passes(held_out=0.5)] == [1, 0, 1, 2]
     before = open_(data, cache)
     stat = (data / "003.txt").stat()

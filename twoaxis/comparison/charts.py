@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from twoaxis.comparison.runs import Curve, together
+from twoaxis.comparison.run_folders import Curve, together
 from twoaxis.comparison.sections import AXES, Entry, Equal, Section
 from twoaxis.comparison.statistics import BETTER, WORSE
 from twoaxis.show.charts import Axis, Chart, Line, Mark, Panel, Tone

@@ -17,7 +17,7 @@ from typing import Any
 
 from twoaxis.base.files import read_json
 from twoaxis.comparison.plan import PLAN, Plan
-from twoaxis.comparison.runs import read_runs
+from twoaxis.comparison.run_folders import read_runs
 from twoaxis.comparison.scaling import Scaling, find_law
 from twoaxis.comparison.sections import Entry, Section
 from twoaxis.comparison.statistics import LEVEL

@@ -37,6 +37,7 @@ from twoaxis.comparison.runner.launchers import Launcher, LocalLauncher, default
 from twoaxis.comparison.runner.ranks import become_ranks, only_gpus
 from twoaxis.comparison.runner.watch import Watch
 from twoaxis.comparison.runner.worker import Beat, Unit, in_children
+from twoaxis.comparison.statistics import from_scipy
 from twoaxis.model.config import Methods
 from twoaxis.pretrained.model_for_training import hold, release, source_digest
 from twoaxis.show.numbers import seconds
@@ -154,6 +155,8 @@ def compare(
     out, console = Path(out), console_here() if console is None else console
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
+    if report:
+        from_scipy("special")  # it is missed before the runs, not behind them
     if (begun := Plan.load(out)) is None:
         check_contents(out, PLAN)
         begun = Plan.new(options)  # what makes no sense is refused before there is a folder

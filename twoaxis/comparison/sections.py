@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from twoaxis.comparison.contenders import BUDGET
 from twoaxis.comparison.decisions import loss_sample
 from twoaxis.comparison.plan import PLAN, Plan, Row
-from twoaxis.comparison.runs import Curve, RunRecord, together
+from twoaxis.comparison.run_folders import Curve, RunRecord, together
 from twoaxis.comparison.scaling import NEEDS_SIZES, Interval, NoLaw, Point, Scaling, speed_up_interval
 from twoaxis.comparison.statistics import (
     BETTER,

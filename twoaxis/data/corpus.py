@@ -31,7 +31,7 @@ from twoaxis.base.files import atomic_folder, claim, file_sha256, remove_partial
 from twoaxis.base.machine import versions
 from twoaxis.data.options import bpe_size
 from twoaxis.data.sources import check_outside
-from twoaxis.data.survey import Entry, Findings, Memory, Survey, Watch, read_sealed, sealed, survey
+from twoaxis.data.split import Entry, Findings, Memory, Survey, Watch, read_sealed, sealed, survey
 from twoaxis.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from twoaxis.base.registry import parse, spell
 from twoaxis.data.corpus import Part, open_corpus
 from twoaxis.data.packing import Rows, count_rows
 from twoaxis.data.sources import skipped_text, source_name
-from twoaxis.data.survey import Watch
+from twoaxis.data.split import Watch
 from twoaxis.data.tasks import Task, make_task
 
 if TYPE_CHECKING:
