@@ -74,10 +74,12 @@ def train(run: TrainConfig, out: str | Path, *, data: Data | None = None, on_ste
         stack.enter_context(stop.listening())
         stack.enter_context(quietly())
         if data is None:
-            from twoaxis.data.load import bars, load_data
-            from twoaxis.data.sources import check_outside
+            from twoaxis.data.load import TASK, bars, load_data
 
-            check_outside(out, run.data, "the run")
+            if not run.data[0].startswith(TASK):
+                from twoaxis.data.sources import check_outside
+
+                check_outside(out, run.data, "the run")
             with bars() if place.rank == 0 else contextlib.nullcontext() as watch:  # one process shows them
                 data = load_data(run, watch=watch)
         check(run, data.vocab_size)  # before there is a folder
