@@ -202,6 +202,8 @@ def test_refuses_sublayers_that_do_not_match() -> None:
         twoaxis.compose(stream, [("attention", None, torch.tanh)])
     with pytest.raises(ValueError, match="at 1 it is 'attention' instead of 'mlp'"):
         twoaxis.compose(stream, [("attention", None, torch.tanh)] * 4)
+    with pytest.raises(ValueError, match=r"sub-layer 1 has the class LayerNorm: give one, LayerNorm\(...\)"):
+        twoaxis.compose(stream, [("attention", None, torch.tanh), ("mlp", nn.LayerNorm, torch.tanh)] * 2)
     with pytest.raises(ValueError, match="2 norms for the 1 ways x"):
         twoaxis.compose(stream, [(s.kind, (torch.tanh, torch.tanh), torch.tanh) for s in stream.sites])
 

@@ -12,6 +12,16 @@ from tests.support.streams import composed
 from twoaxis.depth.site import Placement, make_sites
 
 
+def test_options_may_stand_behind_the_name() -> None:
+    made = twoaxis.stream("mhar:block_size=3,heads=2", blocks=2, width=8)
+    said = twoaxis.stream("attention_residuals", blocks=2, width=8, block_size=3, heads=2)
+    assert (made.name, made.config) == (said.name, said.config)
+    assert twoaxis.stream("mhc:streams=2", blocks=2, width=8, streams=3).config.streams == 3
+    assert twoaxis.mixer("swa:window=3,heads=2", heads=1).build("site", 8).config.window == 3
+    with pytest.raises(ValueError, match="denseformer has no option 'dilaton'"):
+        twoaxis.stream("denseformer:dilaton=2", blocks=2, width=8)
+
+
 def test_unknown_names_and_options_list_what_exists() -> None:
     message = r"unknown stream 'densformer' \(did you mean 'denseformer'\?\); the streams are .*deep_delta \(ddl\), "
     with pytest.raises(ValueError, match=message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 pytest.importorskip("transformers")
 
 import transformers
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from tests.model.graft_helpers import METHODS, gradients
 from tests.model.tiny_families import causal_types, limit, tiny, tiny_config
@@ -115,7 +116,7 @@ def seeing(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
-def test_a_model_that_sees_images_is_the_same_with_them(name: str) -> None:
+def test_a_model_that_sees_images_is_the_same_with_them(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, call = seeing(name)
     made: Any = graft(copy.deepcopy(model), "hyper_connections:readout=mean", mixer="short_swa:window=3,heads=2")
@@ -126,6 +127,10 @@ def test_a_model_that_sees_images_is_the_same_with_them(name: str) -> None:
             m.generate(**call, max_new_tokens=5, num_beams=beams, do_sample=False) for m in (made, model)
         )
         assert torch.equal(made_text, text)
+    made.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert torch.equal(again(**call).logits, model(**call).logits)
 
 
 def test_features_of_images_between_layers_are_refused_by_name() -> None:

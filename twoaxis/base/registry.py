@@ -58,14 +58,17 @@ class Registry(Generic[T]):
         """The name here of what people call by that name; one that is not known stays as it is."""
         if not isinstance(name, str) or name in self.entries:
             return name
-        known = {_squeezed(own): own for own in self.entries}
+        name, known = name.partition(":")[0], {_squeezed(own): own for own in self.entries}
         found = known.get(_squeezed(name)) or self.aliases.get(_squeezed(name), name)
         return found.partition(":")[0]
 
     def expand(self, name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The name here, and the options with those that an alias stands for; given ones come first."""
+        """The name here, and the options with those that an alias and a spelling stand for; given ones come first."""
+        spelled: dict[str, Any] = {}
+        if isinstance(name, str) and ":" in name:
+            name, spelled = parse(name)
         named = None if name in self.entries else self.aliases.get(_squeezed(name))
-        return self.canonical(name), ({} if named is None else parse(named)[1]) | dict(options)
+        return self.canonical(name), ({} if named is None else parse(named)[1]) | spelled | dict(options)
 
     def find(self, name: str) -> type[T]:
         """The class behind a name or an alias; an unknown one is an error."""

@@ -40,6 +40,9 @@ class Composed(nn.Module):
         for i, sublayer in enumerate(sublayers):
             if not isinstance(sublayer, tuple | list) or len(sublayer) not in (3, 4) or not callable(sublayer[2]):
                 raise ValueError(f"sub-layer {i} must be (kind, norm, function[, keywords]), got {sublayer!r}")
+            for part in sublayer[1:3]:
+                if inspect.isclass(part) and issubclass(part, nn.Module):
+                    raise ValueError(f"sub-layer {i} has the class {part.__name__}: give one, {part.__name__}(...)")
         _check_kinds([sublayer[0] for sublayer in sublayers], [site.kind for site in stream.sites])
         self.stream = stream
         self._ways = [stream.ways(site) for site in stream.sites]

@@ -56,7 +56,7 @@ def stream(
         stream("attention_residuals", blocks=12, width=768, block_size=8)
 
     Args:
-        name: one of `stream_names()`.
+        name: one of `stream_names()`, or NAME:option=value,... as on the command line.
         blocks: number of blocks.
         width: of the residual stream.
         kinds: the sub-layers of a block, or one sequence of them per block.

@@ -36,7 +36,7 @@ from twoaxis.model import graft_layers, graft_residual
 from twoaxis.model.config import Methods
 from twoaxis.model.graft_cache import add_rings, check_packed, find_reach, nbytes_by_part, rings_of, text_positions
 from twoaxis.model.graft_config import TwoAxisConfig, as_fields
-from twoaxis.model.graft_modules import check_attention, furnish, narrow_new_, take_norms
+from twoaxis.model.graft_modules import check_attention, family_model, furnish, narrow_new_, take_norms
 from twoaxis.model.graft_residual import Refused, Residual
 from twoaxis.model.graft_survey import (
     TOLERANCE,
@@ -85,12 +85,13 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
         if wanted is not None and "/" in wanted:
             raise ValueError(f"attn_implementation={wanted!r} would fetch code from a hub, which is never done here")
         if backbone is None:
-            backbone = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config.text_config))
+            backbone = family_model(config.text_config)
         check_attention(backbone, wanted)
         if config.survey is None:
             on_meta = any(parameter.is_meta for parameter in backbone.parameters())
             config.survey = (survey_of(config.text_config) if on_meta else examine(backbone)).to_dict()
         self.backbone = backbone
+        backbone.config.architectures = [type(backbone).__name__]  # what is built when the folder is opened
         config.text_config = backbone.config  # one object: whoever resizes the vocabulary changes both
         config._attn_implementation_internal = backbone.config._attn_implementation
         found, methods = config.architecture, config.methods()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
 
 from twoaxis.depth.site import OUT
 from twoaxis.depth.stream import Stream
@@ -16,6 +19,15 @@ from twoaxis.model.config import Methods
 from twoaxis.model.graft_residual import Refused
 from twoaxis.model.graft_survey import PROJECTIONS, Architecture, Branch
 from twoaxis.model.sublayers import POINTS
+
+
+def family_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """The family's model: of the class that its configuration names, as for text with images, or the causal LM."""
+    named: Any = getattr(transformers, (config.architectures or [""])[0], None)
+    generates = inspect.isclass(named) and issubclass(named, GenerationMixin)
+    if generates and cast(Any, named).config_class is type(config):
+        return cast(Any, named)._from_config(config)
+    return cast(PreTrainedModel, AutoModelForCausalLM.from_config(config))
 
 
 def furnish(layer: nn.Module, block: int, found: Architecture, methods: Methods, stream: Stream, eps: float) -> None:

@@ -31,7 +31,7 @@ def mixer(name: str, **options: Any) -> Mixer:
         mixer("short_swa", window=16, heads=2, head_width=32)
 
     Args:
-        name: one of `mixer_names()`.
+        name: one of `mixer_names()`, or NAME:option=value,... as on the command line.
         **options: the mixer's own; see its Config.
     """
     from twoaxis.sequence.mixer import Mixer
