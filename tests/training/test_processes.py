@@ -26,7 +26,7 @@ from twoaxis.training.engines.processes import Place
 from twoaxis.training.folder import load_log
 from twoaxis.training.result import load_result
 from twoaxis.training.setup import make_model
-from twoaxis.training.train import train
+from twoaxis.training.train import _check_same, train
 
 RUN: dict[str, Any] = {"batch": 12, "accumulate": 2, "log_every": 1, "device": "cpu", "stream": "deep_delta"}
 
@@ -42,12 +42,11 @@ def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
     refused = processes(small(**RUN | {"batch": 6}), [tmp_path / "refused"] * 2)
     assert [fork.wait() for fork in refused] == [2, 2]
     assert "accumulate (2) times the 2 processes must divide it" in refused[1].text
-    apart = processes(
-        small(**RUN), [tmp_path / "apart"] * 2, lr=0.5, parallel="fsdp=2"
-    )  # other machines, other commands
+    apart = processes(small(**RUN), [tmp_path / "apart"] * 2, lr=0.5)  # other machines have commands of their own
     assert [fork.wait() for fork in apart] == [2, 2]
-    said = "process 1 was started otherwise than process 0: lr is 0.5 there and 0.004 here; parallel is 'fsdp=2' there"
-    assert said in apart[0].text
+    assert "process 1 was started otherwise than process 0: lr is 0.5 there and 0.004 here;" in apart[0].text
+    with pytest.raises(ValueError, match="parallel is 'fsdp=2' there and None here"):
+        _check_same([small(**RUN), small(**RUN, parallel="fsdp=2", threads=3)])
 
 
 def test_three_processes_repeat_the_same_bits(tmp_path: Path) -> None:
