@@ -120,7 +120,8 @@ def notes(cls: type) -> Notes:
     """The docstring of the module that defines `cls`, in parts."""
     module = sys.modules.get(cls.__module__)
     # not cleaned: where all but the first line is an equation, that would take the equation's indentation
-    summary, _, rest = (getattr(module, "__doc__", None) or "").strip().partition("\n")
+    said: str = getattr(module, "__doc__", None) or ""
+    summary, _, rest = said.strip().partition("\n")
     body: list[Prose | Code | Items] = []
     for chunk in rest.strip("\n").split("\n\n"):
         if not chunk.strip():
