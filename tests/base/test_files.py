@@ -144,6 +144,18 @@ def test_a_lease_that_names_nobody_ends(torn: bytes, tmp_path: Path) -> None:
         assert f"pid={os.getpid()}\n" in (tmp_path / files.LEASE).read_text()
 
 
+def test_a_claim_of_another_machine_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can ask whether its process lives, so it is watched; one that was refreshed lately is left alone."""
+    monkeypatch.setattr(files, "LEASE_SECONDS", 2.0)
+    lease = tmp_path / files.LEASE
+    lease.write_text("filelock/2\npid=1\nhost=elsewhere\nmode=lease\ntoken=1\nduration=2.0\nstart=1\n")
+    with pytest.raises(files.Claimed, match="process 1 on elsewhere"), files.claim(tmp_path):
+        pass
+    os.utime(lease, (1, 1))
+    with files.claim(tmp_path):
+        assert f"pid={os.getpid()}\n" in lease.read_text()
+
+
 def test_a_lost_lease_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LEASE_SECONDS", 0.3)
     with files.claim(tmp_path) as check:

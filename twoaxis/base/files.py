@@ -181,9 +181,14 @@ def claim(folder: str | Path, *, wait: bool = False, beside: bool = False) -> It
         with contextlib.suppress(OSError):  # one that names nobody, as after a loss of power, would never end
             if lock.owner is None and time.time() - lease.stat().st_mtime > LEASE_SECONDS:
                 lease.unlink()
-        # A dead holder is recognised at the second look, so even a claim that does not wait looks for a second.
+        # A dead holder is recognised at the second look, so even a claim that does not wait looks for a second. One of
+        # another machine counts as dead when nobody has seen it refresh its lease for so long: that takes watching.
+        seconds = 1.0
+        with contextlib.suppress(OSError):
+            if time.time() - lease.stat().st_mtime > LEASE_SECONDS:
+                seconds += LEASE_SECONDS
         try:
-            lock.acquire(timeout=-1 if wait else 1.0)
+            lock.acquire(timeout=-1 if wait else seconds)
         except filelock.Timeout as error:
             found = lock.owner
             nobody = f"unknown; if there is none, remove {lease}"
