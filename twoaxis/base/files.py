@@ -26,8 +26,8 @@ PARTIAL = ".partial-"
 LEASE = ".lease"
 """Name of the file by which a process claims a folder."""
 LEASE_SECONDS = 120.0
-"""How long a claim outlives the last sign of life of its holder on another machine. On one machine a dead holder is
-noticed at once, by its process number."""
+"""How long a claim outlives the last sign of life of its holder on another machine, and how long it is then watched for
+one. On one machine a dead holder is noticed at once, by its process number."""
 
 _REMEDIES = {
     errno.ENOSPC: "the disk is full; free some space and start again, what was finished is kept",
