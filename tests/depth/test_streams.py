@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -323,12 +324,19 @@ class Whole(nn.Module):
 
 def test_data_parallelism_takes_two_steps() -> None:
     """A parameter outside the graph makes the second step fail."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
+
+    def two_steps() -> None:
         model = DistributedDataParallel(Whole(make("attention_residuals", {"query": "none"})))
         for _ in range(2):
             model(randn(2, 3, WIDTH)).sum().backward()
+
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        two_steps()
     finally:
+        # The model goes first: if it is the last to hold the group, torch waits for gloo's threads and holds the
+        # interpreter's lock meanwhile, for which one of them may wait.
+        gc.collect()
         dist.destroy_process_group()
 
 
