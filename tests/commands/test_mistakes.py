@@ -74,6 +74,8 @@ MISTAKES: list[tuple[str, str] | tuple[str, str, str]] = [
     ("cost --shape ~nobodyatall/model", "there is no configuration file ~nobodyatall/model"),
     ("train --data /dev/zero", "/dev/zero is no regular file, and data is read several times"),
     ("train --data . --tokenizer bytes", "the run out lies in ., whose files are the data: choose another folder"),
+    ("compare --data . --tokenizer bytes --out out --stream ddl", "the comparison out lies in ., whose files are the"),
+    ("compare --out out --stream ddl --task recall --launcher slurm", "cannot tell how many runs at once"),
     ("data --data text --cache text/cache", "the cache text/cache lies in text, whose files are the data"),
     ("train --device meta", "device 'meta' cannot be used"),
     ("train --use exits.py", "exits.py cannot be imported: SystemExit: 0"),

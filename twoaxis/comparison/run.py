@@ -38,6 +38,7 @@ from twoaxis.comparison.runner.ranks import become_ranks, only_gpus
 from twoaxis.comparison.runner.watch import Watch
 from twoaxis.comparison.runner.worker import Beat, Unit, in_children
 from twoaxis.comparison.statistics import from_scipy
+from twoaxis.data.sources import check_outside
 from twoaxis.model.config import Methods
 from twoaxis.pretrained.model_for_training import hold, release, source_digest
 from twoaxis.show.numbers import seconds
@@ -115,6 +116,8 @@ def prepare(options: Mapping[str, Any], out: str | Path, *, command: str = "", m
         about["source"] = digest
         with reproducible(plan.base.threads or 1):
             hold(source)
+    for sources in plan.data:
+        check_outside(out, sources, "the comparison")
     loaded = load_all(plan)
     named = ("fingerprint", "vocab_size", "chance")
     facts = {label: it.describe() | {name: getattr(it, name) for name in named} for label, it in loaded.items()}
@@ -160,11 +163,15 @@ def compare(
     if (begun := Plan.load(out)) is None:
         check_contents(out, PLAN)
         begun = Plan.new(options)  # what makes no sense is refused before there is a folder
+    else:
+        begun = begun.grow(options)
     command = command_line(out, None, options) if command is None else command
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     launcher, joined = LocalLauncher() if launcher is None else launcher, False
     if isinstance(launcher, LocalLauncher):
         pick_device(begun.base.device)  # refuses one that this machine does not have
+    processes = Degrees.read(begun.base.parallel, None).world
+    count = jobs or launcher.places(begun.base.device, processes)  # a cluster is missed before any work
     with contextlib.ExitStack() as stack:
         if not out.exists():
             stack.callback(_remove_empty, out)
@@ -175,8 +182,6 @@ def compare(
                 raise
             joined = True
         plan = _planned(options, out, "" if joined else command, joined, say, jobs)
-        processes = Degrees.read(plan.base.parallel, None).world
-        count = jobs or launcher.places(plan.base.device, processes)
         if (left := _left(plan, out, count)) is not None:
             say(left)
         work = Runs(out)
