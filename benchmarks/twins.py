@@ -124,13 +124,13 @@ def handicaps_text(seeds: int) -> list[str]:
     return lines
 
 
-def speed_twins(times: int, fields: Mapping[str, Any], rounds: int = 15) -> list[Rounds]:
+def speed_twins(times: int, fields: Mapping[str, Any]) -> list[Rounds]:
     """Ratios, round by round, of the throughputs of two equal models, measured so many times."""
     run = TrainConfig(**fields)
     vocabulary = load_data(run).vocab_size
     found = []
     for _ in range(times):
-        pair = measure_speeds({"plain": run, "twin": run}, vocabulary, rounds=rounds)
+        pair = measure_speeds({"plain": run, "twin": run}, vocabulary)
         found.append(pair["twin"].rate.over(pair["plain"].rate))
         print(f"twin's throughput {found[-1].median:.4f} ± {found[-1].spread:.4f}", flush=True)
     return found
@@ -145,10 +145,10 @@ def speed_text(times: int) -> list[str]:
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     return [
         f"**Throughput.** The plain residual of `make demo` and its twin, measured {times} times as comparisons do it "
-        f"(15 rounds in turns, CPU time of the process): their ratio was off by {max(apart):.1%} at most and by "
-        f"{statistics.median(apart):.1%} in the median, and varied by {least:.1%} to {most:.1%} over rounds. The mark "
-        f"that takes the verdict at equal time away was missing in {unmarked} of them. Meanwhile {load:.1f} processes "
-        "wanted each core."
+        f"({len(found[0].values)} rounds in turns, CPU time of the process): their ratio was off by {max(apart):.1%} "
+        f"at most and by {statistics.median(apart):.1%} in the median, and varied by {least:.1%} to {most:.1%} over "
+        f"rounds. The mark that takes the verdict at equal time away was missing in {unmarked} of them. Meanwhile "
+        f"{load:.1f} processes wanted each core."
     ]
 
 

@@ -42,6 +42,13 @@ def test_each_round_begins_with_the_next() -> None:
     assert gc.isenabled()
 
 
+def test_short_work_is_timed_in_more_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twoaxis.base.timer.seconds", lambda run, device: 1.0)
+    for within, rounds in ((0.0, 2), (2.5, 2), (5.5, 5), (100.0, 8)):
+        times = take_turns({name: lambda: None for name in "ab"}, 2, within=within)
+        assert [len(its.values) for its in times.values()] == [rounds, rounds]
+
+
 def test_cpu_time_on_one_thread_and_the_wall_clock_on_several() -> None:
     assert seconds(lambda: time.sleep(0.2)) < 0.1  # other processes do not count, nor does sleep
     assert 0.03 <= seconds(lambda: busy(0.03)) < 0.2

@@ -92,17 +92,27 @@ def take_turns(
     *,
     warmup: int = 1,
     device: Any = "cpu",
+    within: float = 0.0,
     report: Callable[[int], None] | None = None,
 ) -> dict[Name, Rounds]:
     """Seconds of several functions, each called once a round, after rounds of `warmup` that do not count.
 
-    `report` is called with the number of timed rounds that are done.
+    Args:
+        runs: the functions, by name.
+        rounds: how many are timed at least.
+        warmup: rounds before them.
+        device: on which the functions work.
+        within: up to four times as many rounds are timed as long as they fit into so many seconds for each function:
+            what is short scatters most, and costs least to repeat.
+        report: called with the number of timed rounds that are done.
     """
     if not runs or rounds < 1:
         raise ValueError(f"at least one function must be timed for one round, got {len(runs)} and rounds={rounds}")
     names = list(runs)
     times: dict[Name, list[float]] = {name: [] for name in names}
-    for number in range(-warmup, rounds):
+    for number in range(-warmup, 4 * rounds):
+        if number >= rounds and sum(map(sum, times.values())) * (1 + 1 / number) > within * len(names):
+            break
         first = max(number, 0) % len(names)
         with no_collection():
             for name in names[first:] + names[:first]:

@@ -108,4 +108,4 @@ def _forecast(options: Mapping[str, Any], out: str, jobs: int | None) -> Forecas
 
     plan = prepare(options, out)
     count = default_jobs(plan.base.device)[0] if jobs is None else jobs
-    return forecast(plan, out, count, lambda configs, words: measure_speeds(configs, words, rounds=3, steps=1))
+    return forecast(plan, out, count, lambda configs, words: measure_speeds(configs, words, rounds=3, within=0.0))

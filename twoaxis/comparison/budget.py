@@ -134,11 +134,12 @@ def _count(config: TrainConfig, vocabulary: int) -> tuple[int, int, tuple[str, .
 
 
 def measure_speeds(
-    configs: Mapping[str, TrainConfig], vocabulary: int, *, rounds: int = 15, steps: int = 1
+    configs: Mapping[str, TrainConfig], vocabulary: int, *, rounds: int = 15, steps: int = 1, within: float = 5.0
 ) -> dict[str, Throughput]:
     """Tokens per second of training steps as the runs make them, by name, in so many rounds of all in turns.
 
-    The configurations have one batch, context and precision.
+    There are up to four times as many rounds within so many seconds of each. The configurations have one batch,
+    context and precision.
     """
     import torch
 
@@ -169,6 +170,7 @@ def measure_speeds(
             first.context,
             rounds=rounds,
             steps=steps,
+            within=within,
             accumulate=first.accumulate,
             loss=loss,
             optimizer=lambda model: make_optimizer(first, model),  # its rates and decay take no time

@@ -105,6 +105,7 @@ def throughputs(
     loss: Loss = next_token_loss,
     optimizer: MakeOptimizer = adamw,
     fixed: bool = False,
+    within: float = 0.0,
     report: Callable[[int], None] | None = None,
 ) -> dict[str, Throughput]:
     """Tokens per second of several models, measured in turns so that their ratios come from one run.
@@ -119,6 +120,7 @@ def throughputs(
         rounds: timed, after one that is not.
         steps: of each model in a round.
         fixed: also time a step of two tokens in every round.
+        within: seconds for each kind of step of a model within which more rounds are timed; see `take_turns`.
         report: called with the number of rounds that are done.
     """
     if not models:
@@ -139,7 +141,7 @@ def throughputs(
                 runs[name, kind] = lambda arguments=arguments: [_step(*arguments) for _ in range(steps)]
         if len(devices) > 1:
             raise ValueError(f"models are timed on one device, these are on {', '.join(sorted(map(str, devices)))}")
-        times = take_turns(runs, rounds, device=devices.pop(), report=report)
+        times = take_turns(runs, rounds, device=devices.pop(), within=within, report=report)
     tokens = batch * context * steps
     return {
         name: Throughput(
