@@ -82,6 +82,22 @@ def test_a_residual_that_layers_scale_carries_methods(family: str, method: str) 
     assert difference(after, before) < 1e-5
 
 
+def test_masks_are_measured_on_the_familys_layers() -> None:
+    """Where all of them slide, the layer of rings would be taken for one that does not."""
+    need("moshi")
+    model = tiny("moshi").eval()
+    tokens = torch.randint(3, 60, (2, 13))
+
+    def in_two(model: Any) -> torch.Tensor:
+        first = model(input_ids=tokens[:, :7], use_cache=True)
+        second = model(input_ids=tokens[:, 7:], past_key_values=first.past_key_values, use_cache=True)
+        return torch.cat([first.logits, second.logits], 1)
+
+    with torch.no_grad():
+        before = in_two(model)
+        assert torch.equal(in_two(graft(model, mixer="short_swa:window=4,heads=2,head_width=8")), before)
+
+
 @pytest.mark.parametrize("family", REFUSED)
 def test_what_cannot_carry_a_stream_is_refused_by_the_layers_name(family: str) -> None:
     need(family)

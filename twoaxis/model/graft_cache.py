@@ -30,11 +30,12 @@ EVERYTHING = 2**40
 class RingLayer(CacheLayerMixin):
     """One more layer of a cache: the rings of mixers and of streams that mix tokens."""
 
-    is_croppable, supports_early_init, is_sliding = True, False, False
+    is_croppable, supports_early_init = True, False
     is_compileable = True  # asked of the whole cache, to find out whether it is static; the family's layers decide
 
-    def __init__(self, made_for: Any, spare: int = 0) -> None:
+    def __init__(self, made_for: Any, spare: int = 0, sliding: bool = False) -> None:
         super().__init__()
+        self.is_sliding = sliding
         self.made_for, self.spare, self.recording = made_for, spare, False
         self.past = Past(spare=spare)
 
@@ -115,7 +116,9 @@ def add_rings(cache: Cache, blocks: int, made_for: Any, spare: int = 0) -> Cache
         raise ValueError(f"{type(cache).__name__} has no layers to add rings to; leave past_key_values out")
     while cache.layer_class_to_replicate is not None and len(cache.layers) < blocks:
         cache.layers.append(cache.layer_class_to_replicate())  # else the first key would land in the layer of rings
-    cache.layers.append(RingLayer(made_for, spare))
+    # a mask is as long as the first layer of its kind says, which must not be this one
+    sliding = bool(cache.layers) and all(getattr(layer, "is_sliding", False) for layer in cache.layers)
+    cache.layers.append(RingLayer(made_for, spare, sliding))
     cache.__class__ = type(type(cache).__name__, (WithRings, type(cache)), {})
     return cache
 
